@@ -1,0 +1,33 @@
+# `make demo` shows the product, `make test` proves it; both set up .venv on first use.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/ready
+
+.PHONY: demo test lint bench docs clean
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/python examples/demo.py
+
+# one thread per worker: two workers on two cores must not fight
+test: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+docs: $(READY)
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m pytest -n auto tests/journeys/test_docs.py tests/style
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache build dist

@@ -1,0 +1,53 @@
+"""The Transformer, built, trained, run, seen into and measured.
+
+    import clearhead
+
+    config = clearhead.preset("gpt2")            # frozen data; no weight is allocated
+    print(clearhead.trace(config, batch=2))      # every step with its shape
+    clearhead.cost(config).parameters.total      # 124439808
+    model = clearhead.build(config)              # a torch module
+    model = clearhead.load("path/to/checkpoint") # a Hugging Face folder
+
+Names are imported when they are first used, so `import clearhead` loads neither torch nor NumPy.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from . import configs, functional, nn, reference
+    from .configs import dumps, loads
+    from .measure.cost import cost
+    from .measure.trace import trace
+    from .models.assemble import build
+    from .models.checkpoint import load
+    from .models.presets import preset
+    from .nn.tap import Taps
+
+PLACES = {
+    "preset": "models.presets",
+    "build": "models.assemble",
+    "load": "models.checkpoint",
+    "trace": "measure.trace",
+    "cost": "measure.cost",
+    "dumps": "configs",
+    "loads": "configs",
+    "Taps": "nn.tap",
+}
+MODULES = ("configs", "functional", "nn", "reference")
+
+__all__ = [*PLACES, *MODULES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in PLACES:
+        return getattr(import_module(f"clearhead.{PLACES[name]}"), name)
+    if name in MODULES:
+        return import_module(f"clearhead.{name}")
+    raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,27 @@
+"""Dimensions. Every annotation, einsum string and diagram in this package uses these letters.
+
+B batch            T query positions      S key positions (S = T in plain self-attention)
+D model width      H query heads          G key/value heads, H = G·R      K key head width   U value head width
+V vocabulary       F feed-forward width   E experts    A experts per token
+L latent width     N rotary width of a latent head     C classes   P patches
+"""
+
+NAMES = {
+    "B": "batch",
+    "T": "query positions",
+    "S": "key positions",
+    "D": "d_model",
+    "H": "heads h",
+    "G": "key/value heads",
+    "K": "d_k",
+    "U": "d_v",
+    "V": "vocabulary",
+    "F": "d_ff",
+    "E": "experts",
+    "A": "active experts",
+    "L": "latent width",
+    "N": "rotary key width",
+    "C": "classes",
+    "P": "patches",
+}
+"""What the papers call each letter; `trace` prints both."""
