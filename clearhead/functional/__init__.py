@@ -1,0 +1,48 @@
+"""The equations in PyTorch, with the names and signatures of `clearhead.reference`; autograd is the backward."""
+
+from clearhead.functional.attention import attention, flash_attention
+from clearhead.functional.ffn import (
+    ACTIVATIONS,
+    feed_forward,
+    gated_feed_forward,
+    gelu,
+    gelu_tanh,
+    relu,
+    relu2,
+    silu,
+    swiglu,
+)
+from clearhead.functional.linear import embedding, linear
+from clearhead.functional.loss import cross_entropy
+from clearhead.functional.norm import layer_norm, rms_norm
+from clearhead.functional.positions import alibi_bias, causal_mask, sinusoidal_positions
+from clearhead.functional.rotary import rotate
+from clearhead.functional.softmax import softmax
+from clearhead.schedules import cosine, noam, warmup_stable_decay
+
+__all__ = [
+    "softmax",
+    "attention",
+    "flash_attention",
+    "causal_mask",
+    "linear",
+    "embedding",
+    "layer_norm",
+    "rms_norm",
+    "ACTIVATIONS",
+    "relu",
+    "relu2",
+    "gelu",
+    "gelu_tanh",
+    "silu",
+    "feed_forward",
+    "gated_feed_forward",
+    "swiglu",
+    "sinusoidal_positions",
+    "alibi_bias",
+    "rotate",
+    "cross_entropy",
+    "noam",
+    "cosine",
+    "warmup_stable_decay",
+]

@@ -1,0 +1,81 @@
+"""The position-wise feed-forward networks, and the activations inside them."""
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.functional.linear import linear
+from clearhead.reference.ffn import check_activation
+
+
+def relu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """max(x, 0)."""
+    return F.relu(x)
+
+
+def relu2(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """max(x, 0)²."""
+    return F.relu(x) ** 2
+
+
+def gelu(x: Float[Tensor, "..."], approximate: str = "none") -> Float[Tensor, "..."]:
+    """x Φ(x), exactly ("none") or by tanh, as GPT-2 does."""
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f'approximate is "none" or "tanh", not {approximate!r}')
+    return F.gelu(x, approximate=approximate)
+
+
+def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """`gelu` by its tanh approximation, under a name of its own for configs."""
+    return F.gelu(x, approximate="tanh")
+
+
+def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """x / (1 + exp(−x))."""
+    return F.silu(x)
+
+
+ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "relu": relu,
+    "relu2": relu2,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "silu": silu,
+}
+
+
+def feed_forward(
+    x: Float[Tensor, "... D"],
+    up: Float[Tensor, "F D"],
+    down: Float[Tensor, "D F"],
+    up_bias: Float[Tensor, "F"] | None = None,
+    down_bias: Float[Tensor, "D"] | None = None,
+    activation: str = "relu",
+) -> Float[Tensor, "... D"]:
+    """down · activation(up · x)."""
+    check_activation(activation)
+    return linear(ACTIVATIONS[activation](linear(x, up, up_bias)), down, down_bias)
+
+
+def gated_feed_forward(
+    x: Float[Tensor, "... D"],
+    gate: Float[Tensor, "F D"],
+    up: Float[Tensor, "F D"],
+    down: Float[Tensor, "D F"],
+    gate_bias: Float[Tensor, "F"] | None = None,
+    up_bias: Float[Tensor, "F"] | None = None,
+    down_bias: Float[Tensor, "D"] | None = None,
+    activation: str = "silu",
+) -> Float[Tensor, "... D"]:
+    """down · (activation(gate · x) ∘ up · x)."""
+    check_activation(activation)
+    return linear(ACTIVATIONS[activation](linear(x, gate, gate_bias)) * linear(x, up, up_bias), down, down_bias)
+
+
+def swiglu(
+    x: Float[Tensor, "... D"], gate: Float[Tensor, "F D"], up: Float[Tensor, "F D"], down: Float[Tensor, "D F"]
+) -> Float[Tensor, "... D"]:
+    """down · (silu(gate · x) ∘ up · x), LLaMA's feed-forward."""
+    return gated_feed_forward(x, gate, up, down, activation="silu")

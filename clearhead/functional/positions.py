@@ -1,0 +1,54 @@
+"""Where things stand: sinusoids added to the input, ALiBi added to the scores, and the causal mask.
+
+Angles and distances are worked out in float64 and given in torch's default type, on its default device.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.reference.positions import alibi_slopes
+
+
+def sinusoidal_positions(
+    length: int, dim: int, base: float = 10000.0, layout: str = "interleaved"
+) -> Float[Tensor, "{length} {dim}"]:
+    """PE(pos, 2i) = sin(pos / base^(2i/D)), PE(pos, 2i+1) = cos(pos / base^(2i/D)); "halves" has all sines first."""
+    return sinusoids(torch.arange(length), dim, base, layout)
+
+
+def sinusoids(
+    positions: Int[Tensor, "... T"],
+    dim: int,
+    base: float = 10000.0,
+    layout: str = "interleaved",
+    dtype: torch.dtype | None = None,
+) -> Float[Tensor, "... T {dim}"]:
+    """The same rows for any positions, in any order."""
+    if layout not in ("interleaved", "halves"):
+        raise ValueError(f'layout is "interleaved" or "halves", not {layout!r}')
+    exact = torch.float32 if positions.device.type == "mps" else torch.float64  # MPS has no float64
+    pair = torch.arange(dim, dtype=exact, device=positions.device) // 2
+    angles = positions.to(exact)[..., None] * base ** (-2 * pair / max(dim, 1))
+    sines, cosines = angles[..., 0::2].sin(), angles[..., 1::2].cos()
+    out = torch.cat((sines, cosines), -1)
+    if layout == "interleaved":
+        out = angles.clone()
+        out[..., 0::2], out[..., 1::2] = sines, cosines
+    return out.to(dtype or torch.get_default_dtype())
+
+
+def alibi_bias(heads: int, queries: int, keys: int) -> Float[Tensor, "{heads} {queries} {keys}"]:
+    """−slope_h · |distance|, added to the scores; the last query stands at the last key."""
+    if heads < 1:
+        raise ValueError(f"alibi_bias needs at least one head, not {heads}")
+    i = torch.arange(keys - queries, keys, dtype=torch.float64)[:, None]
+    j = torch.arange(keys, dtype=torch.float64)
+    slopes = torch.tensor(alibi_slopes(heads), dtype=torch.float64)[:, None, None]
+    return (-slopes * (i - j).abs()).to(torch.get_default_dtype())
+
+
+def causal_mask(queries: int, keys: int | None = None) -> Bool[Tensor, "{queries} S"]:
+    """j ≤ i + S − T: a query may read its own position and the past; the last query sees the last key."""
+    keys = queries if keys is None else keys
+    return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)

@@ -1,0 +1,83 @@
+"""The equations in NumPy, each forward with its backward beside it.
+
+Array in, array out, any leading dimensions. `f_backward(d_out, …)` takes the gradient of the loss by f's output, then
+what f took, and returns the gradients by f's real-valued arrays in their order, None for those that were None.
+`clearhead.functional` has the same names in PyTorch, where autograd is the backward.
+"""
+
+from clearhead.reference.attention import (
+    attention,
+    attention_backward,
+    flash_attention,
+    flash_attention_backward,
+)
+from clearhead.reference.ffn import (
+    ACTIVATIONS,
+    feed_forward,
+    feed_forward_backward,
+    gated_feed_forward,
+    gated_feed_forward_backward,
+    gelu,
+    gelu_backward,
+    gelu_tanh,
+    gelu_tanh_backward,
+    relu,
+    relu2,
+    relu2_backward,
+    relu_backward,
+    silu,
+    silu_backward,
+    swiglu,
+    swiglu_backward,
+)
+from clearhead.reference.linear import embedding, embedding_backward, linear, linear_backward
+from clearhead.reference.loss import cross_entropy, cross_entropy_backward
+from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
+from clearhead.reference.positions import alibi_bias, causal_mask, sinusoidal_positions
+from clearhead.reference.rotary import rotate, rotate_backward
+from clearhead.reference.softmax import softmax, softmax_backward
+from clearhead.schedules import cosine, noam, warmup_stable_decay
+
+__all__ = [
+    "softmax",
+    "softmax_backward",
+    "attention",
+    "attention_backward",
+    "flash_attention",
+    "flash_attention_backward",
+    "causal_mask",
+    "linear",
+    "linear_backward",
+    "embedding",
+    "embedding_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "ACTIVATIONS",
+    "relu",
+    "relu_backward",
+    "relu2",
+    "relu2_backward",
+    "gelu",
+    "gelu_backward",
+    "gelu_tanh",
+    "gelu_tanh_backward",
+    "silu",
+    "silu_backward",
+    "feed_forward",
+    "feed_forward_backward",
+    "gated_feed_forward",
+    "gated_feed_forward_backward",
+    "swiglu",
+    "swiglu_backward",
+    "sinusoidal_positions",
+    "alibi_bias",
+    "rotate",
+    "rotate_backward",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "noam",
+    "cosine",
+    "warmup_stable_decay",
+]

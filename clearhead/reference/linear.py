@@ -1,0 +1,40 @@
+"""The two ways into a Transformer's width: a matrix, and a row of a matrix."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+
+def linear(
+    x: Float[np.ndarray, "... i"], weight: Float[np.ndarray, "o i"], bias: Float[np.ndarray, "o"] | None = None
+) -> Float[np.ndarray, "... o"]:
+    """x Wᵀ + b. The weight is [out, in], as checkpoints store it: one row for each output."""
+    out = x @ weight.T
+    return out if bias is None else out + bias
+
+
+def linear_backward(
+    d_out: Float[np.ndarray, "... o"],
+    x: Float[np.ndarray, "... i"],
+    weight: Float[np.ndarray, "o i"],
+    bias: Float[np.ndarray, "o"] | None = None,
+) -> tuple[Float[np.ndarray, "... i"], Float[np.ndarray, "o i"], Float[np.ndarray, "o"] | None]:
+    """d_x = d_out W, d_W = d_outᵀ x, d_b = Σ d_out, the last two summed over every leading dimension."""
+    d_rows, rows = d_out.reshape(-1, d_out.shape[-1]), x.reshape(-1, x.shape[-1])  # positions in one row each
+    return d_out @ weight, d_rows.T @ rows, None if bias is None else d_rows.sum(0)
+
+
+def embedding(tokens: Int[np.ndarray, "..."], weight: Float[np.ndarray, "V D"]) -> Float[np.ndarray, "... D"]:
+    """weight[token]: `linear` applied to one-hot vectors, without the multiplications by zero."""
+    outside = tokens[(tokens < 0) | (tokens >= len(weight))]
+    if outside.size:
+        raise IndexError(f"token {outside.flat[0]} is outside a vocabulary of {len(weight)}")
+    return weight[tokens]  # … D
+
+
+def embedding_backward(
+    d_out: Float[np.ndarray, "... D"], tokens: Int[np.ndarray, "..."], weight: Float[np.ndarray, "V D"]
+) -> Float[np.ndarray, "V D"]:
+    """d_weight: each row gathers the gradients of all the places its token stood at."""
+    d_weight = np.zeros_like(weight)
+    np.add.at(d_weight, tokens, d_out)  # unlike d_weight[tokens] += d_out, it counts a repeated token each time
+    return d_weight
