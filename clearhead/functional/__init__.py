@@ -14,6 +14,7 @@ from clearhead.functional.ffn import (
 )
 from clearhead.functional.linear import embedding, linear
 from clearhead.functional.loss import cross_entropy
+from clearhead.functional.moe import load_balancing_loss
 from clearhead.functional.norm import layer_norm, rms_norm
 from clearhead.functional.positions import alibi_bias, causal_mask, sinusoidal_positions
 from clearhead.functional.rotary import rotate
@@ -42,6 +43,7 @@ __all__ = [
     "alibi_bias",
     "rotate",
     "cross_entropy",
+    "load_balancing_loss",
     "noam",
     "cosine",
     "warmup_stable_decay",

@@ -1,0 +1,42 @@
+"""The description of an architecture: frozen data, one class per part, no torch.
+
+The config tree is the module tree. A variant is a different part in the same place, never a flag in a shared part;
+every part knows the names and shapes of its own weights and the steps of its own computation.
+"""
+
+from .attention import AttentionConfig
+from .base import Config, ConfigError, Scope, Step, dumps, loads
+from .embedding import EmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
+from .ffn import FeedForwardConfig, GatedFeedForwardConfig
+from .heads import (
+    ClassHeadConfig,
+    FirstTokenConfig,
+    HeadConfig,
+    LMHeadConfig,
+    MaskedLMHeadConfig,
+    MeanPoolConfig,
+    PoolerConfig,
+)
+from .latent import LatentAttentionConfig
+from .masks import And, Blockwise, Causal, Full, Global, Mask, Or, Window
+from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
+from .moe import MoEConfig
+from .norm import LayerNormConfig, NormConfig, RMSNormConfig
+from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
+from .rotary import LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
+from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, StackConfig
+
+__all__ = [
+    "Config", "ConfigError", "Scope", "Step", "dumps", "loads",
+    "Mask", "Full", "Causal", "Window", "Global", "Blockwise", "And", "Or",
+    "NormConfig", "LayerNormConfig", "RMSNormConfig",
+    "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
+    "RotaryConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
+    "MixerConfig", "AttentionConfig", "LatentAttentionConfig",
+    "FeedForwardConfig", "GatedFeedForwardConfig", "MoEConfig",
+    "BlockConfig", "ParallelBlockConfig", "StackConfig",
+    "EmbeddingConfig", "TokenEmbeddingConfig", "PatchEmbeddingConfig",
+    "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "MeanPoolConfig",
+    "ClassHeadConfig",
+    "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",
+]  # fmt: skip

@@ -1,0 +1,104 @@
+"""Multi-head, grouped-query and multi-query attention: one part, told apart by `kv_heads`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .base import Config, ConfigError, Scope, Shape, Step, under
+from .masks import Full, Mask
+from .norm import NormConfig
+from .positions import AlibiConfig
+from .rotary import RotaryConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionConfig(Config):
+    """softmax(QKᵀ/√K + bias)·V in each of H heads  (Vaswani et al. 2017, 3.2; grouped: Ainslie et al. 2023)."""
+
+    heads: int
+    kv_heads: int | None = None  # None: as many as heads (MHA); 1: MQA; in between: GQA
+    head_dim: int | None = None  # None: dim // heads
+    value_dim: int | None = None  # None: head_dim
+    mask: Mask = Full()
+    rotary: RotaryConfig | None = None
+    score_bias: AlibiConfig | None = None
+    qk_norm: NormConfig | None = None  # over each head of q and of k, before turning
+    qkv_bias: bool = False  # two facts, because Qwen2 has one without the other
+    out_bias: bool = False
+    dropout: float = 0.0  # on the weights
+
+    def check(self) -> None:
+        self.require_positive("heads", "kv_heads", "head_dim", "value_dim")
+        if self.heads % self.groups:
+            raise ConfigError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
+        self.require_share("dropout")
+        if self.rotary is not None and self.head_dim is not None:
+            self.rotary.width(self.head_dim)
+
+    @property
+    def groups(self) -> int:
+        return self.heads if self.kv_heads is None else self.kv_heads
+
+    def widths(self, dim: int) -> tuple[int, int]:
+        """K and U in a model of width `dim`."""
+        if self.head_dim is None and dim % self.heads:
+            raise ConfigError(f"dim={dim} is not a multiple of heads={self.heads}; give head_dim")
+        key = self.head_dim or dim // self.heads
+        if self.rotary is not None:
+            self.rotary.width(key)
+        return key, self.value_dim or key
+
+    def sized(self, scope: Scope) -> Scope:
+        key, value = self.widths(scope["D"])
+        return scope.having("attention", H=self.heads, G=self.groups, K=key, U=value)
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = self.sized(scope)
+        (rows,) = s.shape("H·K+G·K+G·U")
+        # the keys and values of `new` positions are computed; those of the other S − new are in the state already
+        (query_rows,), (key_rows,) = s.shape("H·K"), s.shape("G·K+G·U")
+        yield s.step(
+            "qkv",
+            "X·[W_Q W_K W_V]",
+            "B T H·K+G·K+G·U",
+            weights={"qkv.weight": (rows, s["D"])} | ({"qkv.bias": (rows,)} if self.qkv_bias else {}),
+            flops=2 * s["B"] * s["D"] * (s["T"] * query_rows + s["new"] * key_rows),
+            order="n·d²",
+        )
+        yield s.step("query", "split into heads", "B H T K", kept=0)
+        yield s.step("key", "split into heads", "B G S K", kept=0)
+        yield s.step("value", "split into heads", "B G S U", kept=0)
+        if self.qk_norm is not None:
+            yield from under("query_norm", self.qk_norm.steps(s, "B H T K"))
+            yield from under("key_norm", self.qk_norm.steps(s, "B G S K"))
+        if self.rotary is not None:
+            yield s.step("query_turned", "turned by position", "B H T K")
+            yield s.step("key_turned", "turned by position", "B G S K")
+        bias = " + ALiBi" if self.score_bias is not None else ""
+        products = 2 * s["B"] * s["H"] * s["T"] * s["S"]
+        yield s.step("scores", f"QKᵀ/√K{bias}", "B H T S", flops=products * s["K"], order="n²·d", kept=0)
+        yield s.step("weights", f"softmax where {self.mask.kind()} allows", "B H T S", kept=0)
+        yield s.step("mixed", "weights·V", "B H T U", flops=products * s["U"], order="n²·d")
+        yield s.step("concat", "heads side by side", "B T H·U", kept=0)
+        (joined,) = s.shape("H·U")
+        yield s.step(
+            "out",
+            "concat·W_O",
+            "B T D",
+            weights={"out.weight": (s["D"], joined)} | ({"out.bias": (s["D"],)} if self.out_bias else {}),
+            flops=2 * s["B"] * s["T"] * s["D"] * joined,
+            order="n·d²",
+            kept=0,
+        )
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        """What decoding keeps for up to S positions; a causal window keeps a ring of its own size."""
+        s = self.sized(scope)
+        s = s.having(S=min(s["S"], self.ring or s["S"]))
+        return {"key": s.shape("B G S K"), "value": s.shape("B G S U")}
+
+    @property
+    def ring(self) -> int | None:
+        """How many keys suffice for decoding, where the mask bounds it."""
+        return self.mask.reach if self.mask.causal else None

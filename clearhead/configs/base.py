@@ -1,0 +1,253 @@
+"""What every config is: frozen, checked when made, saved as JSON by kind, and able to say what it computes."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
+from typing import Any, ClassVar, Literal, TypeVar
+
+Shape = tuple[int, ...]
+C = TypeVar("C", bound="Config")
+
+
+class ConfigError(ValueError):
+    """A config that cannot be: the message names the place, the value and the rule."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One line of a computation: a value, how it comes about, its shape, and what it costs."""
+
+    name: str  # dotted path, the same as the tap's and, for weights, the module's
+    formula: str
+    letters: str  # "B H T S", in the alphabet of `clearhead.shapes`
+    shape: Shape
+    part: str  # attention, ffn, norm, embedding, head: what `cost` sums by
+    weights: Mapping[str, Shape] = field(default_factory=dict)
+    idle: int = 0  # parameters among these weights that one token does not use: experts not chosen
+    flops: int = 0  # a multiply-add is 2, matrix products only
+    order: str = ""  # growth of `flops` in length n and width d
+    kept: int = 1  # how many arrays of this shape a training step keeps for the backward pass, with fused kernels
+
+    @property
+    def parameters(self) -> int:
+        return sum(math.prod(shape) for shape in self.weights.values())
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The size of every letter at one place of the tree, and the part that is speaking."""
+
+    sizes: Mapping[str, int]
+    part: str = ""
+
+    def __getitem__(self, letter: str) -> int:
+        return self.sizes[letter]
+
+    def having(self, part: str | None = None, /, **sizes: int) -> Scope:
+        return Scope({**self.sizes, **sizes}, self.part if part is None else part)
+
+    def shape(self, letters: str) -> Shape:
+        """`"B T H·K+G·K"` -> sizes: a dimension is a sum of products of letters and numbers."""
+
+        def size(factor: str) -> int:
+            return int(factor) if factor.isdigit() else self.sizes[factor]
+
+        return tuple(sum(math.prod(map(size, term.split("·"))) for term in dim.split("+")) for dim in letters.split())
+
+    def step(self, name: str, formula: str, letters: str, **rest: Any) -> Step:
+        return Step(name=name, formula=formula, letters=letters, shape=self.shape(letters), part=self.part, **rest)
+
+
+ONE = Scope(dict.fromkeys(("B", "T", "S", "new", "source", "source_new"), 1))
+"""One token that reads one token: enough to ask for weights, whose shapes do not depend on the input."""
+
+
+def under(name: str, steps: Iterable[Step]) -> Iterator[Step]:
+    """The steps of a child, called by the child's place in its parent."""
+    for step in steps:
+        yield replace(
+            step,
+            name=f"{name}.{step.name}" if step.name else name,
+            weights={f"{name}.{weight}": shape for weight, shape in step.weights.items()},
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """A node of the tree. Subclasses are frozen dataclasses whose fields are numbers, words, or other configs."""
+
+    kinds: ClassVar[dict[str, type[Config]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        Config.kinds[cls.kind()] = cls
+
+    def __post_init__(self) -> None:
+        hints = field_types(self.kind())
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if not fits(value, hints[f.name]):
+                raise ConfigError(f"{self.kind()}.{f.name} is {value!r}, but must be {describe(hints[f.name])}")
+        self.check()
+
+    @classmethod
+    def kind(cls) -> str:
+        return cls.__name__.removesuffix("Config")
+
+    def check(self) -> None:
+        """Raise `ConfigError` where the fields do not go together. Types have been checked by then."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        """What this part computes, in order, with the weights that each step owns."""
+        return iter(())
+
+    def weights(self, dim: int = 0) -> dict[str, Shape]:
+        """Names and shapes of the part's weights in a model of width `dim`; whole models know their own width."""
+        steps = self.steps(ONE.having(D=dim))
+        return {name: shape for step in steps for name, shape in step.weights.items()}
+
+    def require_positive(self, *names: str) -> None:
+        """Each named field must be above zero where it is given."""
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{self.kind()}.{name} is {value}, but must be positive")
+
+    def require_share(self, *names: str) -> None:
+        """Each named field must be a probability below one."""
+        for name in names:
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{self.kind()}.{name} is {getattr(self, name)}, but must be at least 0 and below 1")
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind()} | {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+
+    def changed(self: C, path: str, value: Any) -> C:
+        """A copy in which the field at a dotted path, such as `stack.pattern.0.mixer.heads`, has another value."""
+        return put(self, path.split("."), value, path)
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Config):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def dumps(config: Config) -> str:
+    """The text of `clearhead.json`."""
+    return json.dumps(config.to_dict(), indent=2) + "\n"
+
+
+def loads(text: str) -> Config:
+    """The config in the text of a `clearhead.json`; anything unknown in it is an error."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"not JSON: {error}") from None
+    config = parse(data, "config")
+    if not isinstance(config, Config):
+        raise ConfigError(f"config is {data!r}, but must be an object with a 'kind'")
+    return config
+
+
+def parse(data: Any, where: str) -> Any:
+    """JSON data -> configs, tuples and plain values."""
+    if isinstance(data, list):
+        return tuple(parse(item, f"{where}.{i}") for i, item in enumerate(data))
+    if not isinstance(data, dict):
+        return data
+    if "kind" not in data:
+        raise ConfigError(f"{where} has no 'kind'; known kinds: {', '.join(sorted(Config.kinds))}")
+    kind = data["kind"]
+    if kind not in Config.kinds:
+        raise ConfigError(f"{where} has the unknown kind {kind!r}{nearest(kind, Config.kinds)}")
+    cls = Config.kinds[kind]
+    names = {f.name for f in fields(cls)}
+    values = {}
+    for key, value in data.items():
+        if key == "kind":
+            continue
+        if key not in names:
+            raise ConfigError(f"{where}: {kind} has no field {key!r}{nearest(key, names)}")
+        values[key] = parse(value, f"{where}.{key}")
+    required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
+    if missing := sorted(required - values.keys()):
+        raise ConfigError(f"{where}: {kind} needs {', '.join(missing)}")
+    try:
+        return cls(**values)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def put(node: Any, path: list[str], value: Any, whole: str) -> Any:
+    if not path:
+        return parse(value, whole)
+    key, rest = path[0], path[1:]
+    if isinstance(node, tuple):
+        if not key.isdigit() or int(key) >= len(node):
+            raise ConfigError(f"{whole}: {key!r} is not one of the places 0 to {len(node) - 1}")
+        return tuple(put(item, rest, value, whole) if i == int(key) else item for i, item in enumerate(node))
+    if not isinstance(node, Config):
+        raise ConfigError(f"{whole}: {node!r} has no fields, so no {key!r}")
+    names = {f.name for f in fields(node)}
+    if key not in names:
+        raise ConfigError(f"{whole}: {node.kind()} has no field {key!r}{nearest(key, names)}")
+    return replace(node, **{key: put(getattr(node, key), rest, value, whole)})
+
+
+def nearest(word: object, known: Iterable[str]) -> str:
+    """`; did you mean 'heads'? Known: …` for an error message."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
+    return (f"; did you mean {close[0]!r}?" if close else ";") + f" Known: {', '.join(names)}"
+
+
+@cache
+def field_types(kind: str) -> dict[str, Any]:
+    return typing.get_type_hints(Config.kinds[kind])
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    return typing.get_args(annotation) if is_union else (annotation,)
+
+
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a field's value is of its declared type; a whole number is a float, a bool is not a number."""
+    for option in alternatives(annotation):
+        origin = typing.get_origin(option)
+        if origin is Literal:
+            if value in typing.get_args(option):
+                return True
+        elif origin is tuple:
+            item = typing.get_args(option)[0]
+            if isinstance(value, tuple) and all(fits(v, item) for v in value):
+                return True
+        elif isinstance(value, bool):
+            if option is bool:
+                return True
+        elif isinstance(value, (int, float) if option is float else option):
+            return True
+    return False
+
+
+def describe(annotation: Any) -> str:
+    def word(option: Any) -> str:
+        origin = typing.get_origin(option)
+        if origin is Literal:
+            return " or ".join(map(repr, typing.get_args(option)))
+        if origin is tuple:
+            return f"a tuple of {describe(typing.get_args(option)[0])}"
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "None"}
+        return names[option] if option in names else option.kind()
+
+    return " or ".join(map(word, alternatives(annotation)))

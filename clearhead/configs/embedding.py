@@ -1,0 +1,91 @@
+"""From token ids or image patches to vectors of width D."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .base import Config, ConfigError, Scope, Step, under
+from .norm import NormConfig
+from .positions import AddedPositionConfig, LearnedConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenEmbeddingConfig(Config):
+    """table[token] (·√D) + position + segment, then norm and dropout, each where a family wants it."""
+
+    vocabulary: int  # V
+    position: AddedPositionConfig | None = None
+    segments: int | None = None  # BERT's sentence A and sentence B
+    norm: NormConfig | None = None
+    scaled: bool = False  # multiplied by √D (Vaswani et al. 2017, 3.4)
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        self.require_positive("vocabulary", "segments")
+        self.require_share("dropout")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.having("embedding", V=self.vocabulary)
+        formula = "√D·row of the table" if self.scaled else "row of the table"
+        yield s.step("tokens", formula, "B T D", weights={"tokens.weight": s.shape("V D")})
+        if self.position is not None:
+            yield from under("position", self.position.steps(s))
+        if self.segments is not None:
+            yield s.step(
+                "segments", "row of the segment table", "B T D", weights={"segments.weight": (self.segments, s["D"])}
+            )
+        if self.norm is not None:
+            yield from under("norm", self.norm.steps(s))
+
+    def positions(self, length: int) -> int:
+        """How many positions the stack sees of an input whose second axis is `length` long."""
+        return length
+
+
+@dataclass(frozen=True, kw_only=True)
+class PatchEmbeddingConfig(Config):
+    """An image cut into P square patches, each projected to width D, after a class token  (Dosovitskiy et al. 2021)."""
+
+    image: int  # height and width in pixels
+    patch: int
+    channels: int = 3
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        self.require_positive("image", "patch", "channels")
+        if self.image % self.patch:
+            raise ConfigError(f"image={self.image} is not a multiple of patch={self.patch}")
+        self.require_share("dropout")
+
+    @property
+    def patches(self) -> int:
+        return (self.image // self.patch) ** 2
+
+    @property
+    def pixels(self) -> int:
+        """Numbers in one patch."""
+        return self.channels * self.patch**2
+
+    @property
+    def position(self) -> LearnedConfig:
+        return LearnedConfig(length=self.patches + 1)
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.having("embedding", P=self.patches, T=self.patches + 1)
+        yield s.step(
+            "patches",
+            "pixels of each patch·W + b",
+            "B P D",
+            weights={"patches.weight": (s["D"], self.pixels), "patches.bias": (s["D"],)},
+            flops=2 * s["B"] * s["P"] * self.pixels * s["D"],
+            order="n·d",
+        )
+        yield s.step("class_token", "before the patches", "B T D", weights={"class_token": (s["D"],)}, kept=0)
+        yield from under("position", self.position.steps(s))
+
+    def positions(self, length: int) -> int:
+        return self.patches + 1
+
+
+EmbeddingConfig = TokenEmbeddingConfig | PatchEmbeddingConfig

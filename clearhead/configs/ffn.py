@@ -1,0 +1,72 @@
+"""Position-wise feed-forward layers, plain and gated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from .base import Config, Scope, Step
+
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardConfig(Config):
+    """down(activation(up(x)))  (Vaswani et al. 2017, 3.3)."""
+
+    hidden: int | None = None  # F; None: 4·dim
+    activation: Activation = "gelu"
+    bias: bool = True
+
+    def check(self) -> None:
+        self.require_positive("hidden")
+
+    def width(self, dim: int) -> int:
+        return self.hidden or 4 * dim
+
+    def matrices(self, dim: int) -> dict[str, tuple[int, int]]:
+        """[out, in] of each matrix, in order."""
+        return {"up": (self.width(dim), dim), "down": (dim, self.width(dim))}
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield from feed_forward_steps(self, scope, {"up": f"{self.activation}(X·W_up)", "down": "·W_down"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedFeedForwardConfig(Config):
+    """down(activation(gate(x)) ⊙ up(x)); SwiGLU with silu, GEGLU with gelu  (Shazeer 2020)."""
+
+    hidden: int | None = None  # F; None: 8/3·dim, as many weights as a plain layer of 4·dim
+    activation: Activation = "silu"
+    bias: bool = False
+
+    def check(self) -> None:
+        self.require_positive("hidden")
+
+    def width(self, dim: int) -> int:
+        return self.hidden or 8 * dim // 3
+
+    def matrices(self, dim: int) -> dict[str, tuple[int, int]]:
+        return {"gate": (self.width(dim), dim), "up": (self.width(dim), dim), "down": (dim, self.width(dim))}
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        formulas = {"gate": f"{self.activation}(X·W_gate)", "up": "gate ⊙ X·W_up", "down": "·W_down"}
+        yield from feed_forward_steps(self, scope, formulas)
+
+
+def feed_forward_steps(
+    config: FeedForwardConfig | GatedFeedForwardConfig, scope: Scope, formulas: dict[str, str]
+) -> Iterator[Step]:
+    s = scope.having(scope.part or "ffn", F=config.width(scope["D"]))
+    for name, (rows, columns) in config.matrices(s["D"]).items():
+        yield s.step(
+            name,
+            formulas[name],
+            "B T D" if name == "down" else "B T F",
+            weights={f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if config.bias else {}),
+            flops=2 * s["B"] * s["T"] * rows * columns,
+            order="n·d²",
+            # before and after the activation or the product, but relu remembers only its result
+            kept=0 if name == "down" else 1 if config.activation == "relu" and name == "up" else 2,
+        )

@@ -1,0 +1,109 @@
+"""From the last hidden states to what is asked: next tokens, masked tokens, one vector, classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .base import Config, Scope, Step, under
+from .ffn import Activation
+from .norm import LayerNormConfig, NormConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class LMHeadConfig(Config):
+    """logits = x·Wᵀ (+ b) over the vocabulary; tied: W is the embedding's own table."""
+
+    vocabulary: int  # V
+    tied: bool = False
+    bias: bool = False
+
+    def check(self) -> None:
+        self.require_positive("vocabulary")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.having("head", V=self.vocabulary)
+        yield vocabulary_step(s, "X·Wᵀ", self.tied, self.bias)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedLMHeadConfig(Config):
+    """logits = norm(activation(x·W_dense + b))·tableᵀ + b  (BERT)."""
+
+    vocabulary: int  # V
+    activation: Activation = "gelu"
+    norm: NormConfig = LayerNormConfig(eps=1e-12)
+    tied: bool = True
+
+    def check(self) -> None:
+        self.require_positive("vocabulary")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.having("head", V=self.vocabulary)
+        yield dense_step(s, f"{self.activation}(X·W)", "B T D")
+        yield from under("norm", self.norm.steps(s))
+        yield vocabulary_step(s, "X·Wᵀ + b", self.tied, True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstTokenConfig(Config):
+    """The first position's vector: a class token's."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield scope.having("head").step("pooled", "first position", "B D", kept=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeanPoolConfig(Config):
+    """The mean over the positions that are not padding."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield scope.having("head").step("pooled", "mean over real positions", "B D", kept=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolerConfig(Config):
+    """tanh(x_first·W + b)  (BERT)."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield dense_step(scope.having("head", T=1), "tanh(first·W)", "B D")
+
+
+PoolConfig = FirstTokenConfig | MeanPoolConfig | PoolerConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassHeadConfig(Config):
+    """logits over `classes` from one pooled vector."""
+
+    classes: int  # C
+    pool: PoolConfig = FirstTokenConfig()
+
+    def check(self) -> None:
+        self.require_positive("classes")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.having("head", C=self.classes)
+        yield from under("pool", self.pool.steps(s))
+        yield s.step(
+            "classes",
+            "pooled·W + b",
+            "B C",
+            weights={"classes.weight": s.shape("C D"), "classes.bias": s.shape("C")},
+            flops=2 * s["B"] * s["C"] * s["D"],
+            order="d",
+        )
+
+
+HeadConfig = LMHeadConfig | MaskedLMHeadConfig | FirstTokenConfig | MeanPoolConfig | PoolerConfig | ClassHeadConfig
+
+
+def dense_step(s: Scope, formula: str, letters: str) -> Step:
+    weights = {"dense.weight": s.shape("D D"), "dense.bias": s.shape("D")}
+    return s.step("dense", formula, letters, weights=weights, flops=2 * s["B"] * s["T"] * s["D"] ** 2, order="n·d²")
+
+
+def vocabulary_step(s: Scope, formula: str, tied: bool, bias: bool) -> Step:
+    weights = ({} if tied else {"weight": s.shape("V D")}) | ({"bias": s.shape("V")} if bias else {})
+    flops = 2 * s["B"] * s["T"] * s["V"] * s["D"]
+    return s.step("logits", formula, "B T V", weights=weights, flops=flops, order="n·d·V")

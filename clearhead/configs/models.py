@@ -1,0 +1,87 @@
+"""The two kinds of model: a sequence model, and an encoder–decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .base import Config, ConfigError, Scope, Shape, Step, under
+from .embedding import EmbeddingConfig, TokenEmbeddingConfig
+from .heads import HeadConfig, LMHeadConfig, MaskedLMHeadConfig
+from .stack import BlockConfig, StackConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequenceModelConfig(Config):
+    """embedding -> stack -> head: GPT, LLaMA, BERT, ViT. Without a head the hidden states come out."""
+
+    embedding: EmbeddingConfig
+    stack: StackConfig
+    head: HeadConfig | None = None
+
+    def check(self) -> None:
+        check_tied(self.head, self.embedding)
+        for i, block in enumerate(self.stack.blocks):
+            if isinstance(block, BlockConfig) and block.cross is not None:
+                raise ConfigError(f"block {i} has cross-attention, but a SequenceModel has no encoder to read")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        length = self.embedding.positions(scope["T"])
+        s = scope.having(D=self.stack.dim, T=length, new=length, S=max(length, scope["S"]), source=0, source_new=0)
+        yield from under("embedding", self.embedding.steps(s))
+        yield from under("stack", self.stack.steps(s))
+        if self.head is not None:
+            yield from under("head", self.head.steps(s))
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        return {f"stack.{name}": shape for name, shape in self.stack.state(scope.having(source=0)).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig(Config):
+    """source -> encoder; target -> decoder, whose cross-attention reads the encoder's output -> head."""
+
+    source: TokenEmbeddingConfig
+    encoder: StackConfig
+    target: TokenEmbeddingConfig | None = None  # None: the source's own table, as the 2017 paper ties them
+    decoder: StackConfig
+    head: LMHeadConfig
+
+    def check(self) -> None:
+        check_tied(self.head, self.target or self.source)
+        for i, block in enumerate(self.decoder.blocks):
+            if not isinstance(block, BlockConfig) or block.cross is None:
+                raise ConfigError(f"decoder block {i} has no cross-attention, so it cannot read the encoder")
+        if self.encoder.dim != self.decoder.dim:
+            raise ConfigError(f"the encoder's width {self.encoder.dim} is not the decoder's, {self.decoder.dim}")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        source = scope.sizes.get("source", scope["T"])
+        s = scope.having(D=self.encoder.dim, source=source, source_new=scope.sizes.get("source_new", source))
+        if s["source_new"]:  # decoding one more token does not run the encoder again
+            reading = s.having(T=source, S=source, new=source)
+            yield from under("source", self.source.steps(reading))
+            yield from under("encoder", self.encoder.steps(reading))
+        if self.target is not None:
+            yield from under("target", self.target.steps(s))
+        else:
+            shared = (replace(step, weights={}) for step in self.source.steps(s))
+            yield from under("target", shared)
+        yield from under("decoder", self.decoder.steps(s))
+        yield from under("head", self.head.steps(s))
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        s = scope.having(source=scope.sizes.get("source", scope["S"]))
+        return {f"decoder.{name}": shape for name, shape in self.decoder.state(s).items()}
+
+
+ModelConfig = SequenceModelConfig | EncoderDecoderConfig
+
+
+def check_tied(head: HeadConfig | None, embedding: EmbeddingConfig) -> None:
+    if not isinstance(head, LMHeadConfig | MaskedLMHeadConfig) or not head.tied:
+        return
+    if not isinstance(embedding, TokenEmbeddingConfig):
+        raise ConfigError("the head is tied, but an embedding of patches has no table to tie it to")
+    if head.vocabulary != embedding.vocabulary:
+        raise ConfigError(f"the head is tied, but its vocabulary {head.vocabulary} is not {embedding.vocabulary}")

@@ -1,0 +1,33 @@
+"""Normalisation over the last axis."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .base import Config, Scope, Step
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerNormConfig(Config):
+    """γ·(x − μ)/√(σ² + ε) + β  (Ba et al. 2016)."""
+
+    eps: float = 1e-5
+    bias: bool = True
+
+    def steps(self, scope: Scope, letters: str = "B T D") -> Iterator[Step]:
+        width = scope.shape(letters)[-1]
+        weights = {"weight": (width,)} | ({"bias": (width,)} if self.bias else {})
+        yield scope.having("norm").step("", "γ·(x − μ)/√(σ² + ε) + β", letters, weights=weights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSNormConfig(Config):
+    """γ·x/√(mean(x²) + ε)  (Zhang & Sennrich 2019)."""
+
+    eps: float = 1e-5
+
+    def steps(self, scope: Scope, letters: str = "B T D") -> Iterator[Step]:
+        weights = {"weight": (scope.shape(letters)[-1],)}
+        yield scope.having("norm").step("", "γ·x/√(mean(x²) + ε)", letters, weights=weights)
+
+
+NormConfig = LayerNormConfig | RMSNormConfig

@@ -1,0 +1,137 @@
+"""Rotary positions (Su et al. 2021): q and k are turned by an angle proportional to their position.
+
+The frequencies are computed here, once, in float64, for both engines; scaling a model to a longer context is a
+change of these frequencies and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from .base import Config, ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearScaling(Config):
+    """Positions divided by `factor`  (Chen et al. 2023)."""
+
+    factor: float
+
+    def check(self) -> None:
+        self.require_positive("factor")
+
+    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+        return frequencies / self.factor
+
+
+@dataclass(frozen=True, kw_only=True)
+class NTKScaling(Config):
+    """θ becomes θ·factor^(d/(d−2)): the slowest frequency is divided by `factor`, the fastest stays."""
+
+    factor: float
+
+    def check(self) -> None:
+        self.require_positive("factor")
+
+    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+        dim = 2 * len(frequencies)
+        if dim == 2:
+            return frequencies
+        stretched = theta * self.factor ** (dim / (dim - 2))
+        return stretched ** (-np.arange(0, dim, 2) / dim)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Llama3Scaling(Config):
+    """Slow frequencies divided by `factor`, fast ones kept, a ramp between  (Llama 3.1)."""
+
+    factor: float
+    length: int  # the context the model was trained at
+    slow: float = 1.0  # wavelengths above length/slow are divided
+    fast: float = 4.0  # wavelengths below length/fast are kept
+
+    def check(self) -> None:
+        self.require_positive("factor", "length", "slow")
+        if self.fast <= self.slow:
+            raise ConfigError(f"Llama3Scaling.fast is {self.fast}, but must be above slow, {self.slow}")
+
+    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+        turns = self.length * frequencies / (2 * math.pi)
+        kept = np.clip((turns - self.slow) / (self.fast - self.slow), 0, 1)
+        return frequencies * kept + frequencies / self.factor * (1 - kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class YarnScaling(Config):
+    """Frequencies divided by a ramp over dimensions, and the scores sharpened  (Peng et al. 2023)."""
+
+    factor: float
+    length: int  # the context the model was trained at
+    fast: float = 32.0  # dimensions that turn more often than this over `length` are kept
+    slow: float = 1.0  # those that turn less often are divided
+    rotation: float | None = None  # q and k are multiplied by it; None: the paper's 0.1·ln(factor) + 1
+    whole: bool = True  # the ramp starts and ends at whole dimensions
+
+    def check(self) -> None:
+        self.require_positive("factor", "length", "fast", "slow")
+
+    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+        dim = 2 * len(frequencies)
+
+        def dimension(turns: float) -> float:
+            """The dimension that makes so many turns over the trained context."""
+            return dim * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+        low, high = dimension(self.fast), dimension(self.slow)
+        if self.whole:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, dim - 1)
+        divided = np.clip((np.arange(dim // 2) - low) / max(high - low, 0.001), 0, 1)
+        return frequencies / self.factor * divided + frequencies * (1 - divided)
+
+
+ScalingConfig = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
+
+
+def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
+    """0.1·weight·ln(factor) + 1, YaRN's correction of the softmax temperature (Peng et al. 2023, eq. 22)."""
+    return 0.1 * weight * math.log(factor) + 1 if factor > 1 else 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotaryConfig(Config):
+    """Turns pairs of dimensions of q and k; the score then depends on the distance i − j only."""
+
+    theta: float = 10000.0
+    layout: Literal["halves", "interleaved"] = "halves"  # which dimensions make a pair: (i, i + K/2) or (2i, 2i + 1)
+    dim: int | None = None  # how many leading dimensions turn; None: all
+    scaling: ScalingConfig | None = None
+
+    def check(self) -> None:
+        self.require_positive("theta")
+        if self.dim is not None and (self.dim <= 0 or self.dim % 2):
+            raise ConfigError(f"Rotary.dim is {self.dim}, but must be even and positive: dimensions turn in pairs")
+
+    def width(self, head_dim: int) -> int:
+        """How many dimensions of a head turn."""
+        width = head_dim if self.dim is None else self.dim
+        if width > head_dim or width % 2:
+            raise ConfigError(f"rotary turns pairs of dimensions, so a head of {head_dim} cannot turn {width}")
+        return width
+
+    def frequencies(self, head_dim: int) -> np.ndarray:
+        """Radians per position for each pair: θ^(−2i/d), then scaled."""
+        width = self.width(head_dim)
+        frequencies = self.theta ** (-np.arange(0, width, 2) / width)
+        return frequencies if self.scaling is None else self.scaling.scaled(frequencies, self.theta)
+
+    @property
+    def magnitude(self) -> float:
+        """What the turned q and k are multiplied by."""
+        if not isinstance(self.scaling, YarnScaling):
+            return 1.0
+        return yarn_magnitude(self.scaling.factor) if self.scaling.rotation is None else self.scaling.rotation

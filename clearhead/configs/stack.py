@@ -1,0 +1,130 @@
+"""Blocks and the stack of them: where mixers, feed-forward layers and norms are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from .attention import AttentionConfig
+from .base import ONE, Config, ConfigError, Scope, Shape, Step, under
+from .ffn import FeedForwardConfig, GatedFeedForwardConfig
+from .latent import LatentAttentionConfig
+from .moe import MoEConfig
+from .norm import LayerNormConfig, NormConfig
+
+MixerConfig = AttentionConfig | LatentAttentionConfig
+FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
+
+PLACES = {"pre": ("before",), "post": ("after",), "sandwich": ("before", "inside")}
+"""Which of a residual branch's three places hold a norm: x -> after(x + inside(f(before(x))))."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConfig(Config):
+    """A mixer, optional cross-attention, and a feed-forward layer, each on its residual branch.
+
+    pre       x + f(norm(x))          GPT-2, LLaMA
+    post      norm(x + f(x))          the original Transformer, BERT
+    sandwich  x + norm(f(norm(x)))    Gemma 2
+    """
+
+    mixer: MixerConfig
+    cross: AttentionConfig | None = None  # reads the encoder's output
+    ffn: FeedConfig | None = None
+    norm: NormConfig = LayerNormConfig()
+    placement: Literal["pre", "post", "sandwich"] = "pre"
+    dropout: float = 0.0  # on each branch before it is added (Vaswani et al. 2017, 5.4)
+
+    def check(self) -> None:
+        self.require_share("dropout")
+        if self.cross is not None and (self.cross.rotary is not None or self.cross.score_bias is not None):
+            raise ConfigError(
+                "Block.cross has rotary or score_bias, but source and target positions cannot be compared"
+            )
+
+    def branches(self) -> dict[str, MixerConfig | FeedConfig]:
+        named = {"mixer": self.mixer, "cross": self.cross, "ffn": self.ffn}
+        return {name: part for name, part in named.items() if part is not None}
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        places = PLACES[self.placement]
+        for name, part in self.branches().items():
+            sizes = scope.having(S=scope["source"], new=scope["source_new"]) if name == "cross" else scope
+            if "before" in places:
+                yield from under(f"{name}_residual.before", self.norm.steps(scope))
+            yield from under(name, part.steps(sizes))
+            if "inside" in places:
+                yield from under(f"{name}_residual.inside", self.norm.steps(scope))
+            yield scope.step(f"{name}_residual", "x + branch", "B T D")
+            if "after" in places:
+                yield from under(f"{name}_residual.after", self.norm.steps(scope))
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        shapes = mixer_state(self.mixer, scope)
+        if self.cross is not None:
+            read = self.cross.state(scope.having(S=scope["source"]))
+            shapes |= {f"cross.{name}": shape for name, shape in read.items()}
+        return shapes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelBlockConfig(Config):
+    """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same normed input  (GPT-J, PaLM)."""
+
+    mixer: MixerConfig
+    ffn: FeedConfig
+    norm: NormConfig = LayerNormConfig()
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        self.require_share("dropout")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield from under("norm", self.norm.steps(scope))
+        yield from under("mixer", self.mixer.steps(scope))
+        yield from under("ffn", self.ffn.steps(scope))
+        yield scope.step("residual", "x + mixer + ffn", "B T D")
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        return mixer_state(self.mixer, scope)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackConfig(Config):
+    """`first`, then `pattern` over and over; a hybrid is a pattern of different blocks."""
+
+    dim: int  # D
+    pattern: tuple[BlockConfig | ParallelBlockConfig, ...]
+    repeats: int
+    first: tuple[BlockConfig | ParallelBlockConfig, ...] = ()  # before the pattern (DeepSeek's dense first layer)
+    final_norm: NormConfig | None = None  # a pre-norm stack needs one
+
+    def check(self) -> None:
+        self.require_positive("dim", "repeats")
+        if not self.pattern:
+            raise ConfigError("Stack.pattern is empty, but must hold at least one block")
+        for _ in self.steps(ONE.having(D=self.dim)):
+            pass  # widths that do not fit `dim` are found now, not when the model runs
+
+    @property
+    def blocks(self) -> tuple[BlockConfig | ParallelBlockConfig, ...]:
+        """Every block from the bottom up."""
+        return self.first + self.pattern * self.repeats
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.having(D=self.dim)
+        for i, block in enumerate(self.blocks):
+            yield from under(f"blocks.{i}", block.steps(s))
+        if self.final_norm is not None:
+            yield from under("final_norm", self.final_norm.steps(s))
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        s = scope.having(D=self.dim)
+        return {f"blocks.{i}.{name}": v for i, block in enumerate(self.blocks) for name, v in block.state(s).items()}
+
+
+def mixer_state(mixer: MixerConfig, scope: Scope) -> dict[str, Shape]:
+    """What decoding keeps for a mixer: nothing where it reads later tokens, for then there is no decoding."""
+    kept = mixer.state(scope) if mixer.mask.causal else {}
+    return {f"mixer.{name}": shape for name, shape in kept.items()}

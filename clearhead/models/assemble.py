@@ -1,0 +1,203 @@
+"""The two model classes, and how a config becomes one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from clearhead.configs import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
+from clearhead.nn.build import build_part
+from clearhead.nn.context import Context
+from clearhead.nn.stack import Block, Stack
+from clearhead.nn.state import BlockState, Room, State, count_positions
+from clearhead.nn.tap import Taps
+
+
+class SequenceModel(nn.Module):
+    """embedding -> stack -> head: GPT, LLaMA, BERT, ViT and all between."""
+
+    def __init__(self, config: SequenceModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.stack.dim
+        self.embedding = build_part(config.embedding, dim)
+        self.stack: Stack = build_part(config.stack, dim)
+        self.head = None if config.head is None else build_part(config.head, dim)
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "B T"] | Float[Tensor, "B Ch Y X"],
+        *,
+        segments: Int[Tensor, "B T"] | None = None,
+        readable: Bool[Tensor, "B T"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        state: State | None = None,
+        taps: Taps | None = None,
+        fused: bool = True,
+    ) -> Float[Tensor, "B T V"] | Float[Tensor, "B C"]:
+        """What the head says of token ids or images; the hidden states, where there is no head.
+
+        readable   False where a token is padding; positions count the real tokens only
+        documents  tokens of different documents do not read each other
+        state      from `init_state`: the inputs continue what it holds, and it is written
+        taps       values to read or replace
+        fused      False: attention in plain operations, every intermediate tapped
+        """
+        check_ids(inputs)
+        length = self.config.embedding.positions(inputs.shape[1])
+        context = make_context(len(inputs), length, inputs.device, readable, documents, positions, state, taps, fused)
+        x = self.embedding(inputs, context.at("embedding"), segments)
+        x = self.stack(x, context.at("stack"), None if state is None else state.blocks)
+        return x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
+
+    def init_state(self, batch: int, length: int) -> State:
+        """An empty memory for `batch` rows of up to `length` tokens each."""
+        return make_state(self.stack, batch, length)
+
+
+class EncoderDecoder(nn.Module):
+    """source -> encoder; target -> decoder, which reads the encoder's output -> head  (Vaswani et al. 2017)."""
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.encoder.dim
+        self.source = build_part(config.source, dim)
+        self.encoder: Stack = build_part(config.encoder, dim)
+        self.target = None if config.target is None else build_part(config.target, dim)
+        self.decoder: Stack = build_part(config.decoder, dim)
+        self.head = build_part(config.head, dim)
+
+    def forward(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_readable: Bool[Tensor, "B S"] | None = None,
+        readable: Bool[Tensor, "B T"] | None = None,
+        taps: Taps | None = None,
+        fused: bool = True,
+    ) -> Float[Tensor, "B T V"]:
+        """The logits of each next target token, given the source and the target before it."""
+        memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
+        context = make_context(len(target), target.shape[1], target.device, readable, None, None, None, taps, fused)
+        return self.decode_in(target, self.crossing(context, memory, source_readable), None)
+
+    def encode(
+        self,
+        source: Int[Tensor, "B S"],
+        *,
+        readable: Bool[Tensor, "B S"] | None = None,
+        taps: Taps | None = None,
+        fused: bool = True,
+    ) -> Float[Tensor, "B S D"]:
+        """The encoder's output."""
+        check_ids(source)
+        context = make_context(len(source), source.shape[1], source.device, readable, None, None, None, taps, fused)
+        return self.encoder(self.source(source, context.at("source")), context.at("encoder"))
+
+    def decode(
+        self, target: Int[Tensor, "B T"], state: State, *, taps: Taps | None = None, fused: bool = True
+    ) -> Float[Tensor, "B T V"]:
+        """The logits of more target tokens, after those that `state` holds."""
+        context = make_context(len(target), target.shape[1], target.device, None, None, None, state, taps, fused)
+        source = state.blocks[0].cross
+        assert source is not None, "a decoder's block state holds the source's keys"
+        length = source.key.shape[2]
+        return self.decode_in(target, self.crossing(context, None, state.source_readable, length), state)
+
+    def init_state(
+        self, memory: Float[Tensor, "B S D"], length: int, *, readable: Bool[Tensor, "B S"] | None = None
+    ) -> State:
+        """A memory for up to `length` target tokens, in which the source's keys and values are computed already."""
+        state = make_state(self.decoder, len(memory), length)
+        for block, block_state in zip(self.decoder.layers(), state.blocks, strict=True):
+            block_state.cross = cast(Block, block).cross.read(memory)
+        state.source_readable = readable
+        return state
+
+    def decode_in(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T V"]:
+        check_ids(target)
+        embedding = self.source if self.target is None else self.target
+        x = embedding(target, context.at("target"))
+        x = self.decoder(x, context.at("decoder"), None if state is None else state.blocks)
+        return self.head(x, context.at("head"), embedding.table)
+
+    @staticmethod
+    def crossing(
+        context: Context, memory: Tensor | None, readable: Bool[Tensor, "B S"] | None, length: int | None = None
+    ) -> Context:
+        """The decoder's context, and in it the one by which cross-attention reads the source."""
+        length = memory.shape[1] if memory is not None else length
+        keys = torch.arange(length or 0, device=context.positions.device)[None]
+        cross = Context(context.positions, keys, readable, source=memory, fused=context.fused, taps=context.taps)
+        return replace(context, cross=cross)
+
+
+Model = SequenceModel | EncoderDecoder
+
+
+def build(config: ModelConfig) -> Model:
+    """A model with fresh weights, on the current default device and dtype."""
+    model = SequenceModel(config) if isinstance(config, SequenceModelConfig) else EncoderDecoder(config)
+    initialise(model)
+    return model
+
+
+def initialise(model: nn.Module) -> None:
+    """Fresh weights: normal of variance 2/(5·D), which is GPT-2's 0.02 at its width (Nguyen & Salazar 2019, 3.1);
+    what is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0,
+    gains 1."""
+    branches = sum(name.endswith("_residual") for name, _ in model.named_modules())
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            nn.init.zeros_(parameter)
+        elif parameter.dim() > 1:
+            dim = parameter.shape[-1]
+            std = 0.02 if "tokens." in name or "position." in name else math.sqrt(2 / (5 * dim))
+            if name.endswith(("out.weight", "down.weight")):
+                std /= math.sqrt(max(branches, 1))
+            nn.init.normal_(parameter, std=std)
+
+
+def make_context(
+    batch: int,
+    length: int,
+    device: torch.device,
+    readable: Bool[Tensor, "B T"] | None,
+    documents: Int[Tensor, "B T"] | None,
+    positions: Int[Tensor, "B T"] | None,
+    state: State | None,
+    taps: Taps | None,
+    fused: bool,
+) -> Context:
+    """Where the tokens of this pass stand. A state makes room for them."""
+    fresh = state is None or all(slots.filled == 0 for slots in state.slots)
+    aligned = fresh and positions is None and readable is None
+    if positions is None and state is not None:
+        positions = state.next_positions(readable, length)
+    elif positions is None:
+        positions = count_positions(readable, batch, length, device)
+    if state is not None:
+        if len(state.lengths) != batch:
+            raise ValueError(f"the state holds {len(state.lengths)} rows, but the inputs have {batch}")
+        state.advance(positions, readable)
+    return Context(positions, positions, readable, documents, aligned=aligned, taps=taps, fused=fused)
+
+
+def make_state(stack: Stack, batch: int, length: int) -> State:
+    weight = next(stack.parameters())
+    room = Room(batch, length, weight.dtype, weight.device)
+    blocks: list[BlockState] = stack.init_state(room)
+    return State(blocks, list(room.slots.values()), torch.zeros(batch, dtype=torch.long, device=weight.device))
+
+
+def check_ids(inputs: Tensor) -> None:
+    if not inputs.is_floating_point() and inputs.dim() != 2:
+        raise ValueError(f"token ids are {tuple(inputs.shape)}, but must be [batch, length]")

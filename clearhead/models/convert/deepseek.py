@@ -1,0 +1,97 @@
+"""DeepSeek-V2 as `transformers` stores it: latent attention, a dense first layer, fine-grained experts."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from clearhead.configs import (
+    BlockConfig,
+    ConfigError,
+    GatedFeedForwardConfig,
+    LatentAttentionConfig,
+    MoEConfig,
+    SequenceModelConfig,
+)
+from clearhead.configs.rotary import yarn_magnitude
+from clearhead.models.deepseek import deepseek
+
+from .llama import IGNORED, PREFIX, gated_rules, norm_rules, outer_rules
+from .rules import Rule, Stacked, activation, both, rotary
+
+__all__ = ["IGNORED", "PREFIX", "from_hf", "rules"]
+
+
+def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
+    if hf.get("topk_method", "greedy") != "greedy":
+        raise ConfigError(f"the router method {hf['topk_method']!r} is not read yet; greedy is")
+    rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    weight = rope.get("mscale_all_dim", 0)
+    act = activation(hf["hidden_act"])
+    mixer = LatentAttentionConfig(
+        heads=hf["num_attention_heads"],
+        latent_dim=hf["kv_lora_rank"],
+        plain_dim=hf["qk_nope_head_dim"],
+        rope_dim=hf["qk_rope_head_dim"],
+        value_dim=hf["v_head_dim"],
+        query_latent_dim=hf.get("q_lora_rank"),
+        rotary=rotary(hf, layout="interleaved"),
+        bias=bool(hf.get("attention_bias", False)),
+        magnitude=yarn_magnitude(rope["factor"], weight) if weight else 1.0,
+    )
+    width, shared = hf["moe_intermediate_size"], hf.get("n_shared_experts")
+    moe = MoEConfig(
+        expert=GatedFeedForwardConfig(hidden=width, activation=act),
+        experts=hf["n_routed_experts"],
+        active=hf["num_experts_per_tok"],
+        shared=GatedFeedForwardConfig(hidden=width * shared, activation=act) if shared else None,
+        normalised=bool(hf.get("norm_topk_prob", False)),
+        scale=float(hf.get("routed_scaling_factor", 1.0)),
+    )
+    return deepseek(
+        dim=hf["hidden_size"],
+        layers=hf["num_hidden_layers"],
+        mixer=mixer,
+        hidden=hf["intermediate_size"],
+        moe=moe,
+        vocabulary=hf["vocab_size"],
+        dense_layers=hf["first_k_dense_replace"],
+        eps=float(hf["rms_norm_eps"]),
+        tied=bool(hf.get("tie_word_embeddings", False)),
+    )
+
+
+def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+    yield from outer_rules(config)
+    for i, block in enumerate(config.stack.blocks):
+        assert isinstance(block, BlockConfig)
+        assert isinstance(block.mixer, LatentAttentionConfig)
+        ours, theirs = f"stack.blocks.{i}", f"layers.{i}"
+        yield from norm_rules(ours, theirs)
+        yield from mixer_rules(f"{ours}.mixer", f"{theirs}.self_attn", block.mixer)
+        if isinstance(block.ffn, MoEConfig):
+            yield from moe_rules(f"{ours}.ffn", f"{theirs}.mlp", block.ffn)
+        else:
+            assert isinstance(block.ffn, GatedFeedForwardConfig)
+            yield from gated_rules(f"{ours}.ffn", f"{theirs}.mlp", block.ffn)
+
+
+def mixer_rules(ours: str, theirs: str, mixer: LatentAttentionConfig) -> Iterator[Rule]:
+    low_rank = mixer.query_latent_dim is not None
+    plain = {"latent_norm": "kv_a_layernorm", "up": "kv_b_proj", "query": "q_b_proj" if low_rank else "q_proj"}
+    biased = {"down": "kv_a_proj_with_mqa", "out": "o_proj"}
+    if low_rank:
+        plain |= {"query_norm": "q_a_layernorm"}
+        biased |= {"query_down": "q_a_proj"}
+    yield from both({f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in plain.items()}, ("weight",))
+    yield from both(
+        {f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in biased.items()},
+        ("weight", "bias") if mixer.bias else ("weight",),
+    )
+
+
+def moe_rules(ours: str, theirs: str, moe: MoEConfig) -> Iterator[Rule]:
+    yield Rule(f"{ours}.router.weight", (f"{theirs}.gate.weight",))
+    for name in ("gate", "up", "down"):
+        experts = tuple(f"{theirs}.experts.{e}.{name}_proj.weight" for e in range(moe.experts))
+        yield Stacked(f"{ours}.experts.{name}.weight", experts)
+    if isinstance(moe.shared, GatedFeedForwardConfig):
+        yield from gated_rules(f"{ours}.shared", f"{theirs}.shared_experts", moe.shared)

@@ -1,0 +1,159 @@
+"""How one of our weights is made of an outsider's, and back. Works on NumPy arrays and torch tensors alike."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from clearhead.configs import AttentionConfig, ConfigError, RotaryConfig, ScalingConfig
+from clearhead.configs.ffn import Activation
+from clearhead.configs.rotary import LinearScaling, Llama3Scaling, YarnScaling, yarn_magnitude
+
+Array = Any  # np.ndarray | torch.Tensor
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Our weight and theirs are the same array under two names."""
+
+    ours: str
+    theirs: tuple[str, ...]
+
+    def gather(self, parts: list[Array]) -> Array:
+        """Theirs -> ours."""
+        return parts[0]
+
+    def scatter(self, array: Array) -> list[Array]:
+        """Ours -> theirs."""
+        return [array]
+
+
+@dataclass(frozen=True)
+class Transposed(Rule):
+    """They store [in, out]."""
+
+    def gather(self, parts: list[Array]) -> Array:
+        return parts[0].T
+
+    def scatter(self, array: Array) -> list[Array]:
+        return [array.T]
+
+
+@dataclass(frozen=True)
+class Rows(Rule):
+    """They store our row blocks apart."""
+
+    sizes: tuple[int, ...]
+
+    def gather(self, parts: list[Array]) -> Array:
+        return library(parts[0]).concatenate(parts)
+
+    def scatter(self, array: Array) -> list[Array]:
+        ends = np.cumsum(self.sizes).tolist()
+        return [array[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
+
+
+@dataclass(frozen=True)
+class Stacked(Rule):
+    """They store each expert apart."""
+
+    def gather(self, parts: list[Array]) -> Array:
+        return library(parts[0]).stack(parts)
+
+    def scatter(self, array: Array) -> list[Array]:
+        return [array[i] for i in range(len(self.theirs))]
+
+
+@dataclass(frozen=True)
+class Reshaped(Rule):
+    """They store the same numbers in another shape."""
+
+    shape: tuple[int, ...]
+    their_shape: tuple[int, ...]
+
+    def gather(self, parts: list[Array]) -> Array:
+        return parts[0].reshape(self.shape)
+
+    def scatter(self, array: Array) -> list[Array]:
+        return [array.reshape(self.their_shape)]
+
+
+def library(array: Array) -> Any:
+    """The module that `array` belongs to: both have `concatenate` and `stack`."""
+    return np if isinstance(array, np.ndarray) else sys.modules["torch"]
+
+
+def copies(pairs: Mapping[str, str]) -> Iterator[Rule]:
+    """ours -> theirs, as they are."""
+    for ours, theirs in pairs.items():
+        yield Rule(ours, (theirs,))
+
+
+def both(pairs: Mapping[str, str], suffixes: Iterable[str] = ("weight", "bias")) -> Iterator[Rule]:
+    """The same for layers that have a weight and a bias."""
+    for suffix in suffixes:
+        yield from copies({f"{ours}.{suffix}": f"{theirs}.{suffix}" for ours, theirs in pairs.items()})
+
+
+def joined_qkv(ours: str, theirs: tuple[str, ...], config: AttentionConfig, dim: int) -> Iterator[Rule]:
+    """Our one matrix of queries, keys and values from their three."""
+    key, value = config.widths(dim)
+    sizes = (config.heads * key, config.groups * key, config.groups * value)
+    for suffix in ("weight", "bias") if config.qkv_bias else ("weight",):
+        yield Rows(f"{ours}.{suffix}", tuple(f"{name}.{suffix}" for name in theirs), sizes)
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "relu": "relu",
+    "relu2": "relu2",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def activation(name: str) -> Activation:
+    if name not in ACTIVATIONS:
+        raise ConfigError(f"the activation {name!r} is not known; known: {', '.join(sorted(ACTIVATIONS))}")
+    return ACTIVATIONS[name]
+
+
+def rotary(hf: Mapping[str, Any], layout: Any = "halves", theta: float = 10000.0) -> RotaryConfig:
+    """`rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+    rope = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
+    theta = float(rope.get("rope_theta", hf.get("rope_theta", theta)))
+    return RotaryConfig(theta=theta, layout=layout, scaling=scaling(rope, hf))
+
+
+def scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> ScalingConfig | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind == "linear":
+        return LinearScaling(factor=rope["factor"])
+    length = rope.get("original_max_position_embeddings") or hf["max_position_embeddings"]
+    if kind == "llama3":
+        return Llama3Scaling(
+            factor=rope["factor"], length=length, slow=rope["low_freq_factor"], fast=rope["high_freq_factor"]
+        )
+    if kind == "yarn":
+        factor = rope.get("factor") or hf["max_position_embeddings"] / length
+        rotation = rope.get("attention_factor")
+        if rotation is None and rope.get("mscale") and rope.get("mscale_all_dim"):
+            rotation = yarn_magnitude(factor, rope["mscale"]) / yarn_magnitude(factor, rope["mscale_all_dim"])
+        return YarnScaling(
+            factor=factor,
+            length=length,
+            fast=rope.get("beta_fast") or 32.0,
+            slow=rope.get("beta_slow") or 1.0,
+            rotation=rotation,
+            whole=rope.get("truncate", True),
+        )
+    raise ConfigError(f"the rotary scaling {kind!r} is not known; known: default, linear, llama3, yarn")

@@ -1,0 +1,54 @@
+"""The encoder–decoder of 2017 (Vaswani et al.), which Marian's models still are."""
+
+from typing import Literal
+
+from clearhead.configs import (
+    AttentionConfig,
+    BlockConfig,
+    Causal,
+    EncoderDecoderConfig,
+    FeedForwardConfig,
+    Full,
+    LayerNormConfig,
+    LMHeadConfig,
+    Mask,
+    SinusoidalConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
+)
+from clearhead.configs.ffn import Activation
+
+
+def transformer(
+    *,
+    dim: int,
+    layers: int,
+    heads: int,
+    hidden: int,
+    vocabulary: int = 37000,
+    decoder_layers: int | None = None,
+    activation: Activation = "relu",
+    placement: Literal["pre", "post"] = "post",
+    dropout: float = 0.1,
+) -> EncoderDecoderConfig:
+    """One table for source, target and output; post-norm without a final norm, as the paper has it.
+
+    The paper does not say whether attention has biases; like tensor2tensor's, these do not.
+    """
+    norm = LayerNormConfig(eps=1e-6)
+
+    def attention(mask: Mask) -> AttentionConfig:
+        return AttentionConfig(heads=heads, mask=mask)
+
+    ffn = FeedForwardConfig(hidden=hidden, activation=activation)
+    encoder = BlockConfig(mixer=attention(Full()), ffn=ffn, norm=norm, placement=placement, dropout=dropout)
+    decoder = BlockConfig(
+        mixer=attention(Causal()), cross=attention(Full()), ffn=ffn, norm=norm, placement=placement, dropout=dropout
+    )
+    final_norm = norm if placement == "pre" else None
+    return EncoderDecoderConfig(
+        source=TokenEmbeddingConfig(vocabulary=vocabulary, position=SinusoidalConfig(), scaled=True, dropout=dropout),
+        encoder=StackConfig(dim=dim, pattern=(encoder,), repeats=layers, final_norm=final_norm),
+        decoder=StackConfig(dim=dim, pattern=(decoder,), repeats=decoder_layers or layers, final_norm=final_norm),
+        head=LMHeadConfig(vocabulary=vocabulary, tied=True),
+    )

@@ -1,0 +1,183 @@
+"""Multi-head, grouped-query and multi-query attention: one module, told apart by `kv_heads`."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from clearhead.configs import AttentionConfig, Mask
+from clearhead.functional.attention import attention_scores, attention_weights, drop
+
+from .build import build_part, builds
+from .context import Context
+from .state import KVState, Room, SourceState
+
+
+@builds(AttentionConfig)
+class MultiHeadAttention(nn.Module):
+    """x -> q, k, v by one matrix -> heads -> softmax(qkᵀ/√K)·v -> heads side by side -> out.
+
+    Cross-attention is the same module with a source in its context: the key and value rows of the matrix read it.
+    """
+
+    def __init__(self, config: AttentionConfig, dim: int) -> None:
+        super().__init__()
+        key, value = config.widths(dim)
+        self.heads, self.groups = config.heads, config.groups
+        self.rows = (self.heads * key, self.groups * key, self.groups * value)  # of queries, keys and values
+        self.widths = (key, value)
+        self.mask, self.dropout = config.mask, config.dropout
+        self.ring = config.ring
+        self.qkv = nn.Linear(dim, sum(self.rows), bias=config.qkv_bias)
+        self.query_norm = build_part(config.qk_norm, key)
+        self.key_norm = build_part(config.qk_norm, key)
+        self.rotary = None if config.rotary is None else build_part(config.rotary, key)
+        self.score_bias = None if config.score_bias is None else build_part(config.score_bias, self.heads)
+        self.out = nn.Linear(self.heads * value, dim, bias=config.out_bias)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        q, k, v = self.project(x, context, state)
+        q = context.tap("query_norm", self.query_norm(context.tap("query", q)))
+        k = context.tap("key_norm", self.key_norm(context.tap("key", k)))
+        v = context.tap("value", v)
+        if self.rotary is not None:
+            q = context.tap("query_turned", self.rotary(q, context.positions, context))
+            k = context.tap("key_turned", self.rotary(k, context.positions, context))
+        if isinstance(state, KVState):
+            k, v, context = state.append(k, v, context)
+        bias = None if self.score_bias is None else self.score_bias(context, q.dtype)
+        dropout = self.dropout if self.training else 0.0
+        mixed = context.tap("mixed", attend(q, k, v, self.mask, context, bias=bias, dropout=dropout))
+        return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
+
+    def project(
+        self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G S K"], Float[Tensor, "B G S U"]]:
+        """Queries of x; keys and values of x too, or of the source, or those that a state has kept of the source."""
+        (key, value), (queries, *_) = self.widths, self.rows
+        read = state if isinstance(state, SourceState) else None
+        if context.source is not None and read is None:
+            read = self.read(context.source)
+        if read is None:
+            q, k, v = context.tap("qkv", self.qkv(x)).split(self.rows, dim=-1)
+            return split_heads(q, key), split_heads(k, key), split_heads(v, value)
+        q = F.linear(x, self.qkv.weight[:queries], None if self.qkv.bias is None else self.qkv.bias[:queries])
+        return split_heads(q, key), read.key, read.value
+
+    def read(self, source: Float[Tensor, "B S D"]) -> SourceState:
+        """The source's keys and values, which do not change while a target is decoded."""
+        (key, value), (queries, keys, _) = self.widths, self.rows
+        kv = F.linear(source, self.qkv.weight[queries:], None if self.qkv.bias is None else self.qkv.bias[queries:])
+        return SourceState(split_heads(kv[..., :keys], key), split_heads(kv[..., keys:], value))
+
+    def init_state(self, room: Room) -> KVState:
+        check_causal(self.mask)
+        slots = room.slots_for(self.ring)
+        (key, value), size = self.widths, slots.at.shape[1]
+        return KVState(slots, room.buffer(self.groups, size, key), room.buffer(self.groups, size, value))
+
+
+def check_causal(mask: Mask) -> None:
+    if not mask.causal:
+        raise ValueError(f"the mask {mask} reads later tokens, so the model cannot be run piece by piece with a state")
+
+
+def attend(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S U"],
+    mask: Mask,
+    context: Context,
+    *,
+    bias: Float[Tensor, "#B H T S"] | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T U"]:
+    """softmax(scale·qkᵀ + bias)·v where the mask allows, by the cheapest kernel that the mask and the watchers permit.
+
+    Who only reads scores or weights has them computed beside the kernel; who replaces them takes the written-out path.
+    """
+    if context.aligned:
+        mask = mask.within(k.shape[2])
+    if not context.fused or context.replaces("scores", "weights"):
+        return written_out_attention(q, k, v, mask, context, bias, scale, dropout)
+    if context.reads("scores", "weights"):
+        written_out_attention(q, k, v, mask, context, bias, scale, dropout=0.0)  # for the taps alone
+    causal = context.plainly_causal(mask) and bias is None
+    allowed = None if causal else context.allowed(mask)
+    return fused_attention(q, k, v, allowed, causal, bias, scale, dropout)
+
+
+def written_out_attention(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S U"],
+    mask: Mask,
+    context: Context,
+    bias: Float[Tensor, "#B H T S"] | None,
+    scale: float | None,
+    dropout: float,
+) -> Float[Tensor, "B H T U"]:
+    """Every intermediate exists and is tapped. The R query heads of a group broadcast against its one key head."""
+    groups = (k.shape[1], q.shape[1] // k.shape[1])
+    grouped_bias = None if bias is None else bias.unflatten(1, groups)
+    scores = attention_scores(q.unflatten(1, groups), k.unsqueeze(2), grouped_bias, scale)  # B G R T S
+    scores = context.tap("scores", scores.flatten(1, 2))
+    weights = context.tap("weights", attention_weights(scores, context.allowed(mask)))  # B H T S
+    kept = drop(weights, dropout).unflatten(1, groups)
+    return (kept @ v.unsqueeze(2).to(kept.dtype)).flatten(1, 2).to(v.dtype)
+
+
+def fused_attention(
+    q: Float[Tensor, "B H T K"],
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S U"],
+    allowed: Bool[Tensor, "#B 1 T S"] | None,
+    causal: bool,
+    bias: Float[Tensor, "#B H T S"] | None,
+    scale: float | None,
+    dropout: float,
+) -> Float[Tensor, "B H T U"]:
+    """One call of torch's kernel. The key heads of a group are read where they lie, never copied R times."""
+    (batch, heads, length, key), (groups, value) = q.shape, (v.shape[1], v.shape[3])
+    repeats = heads // groups
+    if k.shape[2] == 0 or batch == 0 or length == 0:
+        return q.new_zeros(batch, heads, length, value)
+    scale = key**-0.5 if scale is None else scale
+    extra: Tensor | None = allowed
+    if bias is not None:
+        extra = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
+    if key != value:  # the kernel wants one width; zeros change neither scores nor mixture
+        width = max(key, value)
+        q, k, v = F.pad(q, (0, width - key)), F.pad(k, (0, width - key)), F.pad(v, (0, width - value))
+    if repeats == 1:
+        mixed = sdpa(q, k, v, extra, causal, scale, dropout)
+    elif length == 1:
+        # decoding: the R heads of a group are R rows of queries              B G R K
+        extra = None if extra is None else extra.expand(-1, heads, -1, -1).reshape(-1, groups, repeats, k.shape[2])
+        mixed = sdpa(q.unflatten(1, (groups, repeats)).squeeze(3), k, v, extra, False, scale, dropout)
+        mixed = mixed.flatten(1, 2).unsqueeze(2)
+    else:
+        # a group is a row of the batch, its keys seen R times through a stride of 0    B·G R T K
+        q = q.unflatten(1, (groups, repeats)).flatten(0, 1)
+        k, v = (x.flatten(0, 1).unsqueeze(1).expand(-1, repeats, -1, -1) for x in (k, v))
+        if extra is not None:
+            extra = extra.expand(batch, heads, -1, -1).unflatten(1, (groups, repeats)).flatten(0, 1)
+        mixed = sdpa(q, k, v, extra, causal, scale, dropout).unflatten(0, (batch, groups)).flatten(1, 2)
+    return mixed[..., :value]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, causal: bool, scale: float, dropout: float) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, extra, dropout, causal, scale=scale)
+
+
+def split_heads(x: Float[Tensor, "B T HK"], width: int) -> Float[Tensor, "B H T K"]:
+    return x.unflatten(-1, (-1, width)).transpose(1, 2)
+
+
+def merge_heads(x: Float[Tensor, "B H T U"]) -> Float[Tensor, "B T HU"]:
+    return x.transpose(1, 2).flatten(2)

@@ -1,0 +1,79 @@
+"""From token ids or pixels to vectors of width D."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.configs import PatchEmbeddingConfig, TokenEmbeddingConfig
+
+from .build import build_part, builds
+from .context import Context
+
+
+@builds(TokenEmbeddingConfig)
+class TokenEmbedding(nn.Module):
+    """table[token] (·√D) + position + segment, normed, dropped out."""
+
+    def __init__(self, config: TokenEmbeddingConfig, dim: int) -> None:
+        super().__init__()
+        self.scale = dim**0.5 if config.scaled else 1.0
+        self.tokens = nn.Embedding(config.vocabulary, dim)
+        self.position = None if config.position is None else build_part(config.position, dim)
+        self.segments = None if config.segments is None else nn.Embedding(config.segments, dim)
+        self.norm = build_part(config.norm, dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        check_range(tokens, self.tokens.num_embeddings, "token", "the vocabulary")
+        x = context.tap("tokens", self.tokens(tokens) * self.scale)
+        if self.position is not None:
+            x = x + context.tap("position", self.position(context.positions, x.dtype))
+        if self.segments is not None:
+            segments = torch.zeros_like(tokens) if segments is None else segments
+            check_range(segments, self.segments.num_embeddings, "segment", "the segment table")
+            x = x + context.tap("segments", self.segments(segments))
+        return self.dropout(context.tap("norm", self.norm(x)))
+
+    @property
+    def table(self) -> Float[Tensor, "V D"]:
+        return self.tokens.weight
+
+
+@builds(PatchEmbeddingConfig)
+class PatchEmbedding(nn.Module):
+    """Square patches, each projected by one matrix, after a class token; plus learned positions."""
+
+    def __init__(self, config: PatchEmbeddingConfig, dim: int) -> None:
+        super().__init__()
+        self.image, self.patch, self.channels = config.image, config.patch, config.channels
+        self.patches = nn.Linear(config.pixels, dim)
+        self.class_token = nn.Parameter(torch.zeros(dim))
+        self.position = build_part(config.position, dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, images: Float[Tensor, "B Ch Y X"], context: Context, segments: None = None
+    ) -> Float[Tensor, "B T D"]:
+        if images.shape[1:] != (self.channels, self.image, self.image):
+            wanted = f"{self.channels}×{self.image}×{self.image}"
+            raise ValueError(f"images are {'×'.join(map(str, images.shape[1:]))}, but this model reads {wanted}")
+        # B Ch (y p) (x q) -> B (y x) (Ch p q)
+        patches = images.unfold(2, self.patch, self.patch).unfold(3, self.patch, self.patch)
+        patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
+        x = context.tap("patches", self.patches(patches))
+        x = context.tap("class_token", torch.cat((self.class_token.expand(len(x), 1, -1), x), dim=1))
+        return self.dropout(x + context.tap("position", self.position(context.positions, x.dtype)))
+
+    @property
+    def table(self) -> None:
+        return None
+
+
+def check_range(ids: Int[Tensor, "B T"], size: int, what: str, where: str) -> None:
+    if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
+        bad = int(ids.max()) if int(ids.max()) >= size else int(ids.min())
+        raise ValueError(f"{what} {bad} is outside {where}, which has ids 0 to {size - 1}")

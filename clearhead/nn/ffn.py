@@ -1,0 +1,44 @@
+"""Feed-forward layers, plain and gated."""
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.configs import FeedForwardConfig, GatedFeedForwardConfig
+from clearhead.functional import ACTIVATIONS
+
+from .build import builds
+from .context import Context
+
+
+@builds(FeedForwardConfig)
+class FeedForward(nn.Module):
+    """down(activation(up(x)))."""
+
+    def __init__(self, config: FeedForwardConfig, dim: int) -> None:
+        super().__init__()
+        self.activation = config.activation
+        hidden = config.width(dim)
+        self.up = nn.Linear(dim, hidden, bias=config.bias)
+        self.down = nn.Linear(hidden, dim, bias=config.bias)
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
+        hidden = context.tap("up", ACTIVATIONS[self.activation](self.up(x)))
+        return context.tap("down", self.down(hidden))
+
+
+@builds(GatedFeedForwardConfig)
+class GatedFeedForward(nn.Module):
+    """down(activation(gate(x)) ⊙ up(x))."""
+
+    def __init__(self, config: GatedFeedForwardConfig, dim: int) -> None:
+        super().__init__()
+        self.activation = config.activation
+        hidden = config.width(dim)
+        self.gate = nn.Linear(dim, hidden, bias=config.bias)
+        self.up = nn.Linear(dim, hidden, bias=config.bias)
+        self.down = nn.Linear(hidden, dim, bias=config.bias)
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
+        gate = context.tap("gate", ACTIVATIONS[self.activation](self.gate(x)))
+        hidden = context.tap("up", gate * self.up(x))
+        return context.tap("down", self.down(hidden))

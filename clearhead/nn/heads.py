@@ -1,0 +1,110 @@
+"""From hidden states to logits or one vector. `table` is the embedding's, for heads that are tied to it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.configs import (
+    ClassHeadConfig,
+    FirstTokenConfig,
+    LMHeadConfig,
+    MaskedLMHeadConfig,
+    MeanPoolConfig,
+    PoolerConfig,
+)
+from clearhead.functional import ACTIVATIONS
+
+from .build import build_part, builds
+from .context import Context
+
+Table = Float[Tensor, "V D"] | None
+
+
+@builds(LMHeadConfig)
+class LMHead(nn.Module):
+    """logits over the vocabulary."""
+
+    def __init__(self, config: LMHeadConfig, dim: int) -> None:
+        super().__init__()
+        self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, dim))
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.bias else None
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
+        return context.tap("logits", F.linear(x, own_or_tied(self.weight, table), self.bias))
+
+
+@builds(MaskedLMHeadConfig)
+class MaskedLMHead(nn.Module):
+    """A dense layer and a norm, then logits over the vocabulary."""
+
+    def __init__(self, config: MaskedLMHeadConfig, dim: int) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.dense = nn.Linear(dim, dim)
+        self.norm = build_part(config.norm, dim)
+        self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, dim))
+        self.bias = nn.Parameter(torch.zeros(config.vocabulary))
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
+        x = context.tap("dense", ACTIVATIONS[self.activation](self.dense(x)))
+        x = context.tap("norm", self.norm(x))
+        return context.tap("logits", F.linear(x, own_or_tied(self.weight, table), self.bias))
+
+
+@builds(FirstTokenConfig)
+class FirstToken(nn.Module):
+    """The first position's vector."""
+
+    def __init__(self, config: FirstTokenConfig, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
+        return context.tap("pooled", x[:, 0])
+
+
+@builds(MeanPoolConfig)
+class MeanPool(nn.Module):
+    """The mean over real positions."""
+
+    def __init__(self, config: MeanPoolConfig, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
+        if context.readable is None:
+            return context.tap("pooled", x.mean(dim=1))
+        real = context.readable[:, :, None].to(x.dtype)
+        return context.tap("pooled", (x * real).sum(dim=1) / real.sum(dim=1).clamp(min=1))
+
+
+@builds(PoolerConfig)
+class Pooler(nn.Module):
+    """tanh of a dense layer over the first position."""
+
+    def __init__(self, config: PoolerConfig, dim: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(dim, dim)
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
+        return context.tap("dense", torch.tanh(self.dense(x[:, 0])))
+
+
+@builds(ClassHeadConfig)
+class ClassHead(nn.Module):
+    """Logits over classes from one pooled vector."""
+
+    def __init__(self, config: ClassHeadConfig, dim: int) -> None:
+        super().__init__()
+        self.pool = build_part(config.pool, dim)
+        self.classes = nn.Linear(dim, config.classes)
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B C"]:
+        return context.tap("classes", self.classes(self.pool(x, context.at("pool"), table)))
+
+
+def own_or_tied(weight: Table, table: Table) -> Float[Tensor, "V D"]:
+    chosen = table if weight is None else weight
+    assert chosen is not None, "the config has checked that a tied head has a table"
+    return chosen

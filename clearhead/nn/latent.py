@@ -1,0 +1,101 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1): keys and values are read from one latent."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.configs import LatentAttentionConfig
+
+from .attention import attend, check_causal, merge_heads, split_heads
+from .build import build_part, builds
+from .context import Context
+from .state import LatentState, Room
+
+
+@builds(LatentAttentionConfig)
+class LatentAttention(nn.Module):
+    """Two forms with one result.
+
+    plain     k_h = [W_key,h·c ; r]   v_h = W_value,h·c       every head has keys of its own: training, prompts
+    absorbed  q_h·W_key,h reads c     W_value,h·(weights·c)   all heads read the latent as it is: decoding
+
+    c is the latent of a position and r its rotary key, which all heads share.
+    """
+
+    def __init__(self, config: LatentAttentionConfig, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        width = config.plain_dim + config.rope_dim
+        query_in = config.query_latent_dim or dim
+        self.query_down = nn.Linear(dim, query_in, bias=config.bias) if config.query_latent_dim else nn.Identity()
+        self.query_norm = build_part(config.norm, query_in) if config.query_latent_dim else nn.Identity()
+        self.query = nn.Linear(query_in, config.heads * width, bias=False)
+        self.down = nn.Linear(dim, config.latent_dim + config.rope_dim, bias=config.bias)
+        self.latent_norm = build_part(config.norm, config.latent_dim)
+        self.up = nn.Linear(config.latent_dim, config.heads * (config.plain_dim + config.value_dim), bias=False)
+        self.rotary = build_part(config.rotary, config.rope_dim)
+        self.out = nn.Linear(config.heads * config.value_dim, dim, bias=config.bias)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: LatentState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        q, joint = self.queries(x, context), self.latents(x, context)
+        if state is not None:
+            joint, context = state.append(joint, context)
+        form = self.absorbed if self.prefers_absorbed(q.shape[2], joint.shape[2]) else self.plain
+        mixed = context.tap("mixed", form(q, joint, context))
+        return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
+
+    def queries(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T K"]:
+        """[plain ; turned], by heads."""
+        config = self.config
+        down = context.tap("query_norm", self.query_norm(context.tap("query_down", self.query_down(x))))
+        q = split_heads(context.tap("query", self.query(down)), config.plain_dim + config.rope_dim)
+        plain, rope = q.split((config.plain_dim, config.rope_dim), dim=-1)
+        q = torch.cat((plain, self.rotary(rope, context.positions, context)), dim=-1)
+        return context.tap("query_turned", q)
+
+    def latents(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B 1 T LR"]:
+        """[latent ; rotary key]: all that is kept of a position."""
+        down = context.tap("down", self.down(x)).unsqueeze(1)
+        latent, rope = down.split((self.config.latent_dim, self.config.rope_dim), dim=-1)
+        latent = context.tap("latent_norm", self.latent_norm(latent.squeeze(1))).unsqueeze(1)
+        rope = context.tap("rope_key", self.rotary(rope, context.positions, context))
+        return torch.cat((latent, rope), dim=-1)
+
+    def prefers_absorbed(self, queries: int, keys: int) -> bool:
+        """Whether fewer multiplications are done without making keys and values: few queries over many kept latents."""
+        c = self.config
+        made = c.latent_dim * (c.plain_dim + c.value_dim)  # per key, in the plain form
+        wider = 2 * (c.latent_dim + c.rope_dim) - (c.plain_dim + c.rope_dim + c.value_dim)  # per query and key
+        return queries < keys and queries * (wider + made / keys) < made
+
+    def plain(
+        self, q: Float[Tensor, "B H T K"], joint: Float[Tensor, "B 1 S LR"], context: Context
+    ) -> Float[Tensor, "B H T U"]:
+        c = self.config
+        latent, rope = joint.split((c.latent_dim, c.rope_dim), dim=-1)
+        up = split_heads(context.tap("up", self.up(latent.squeeze(1))), c.plain_dim + c.value_dim)
+        k, v = up.split((c.plain_dim, c.value_dim), dim=-1)
+        k = torch.cat((k, rope.expand(-1, c.heads, -1, -1)), dim=-1)
+        return attend(q, k, v, c.mask, context, scale=c.scale, dropout=c.dropout if self.training else 0.0)
+
+    def absorbed(
+        self, q: Float[Tensor, "B H T K"], joint: Float[Tensor, "B 1 S LR"], context: Context
+    ) -> Float[Tensor, "B H T U"]:
+        c = self.config
+        up = self.up.weight.unflatten(0, (c.heads, -1))  # H K+U L
+        to_key, to_value = up.split((c.plain_dim, c.value_dim), dim=1)
+        plain, rope = q.split((c.plain_dim, c.rope_dim), dim=-1)
+        q = torch.cat((plain @ to_key, rope), dim=-1)  # B H T L+R
+        # the values are the keys' own first L columns: passing the keys twice saves a copy, the rest is cut off
+        mixed = attend(q, joint, joint, c.mask, context, scale=c.scale, dropout=c.dropout if self.training else 0.0)
+        return mixed[..., : c.latent_dim] @ to_value.mT
+
+    def init_state(self, room: Room) -> LatentState:
+        check_causal(self.config.mask)
+        slots = room.slots_for(None)
+        joint = room.buffer(1, slots.at.shape[1], self.config.latent_dim + self.config.rope_dim)
+        return LatentState(slots, joint)

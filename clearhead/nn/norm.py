@@ -1,0 +1,37 @@
+"""LayerNorm and RMSNorm. Statistics are taken in float32 whatever the input's precision."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead import functional
+from clearhead.configs import LayerNormConfig, RMSNormConfig
+
+from .build import builds
+
+
+@builds(LayerNormConfig)
+class LayerNorm(nn.Module):
+    """γ·(x − μ)/√(σ² + ε) + β."""
+
+    def __init__(self, config: LayerNormConfig, dim: int) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.bias = nn.Parameter(torch.zeros(dim)) if config.bias else None
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return functional.layer_norm(x, self.weight, self.bias, self.eps)
+
+
+@builds(RMSNormConfig)
+class RMSNorm(nn.Module):
+    """γ·x/√(mean(x²) + ε)."""
+
+    def __init__(self, config: RMSNormConfig, dim: int) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return functional.rms_norm(x, self.weight, self.eps)

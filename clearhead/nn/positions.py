@@ -1,0 +1,58 @@
+"""Positions that are added to the embedding (sinusoidal, learned) or to the scores (ALiBi)."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.configs import AlibiConfig, LearnedConfig, SinusoidalConfig
+from clearhead.functional.positions import sinusoids
+from clearhead.reference.positions import alibi_slopes
+
+from .build import builds
+from .context import Context
+
+
+@builds(SinusoidalConfig)
+class Sinusoidal(nn.Module):
+    """sin and cos of position/base^(2i/D), for any position."""
+
+    def __init__(self, config: SinusoidalConfig, dim: int) -> None:
+        super().__init__()
+        self.config, self.dim = config, dim
+
+    def forward(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"]:
+        return sinusoids(positions, self.dim, self.config.base, self.config.layout, dtype)
+
+
+@builds(LearnedConfig)
+class Learned(nn.Module):
+    """A learned vector for each position up to the table's end."""
+
+    def __init__(self, config: LearnedConfig, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(config.length, dim))
+
+    def forward(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"]:
+        length = len(self.weight)
+        if positions.numel() and int(positions.max()) >= length:
+            raise ValueError(f"position {int(positions.max())} is past the {length} learned positions of this model")
+        return self.weight[positions]
+
+
+@builds(AlibiConfig)
+class Alibi(nn.Module):
+    """−slope_h·|i − j|, added to the scores of head h."""
+
+    def __init__(self, config: AlibiConfig, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#B H T S"]:
+        return context.once(("alibi", self.heads, id(context.key_positions)), lambda: self.bias(context, dtype))
+
+    def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#B H T S"]:
+        slopes = torch.tensor(alibi_slopes(self.heads), dtype=dtype, device=context.positions.device)
+        distance = (context.positions[:, None, :, None] - context.key_positions[:, None, None, :]).abs()
+        return -slopes[:, None, None] * distance

@@ -1,0 +1,40 @@
+"""Rotary positions: pairs of dimensions of q and k turned by position × frequency."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.configs import RotaryConfig
+from clearhead.functional.rotary import turn
+
+from .build import builds
+from .context import Context
+
+
+@builds(RotaryConfig)
+class Rotary(nn.Module):
+    """Holds no tensor: the angles of a forward pass are made once, in float64, and shared by all layers."""
+
+    def __init__(self, config: RotaryConfig, head_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.width = config.width(head_dim)
+        self.frequencies = tuple(config.frequencies(head_dim).tolist())
+
+    def forward(
+        self, x: Float[Tensor, "B H T K"], positions: Int[Tensor, "#B T"], context: Context
+    ) -> Float[Tensor, "B H T K"]:
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        key = (self.config, self.frequencies, id(positions))
+        cos, sin = context.once(key, lambda: self.angles(positions, wide))
+        turned = turn(x[..., : self.width], cos, sin, layout=self.config.layout)
+        return turned if self.width == x.shape[-1] else torch.cat((turned, x[..., self.width :]), dim=-1)
+
+    def angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """cos and sin of every angle, `B 1 T K/2`."""
+        exact = torch.float32 if positions.device.type == "mps" else torch.float64
+        frequencies = torch.tensor(self.frequencies, dtype=exact, device=positions.device)
+        angles = positions[:, None, :, None].to(exact) * frequencies
+        return (angles.cos() * self.config.magnitude).to(dtype), (angles.sin() * self.config.magnitude).to(dtype)

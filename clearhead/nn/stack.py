@@ -1,0 +1,121 @@
+"""Residual branches, blocks, and the stack of blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.configs import BlockConfig, NormConfig, ParallelBlockConfig, StackConfig
+from clearhead.configs.stack import PLACES
+
+from .build import build_part, builds
+from .context import Context
+from .state import BlockState, Room
+
+
+class Residual(nn.Module):
+    """One residual branch. Where the norm sits is decided here and nowhere else.
+
+    pre       x + f(norm(x))          x ──┬── before ── f ── inside ── dropout ──(+)── after ──
+    post      norm(x + f(x))              └───────────────────────────────────────┘
+    sandwich  x + norm(f(norm(x)))    places without a norm are the identity
+    """
+
+    def __init__(self, norm: NormConfig, placement: str, dropout: float, dim: int) -> None:
+        super().__init__()
+        places = PLACES[placement]
+        self.before = build_part(norm if "before" in places else None, dim)
+        self.inside = build_part(norm if "inside" in places else None, dim)
+        self.after = build_part(norm if "after" in places else None, dim)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor], context: Context
+    ) -> Float[Tensor, "B T D"]:
+        branch = self.inside(f(context.tap("before", self.before(x))))
+        x = context.tap("", x + self.dropout(context.tap("inside", branch)))
+        return context.tap("after", self.after(x))
+
+
+@builds(BlockConfig)
+class Block(nn.Module):
+    """mixer, then cross-attention if there is a source, then feed-forward, each on its residual branch."""
+
+    def __init__(self, config: BlockConfig, dim: int) -> None:
+        super().__init__()
+
+        def residual() -> Residual:
+            return Residual(config.norm, config.placement, config.dropout, dim)
+
+        self.mixer, self.mixer_residual = build_part(config.mixer, dim), residual()
+        self.cross: Any = None
+        self.ffn: Any = None
+        if config.cross is not None:
+            self.cross, self.cross_residual = build_part(config.cross, dim), residual()
+        if config.ffn is not None:
+            self.ffn, self.ffn_residual = build_part(config.ffn, dim), residual()
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        memory = (None, None) if state is None else (state.mixer, state.cross)
+        x = self.mixer_residual(
+            x, lambda h: self.mixer(h, context.at("mixer"), memory[0]), context.at("mixer_residual")
+        )
+        if self.cross is not None and context.cross is not None:
+            reader = context.cross.at("cross")
+            x = self.cross_residual(x, lambda h: self.cross(h, reader, memory[1]), context.at("cross_residual"))
+        if self.ffn is not None:
+            x = self.ffn_residual(x, lambda h: self.ffn(h, context.at("ffn")), context.at("ffn_residual"))
+        return x
+
+    def init_state(self, room: Room) -> BlockState:
+        return BlockState(self.mixer.init_state(room))
+
+
+@builds(ParallelBlockConfig)
+class ParallelBlock(nn.Module):
+    """x + mixer(norm(x)) + ffn(norm(x))."""
+
+    def __init__(self, config: ParallelBlockConfig, dim: int) -> None:
+        super().__init__()
+        self.norm = build_part(config.norm, dim)
+        self.mixer = build_part(config.mixer, dim)
+        self.ffn = build_part(config.ffn, dim)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        h = context.tap("norm", self.norm(x))
+        mixed = self.mixer(h, context.at("mixer"), None if state is None else state.mixer)
+        return context.tap("residual", x + self.dropout(mixed + self.ffn(h, context.at("ffn"))))
+
+    def init_state(self, room: Room) -> BlockState:
+        return BlockState(self.mixer.init_state(room))
+
+
+@builds(StackConfig)
+class Stack(nn.Module):
+    """The blocks from the bottom up, and the final norm."""
+
+    def __init__(self, config: StackConfig, dim: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(build_part(block, dim) for block in config.blocks)
+        self.final_norm = build_part(config.final_norm, dim)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: list[BlockState] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        for i, block in enumerate(self.layers()):
+            x = block(x, context.at(f"blocks.{i}"), None if state is None else state[i])
+        return context.tap("final_norm", self.final_norm(x))
+
+    def init_state(self, room: Room) -> list[BlockState]:
+        return [block.init_state(room) for block in self.layers()]
+
+    def layers(self) -> list[Block | ParallelBlock]:
+        return cast("list[Block | ParallelBlock]", list(self.blocks))

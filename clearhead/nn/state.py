@@ -1,0 +1,209 @@
+"""What decoding remembers. A state is made by its mixer, passed in, and written by the forward pass it is passed to.
+
+A cache has slots. A token at position p is kept in slot p, or, where the mask's reach bounds what is ever read again,
+in slot p mod reach of a ring. Rows of a batch may stand at different positions:
+
+    row 0  ▪ ▪ ▪ ▪ ·      slots.at   0  1  2  3 −1
+    row 1  ▪ ▪ · · ·                 0  1 −1 −1 −1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from .context import Context
+
+
+@dataclass
+class Slots:
+    """Which position each slot of a cache holds; shared by all layers that keep equally many."""
+
+    at: Int[Tensor, "B N"]  # −1: empty
+    ring: bool
+    filled: int = 0  # slots in use, from the front, by any row
+    # of the forward pass under way:
+    start: int | None = None  # the first slot written, where all rows write the same run of slots
+    rows: Int[Tensor, "W"] | None = None  # else: the row, the place in the input and the slot of each token kept
+    columns: Int[Tensor, "W"] | None = None
+    slots: Int[Tensor, "W"] | None = None
+    before: int = 0  # filled slots that are read beside the new keys, because writing would overwrite some of them
+    beside: bool = False
+    reads: tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None] | None = None  # positions read, and which are real
+
+    def place(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
+        """Decide where the tokens of this pass are kept and what they read; done once for all layers."""
+        length, size = positions.shape[1], self.at.shape[1]
+        self.beside = self.ring and length > 1
+        self.before = self.filled if self.beside else 0
+        old = self.at[:, : self.before].clone()
+        last = positions.amax(dim=1, keepdim=True) if length else positions
+        kept = torch.ones_like(positions, dtype=torch.bool) if readable is None else readable
+        if self.ring:
+            kept = kept & (positions > last - size)  # only the last `size` tokens of a row stay
+        elif positions.numel() and int(last.max()) >= size:
+            raise ValueError(f"position {int(last.max())} does not fit a state made for {size} positions")
+        slots = positions % size if self.ring else positions
+        self.start = self._run(slots, kept)
+        if self.start is None:
+            self.rows, self.columns = kept.nonzero(as_tuple=True)
+            self.slots = slots[self.rows, self.columns]
+            self.at[self.rows, self.slots] = positions[self.rows, self.columns]
+        else:
+            self.at[:, self.start : self.start + length] = positions
+        if bool(kept.any()):
+            self.filled = max(self.filled, int(slots[kept].max()) + 1)
+        if self.beside:
+            new = positions if readable is None else torch.where(readable, positions, -1)
+            at = torch.cat((old, new), dim=1)
+        else:
+            at = self.at[:, : self.filled]
+        real = at >= 0
+        self.reads = at, None if bool(real.all()) else real
+
+    @staticmethod
+    def _run(slots: Int[Tensor, "B T"], kept: Bool[Tensor, "B T"]) -> int | None:
+        """The first slot, if every row writes the same slots one after the other."""
+        if not slots.numel() or not bool(kept.all()):
+            return None
+        first = int(slots[0, 0])
+        run = torch.arange(first, first + slots.shape[1], device=slots.device)
+        return first if bool((slots == run).all()) else None
+
+    def write(self, buffer: Float[Tensor, "B G N K"], new: Float[Tensor, "B G T K"]) -> Float[Tensor, "B G S K"]:
+        """Keep the new vectors in a layer's buffer, and give all that this pass reads."""
+        old = buffer[:, :, : self.before].clone() if self.beside else None
+        if self.start is not None:
+            buffer[:, :, self.start : self.start + new.shape[2]] = new
+        else:
+            buffer[self.rows, :, self.slots] = new.transpose(1, 2)[self.rows, self.columns]
+        return buffer[:, :, : self.filled] if old is None else torch.cat((old, new), dim=2)
+
+    def reading(self, context: Context) -> Context:
+        assert self.reads is not None, "place() comes before reading()"
+        at, real = self.reads
+        return context.once(("reading", id(self), context.path), lambda: context.reading(at, real))
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.at = self.at[rows]
+
+
+@dataclass
+class KVState:
+    """Keys and values of an attention layer, `B G N K`, one slot per position kept."""
+
+    slots: Slots
+    key: Float[Tensor, "B G N K"]
+    value: Float[Tensor, "B G N U"]
+
+    def append(
+        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T U"], context: Context
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"], Context]:
+        return self.slots.write(self.key, k), self.slots.write(self.value, v), self.slots.reading(context)
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.key, self.value = self.key[rows], self.value[rows]
+
+
+@dataclass
+class LatentState:
+    """The latent and the one rotary key of each position, side by side, for all heads of a latent attention layer."""
+
+    slots: Slots
+    joint: Float[Tensor, "B 1 N LR"]
+
+    def append(self, joint: Float[Tensor, "B 1 T LR"], context: Context) -> tuple[Float[Tensor, "B 1 S LR"], Context]:
+        return self.slots.write(self.joint, joint), self.slots.reading(context)
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.joint = self.joint[rows]
+
+
+@dataclass
+class SourceState:
+    """Keys and values that cross-attention reads at every step: the source's, computed once."""
+
+    key: Float[Tensor, "B G S K"]
+    value: Float[Tensor, "B G S U"]
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.key, self.value = self.key[rows], self.value[rows]
+
+
+@dataclass
+class BlockState:
+    """What one block remembers."""
+
+    mixer: KVState | LatentState
+    cross: SourceState | None = None
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.mixer.select(rows)
+        if self.cross is not None:
+            self.cross.select(rows)
+
+
+@dataclass
+class Room:
+    """How much a new state must hold; layers that keep equally many positions share their slots."""
+
+    batch: int
+    length: int
+    dtype: torch.dtype
+    device: torch.device
+    slots: dict[tuple[int, bool], Slots] = field(default_factory=dict)
+
+    def slots_for(self, reach: int | None) -> Slots:
+        """Slots for all positions, or for the last `reach` of them where that is fewer."""
+        ring = reach is not None and reach < self.length
+        size = reach if ring and reach is not None else self.length
+        if (size, ring) not in self.slots:
+            at = torch.full((self.batch, size), -1, dtype=torch.long, device=self.device)
+            self.slots[size, ring] = Slots(at, ring)
+        return self.slots[size, ring]
+
+    def buffer(self, *shape: int) -> Tensor:
+        return torch.zeros(self.batch, *shape, dtype=self.dtype, device=self.device)
+
+
+@dataclass
+class State:
+    """What a model remembers between forward passes: every block's state, and how far each row has come."""
+
+    blocks: list[BlockState]
+    slots: list[Slots]
+    lengths: Int[Tensor, "B"]
+    source_readable: Bool[Tensor, "B S"] | None = None  # of an encoder–decoder: which source tokens are real
+
+    def next_positions(self, readable: Bool[Tensor, "B T"] | None, length: int) -> Int[Tensor, "B T"]:
+        return self.lengths[:, None] + count_positions(readable, len(self.lengths), length, self.lengths.device)
+
+    def advance(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
+        """Make room in every block for the tokens of one forward pass."""
+        for slots in self.slots:
+            slots.place(positions, readable)
+        if positions.shape[1]:
+            last = positions if readable is None else torch.where(readable, positions, -1)
+            self.lengths = torch.maximum(self.lengths, last.max(dim=1).values + 1)
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        """Keep, repeat and reorder rows, as beam search does."""
+        self.lengths = self.lengths[rows]
+        for slots in self.slots:
+            slots.select(rows)
+        for block in self.blocks:
+            block.select(rows)
+        if self.source_readable is not None:
+            self.source_readable = self.source_readable[rows]
+
+
+def count_positions(
+    readable: Bool[Tensor, "B T"] | None, batch: int, length: int, device: torch.device
+) -> Int[Tensor, "#B T"]:
+    """0, 1, 2 …, counting only real tokens, so that padding on either side moves nobody."""
+    if readable is None:
+        return torch.arange(length, device=device).expand(batch, length)
+    return (readable.cumsum(dim=1) - 1).clamp(min=0)

@@ -1,0 +1,43 @@
+"""Named taps: any intermediate value can be read or replaced by its path, and reading changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from torch import Tensor
+
+
+class Taps:
+    """What to read and what to replace in one forward pass, by path pattern; the values read end up in `values`.
+
+    taps = Taps(read=["stack.blocks.*.mixer.weights"], replace={"stack.blocks.0.mixer.mixed": torch.zeros_like})
+    logits = model(tokens, taps=taps)
+    taps.values["stack.blocks.3.mixer.weights"]   # B H T S
+
+    The paths are those that `trace` prints.
+    """
+
+    def __init__(
+        self, read: Iterable[str] = (), replace: Mapping[str, Callable[[Tensor], Tensor]] | None = None
+    ) -> None:
+        self.read = tuple(read)
+        self.replace = dict(replace or {})
+        self.values: dict[str, Tensor] = {}
+
+    def reads(self, path: str) -> bool:
+        return any(fnmatchcase(path, pattern) for pattern in self.read)
+
+    def replaces(self, path: str) -> bool:
+        return any(fnmatchcase(path, pattern) for pattern in self.replace)
+
+    def __call__(self, path: str, value: Tensor) -> Tensor:
+        for pattern, change in self.replace.items():
+            if fnmatchcase(path, pattern):
+                changed = change(value)
+                if changed.shape != value.shape:
+                    raise ValueError(f"{path} is {tuple(value.shape)}, but its replacement is {tuple(changed.shape)}")
+                value = changed
+        if self.reads(path):
+            self.values[path] = value
+        return value

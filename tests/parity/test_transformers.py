@@ -1,0 +1,257 @@
+"""Tiny random models of `transformers`, saved, loaded by us, and compared: every hidden state and the logits.
+
+Weights are drawn large enough (std 0.2) that a wrong convention shows; float32, 1e-4.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+transformers = pytest.importorskip("transformers")
+
+from clearhead.models.assemble import EncoderDecoder, SequenceModel  # noqa: E402
+from clearhead.models.checkpoint import load  # noqa: E402
+from clearhead.nn.tap import Taps  # noqa: E402
+
+TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
+VOCABULARY, BATCH, LENGTH = 61, 3, 13
+
+LLAMA = {
+    "hidden_size": 36,
+    "intermediate_size": 36,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "mscale": 0.707,
+    "mscale_all_dim": 0.5,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+GPT = {"n_embd": 28, "n_layer": 3, "n_head": 7, "vocab_size": VOCABULARY, "n_positions": 32}
+BERT = {
+    "hidden_size": 28,
+    "intermediate_size": 41,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 7,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 32,
+}
+DEEPSEEK = {
+    "hidden_size": 40,
+    "intermediate_size": 36,
+    "moe_intermediate_size": 12,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+    "vocab_size": VOCABULARY,
+    "n_routed_experts": 7,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "first_k_dense_replace": 1,
+    "kv_lora_rank": 18,
+    "qk_rope_head_dim": 6,
+    "qk_nope_head_dim": 10,
+    "v_head_dim": 13,
+    "n_group": None,
+    "topk_group": None,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+DECODERS: dict[str, Any] = {
+    "gpt2": lambda t: t.GPT2LMHeadModel(t.GPT2Config(**GPT, bos_token_id=1, eos_token_id=2)),
+    "gpt1": lambda t: t.OpenAIGPTLMHeadModel(t.OpenAIGPTConfig(**GPT)),
+    "llama": lambda t: t.LlamaForCausalLM(t.LlamaConfig(**LLAMA)),
+    "llama tied, biased": lambda t: t.LlamaForCausalLM(
+        t.LlamaConfig(**LLAMA, tie_word_embeddings=True, attention_bias=True, mlp_bias=True)
+    ),
+    "llama, linear rope": lambda t: t.LlamaForCausalLM(
+        t.LlamaConfig(**LLAMA, rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0})
+    ),
+    "llama, llama3 rope": lambda t: t.LlamaForCausalLM(t.LlamaConfig(**LLAMA, rope_parameters=LLAMA3)),
+    "llama, yarn rope": lambda t: t.LlamaForCausalLM(t.LlamaConfig(**LLAMA, rope_parameters=YARN)),
+    "mistral": lambda t: t.MistralForCausalLM(t.MistralConfig(**LLAMA, sliding_window=5)),
+    "qwen2": lambda t: t.Qwen2ForCausalLM(t.Qwen2Config(**{**LLAMA, "head_dim": 6})),
+    "qwen3": lambda t: t.Qwen3ForCausalLM(t.Qwen3Config(**LLAMA)),
+    "mixtral": lambda t: t.MixtralForCausalLM(
+        t.MixtralConfig(**LLAMA, num_local_experts=5, num_experts_per_tok=2, sliding_window=None)
+    ),
+    "deepseek-v2": lambda t: t.DeepseekV2ForCausalLM(t.DeepseekV2Config(**DEEPSEEK, q_lora_rank=19)),
+    "deepseek-v2-lite, yarn": lambda t: t.DeepseekV2ForCausalLM(
+        t.DeepseekV2Config(**DEEPSEEK, q_lora_rank=None, rope_parameters=YARN)
+    ),
+}
+
+
+def randomise(model: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0, 0.2)
+            if "norm" in name.lower() or "ln_" in name:
+                parameter.add_(1.0 if name.endswith("weight") else 0.0)
+    return model.eval()
+
+
+def oracle(make: Any, folder: Path) -> Any:
+    """An outsider's model with random weights, and ours loaded from what it saved."""
+    theirs = randomise(make(transformers))
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+def ids(*shape: int) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, shape, generator=torch.Generator().manual_seed(1))
+
+
+def block_outputs(taps: Taps, stack: str = "stack") -> list[torch.Tensor]:
+    """The outputs of the blocks, the last after the final norm, as `transformers` lists its hidden states."""
+    layers = sum(name.startswith(f"{stack}.blocks.") and name.endswith("ffn_residual.after") for name in taps.values)
+    blocks = [taps.values[f"{stack}.blocks.{i}.ffn_residual.after"] for i in range(layers)]
+    return [*blocks[:-1], taps.values[f"{stack}.final_norm"]]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_decoder_equals_transformers(name: str, tmp_path: Path) -> None:
+    theirs = oracle(DECODERS[name], tmp_path)
+    ours = load(tmp_path)
+    assert isinstance(ours, SequenceModel)
+    tokens = ids(BATCH, LENGTH)
+    taps = Taps(read=["stack.blocks.*.ffn_residual.after", "stack.final_norm"])
+    with torch.no_grad():
+        expected = theirs(tokens, output_hidden_states=True)
+        logits = ours(tokens, taps=taps)
+        written_out = ours(tokens, fused=False)
+    for got, want in zip(block_outputs(taps), expected.hidden_states[1:], strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+    torch.testing.assert_close(logits, expected.logits, **TOLERANCE)
+    torch.testing.assert_close(written_out, expected.logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "mixtral", "deepseek-v2"])
+def test_padded_decoder_equals_transformers(name: str, side: str, tmp_path: Path) -> None:
+    theirs = oracle(DECODERS[name], tmp_path)
+    ours = load(tmp_path)
+    tokens = ids(BATCH, LENGTH)
+    readable = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    readable[1, : 4 if side == "left" else 0] = False
+    readable[2, LENGTH - 7 if side == "right" else LENGTH :] = False
+    positions = (readable.long().cumsum(1) - 1).clamp(min=0)
+    with torch.no_grad():
+        expected = theirs(tokens, attention_mask=readable.long(), position_ids=positions).logits
+        logits = ours(tokens, readable=readable)
+    torch.testing.assert_close(logits[readable], expected[readable], **TOLERANCE)
+
+
+def test_bert_equals_transformers(tmp_path: Path) -> None:
+    theirs = oracle(lambda t: t.BertModel(t.BertConfig(**BERT)), tmp_path)
+    ours = load(tmp_path)
+    tokens, segments = ids(BATCH, LENGTH), ids(BATCH, LENGTH) % 2
+    readable = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+    readable[1, 8:] = False
+    taps = Taps(read=["stack.*"])
+    with torch.no_grad():
+        expected = theirs(tokens, attention_mask=readable.long(), token_type_ids=segments, output_hidden_states=True)
+        pooled = ours(tokens, segments=segments, readable=readable, taps=taps)
+    for got, want in zip(block_outputs(taps), expected.hidden_states[1:], strict=True):
+        torch.testing.assert_close(got[readable], want[readable], **TOLERANCE)
+    torch.testing.assert_close(pooled, expected.pooler_output, **TOLERANCE)
+
+
+@pytest.mark.parametrize("head", ["BertForMaskedLM", "BertForSequenceClassification"])
+def test_bert_heads_equal_transformers(head: str, tmp_path: Path) -> None:
+    theirs = oracle(lambda t: getattr(t, head)(t.BertConfig(**BERT, num_labels=5)), tmp_path)
+    ours = load(tmp_path)
+    tokens = ids(BATCH, LENGTH)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize("head", ["ViTForImageClassification", "ViTModel"])
+def test_vit_equals_transformers(head: str, tmp_path: Path) -> None:
+    sizes = {k: v for k, v in BERT.items() if k not in ("vocab_size", "max_position_embeddings")}
+    config = {**sizes, "image_size": 15, "patch_size": 5, "num_channels": 2, "num_labels": 11}
+    theirs = oracle(lambda t: getattr(t, head)(t.ViTConfig(**config)), tmp_path)
+    ours = load(tmp_path)
+    images = torch.randn(BATCH, 2, 15, 15, generator=torch.Generator().manual_seed(1))
+    taps = Taps(read=["stack.*"])
+    with torch.no_grad():
+        expected = theirs(images, output_hidden_states=True)
+        out = ours(images, taps=taps)
+    for got, want in zip(block_outputs(taps)[:-1], expected.hidden_states[1:-1], strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+    want = expected.logits if head == "ViTForImageClassification" else expected.pooler_output
+    torch.testing.assert_close(out, want, **TOLERANCE)
+
+
+@pytest.mark.parametrize("act", ["swish", "relu"])
+def test_marian_equals_transformers(act: str, tmp_path: Path) -> None:
+    config = {
+        "d_model": 28,
+        "encoder_layers": 2,
+        "decoder_layers": 3,
+        "encoder_attention_heads": 7,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 41,
+        "decoder_ffn_dim": 37,
+        "vocab_size": VOCABULARY,
+        "pad_token_id": 60,
+        "decoder_start_token_id": 60,
+        "max_position_embeddings": 32,
+        "activation_function": act,
+        "scale_embedding": True,
+        "eos_token_id": 0,
+        "forced_eos_token_id": 0,
+    }
+
+    def make(t: Any) -> Any:
+        model = t.MarianMTModel(t.MarianConfig(**config))
+        model.final_logits_bias = torch.randn(1, VOCABULARY, generator=torch.Generator().manual_seed(2))
+        return model
+
+    theirs = randomise(make(transformers))
+    with torch.no_grad():  # the sinusoids are not parameters that vary
+        for side in (theirs.model.encoder, theirs.model.decoder):
+            side.embed_positions.weight.copy_(side.embed_positions.create_weight())
+    theirs.save_pretrained(tmp_path)
+    ours = load(tmp_path)
+    assert isinstance(ours, EncoderDecoder)
+    source, target = ids(BATCH, 11), ids(BATCH, 7)
+    readable = torch.ones(BATCH, 11, dtype=torch.bool)
+    readable[1, 6:] = False
+    with torch.no_grad():
+        expected = theirs(source, attention_mask=readable.long(), decoder_input_ids=target, output_hidden_states=True)
+        taps = Taps(read=["encoder.*", "decoder.*"])
+        logits = ours(source, target, source_readable=readable, taps=taps)
+        memory = ours.encode(source, readable=readable)
+        state = ours.init_state(memory, 7, readable=readable)
+        pieces = torch.cat([ours.decode(piece, state) for piece in target.split((3, 1, 3), dim=1)], dim=1)
+    for got, want in zip(block_outputs(taps, "encoder"), expected.encoder_hidden_states[1:], strict=True):
+        torch.testing.assert_close(got[readable], want[readable], **TOLERANCE)
+    for got, want in zip(block_outputs(taps, "decoder"), expected.decoder_hidden_states[1:], strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+    torch.testing.assert_close(logits, expected.logits, **TOLERANCE)
+    torch.testing.assert_close(pieces, expected.logits, **TOLERANCE)
