@@ -2,15 +2,10 @@
 
 Array in, array out, any leading dimensions. `f_backward(d_out, …)` takes the gradient of the loss by f's output, then
 what f took, and returns the gradients by f's real-valued arrays in their order, None for those that were None.
-`clearhead.functional` has the same names in PyTorch, where autograd is the backward.
+`clearhead.functional` has the same names in PyTorch, where autograd is the backward. `run` computes a whole model.
 """
 
-from clearhead.reference.attention import (
-    attention,
-    attention_backward,
-    flash_attention,
-    flash_attention_backward,
-)
+from clearhead.reference.attention import attention, attention_backward
 from clearhead.reference.ffn import (
     ACTIVATIONS,
     feed_forward,
@@ -30,11 +25,14 @@ from clearhead.reference.ffn import (
     swiglu,
     swiglu_backward,
 )
+from clearhead.reference.flash import flash_attention, flash_attention_backward
 from clearhead.reference.linear import embedding, embedding_backward, linear, linear_backward
 from clearhead.reference.loss import cross_entropy, cross_entropy_backward
+from clearhead.reference.moe import load_balancing_loss
 from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from clearhead.reference.positions import alibi_bias, causal_mask, sinusoidal_positions
 from clearhead.reference.rotary import rotate, rotate_backward
+from clearhead.reference.run import State, run
 from clearhead.reference.softmax import softmax, softmax_backward
 from clearhead.schedules import cosine, noam, warmup_stable_decay
 
@@ -77,7 +75,10 @@ __all__ = [
     "rotate_backward",
     "cross_entropy",
     "cross_entropy_backward",
+    "load_balancing_loss",
     "noam",
     "cosine",
     "warmup_stable_decay",
+    "run",
+    "State",
 ]

@@ -1,13 +1,16 @@
-"""Scaled dot-product attention: written out, and tiled so that the T × S pattern never exists whole."""
+"""Scaled dot-product attention, and the multi-head layer made of it."""
 
-from collections.abc import Iterator
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Real
 
-from clearhead.reference.positions import causal_mask
+from clearhead import configs
+from clearhead.reference.linear import linear
+from clearhead.reference.positions import alibi_slopes, causal_mask
+from clearhead.reference.rotary import turn_by
+from clearhead.reference.run import Here, runs
 from clearhead.reference.softmax import narrow, softmax, widen
 
 Shape = tuple[int, ...]
@@ -41,7 +44,7 @@ def attention(
     The weights returned are those before dropout.
     """
     check_attention(q, k, v, mask=mask, bias=bias)
-    weights = _weights(q, k, mask, bias, causal, scale)
+    weights = attention_weights(attention_scores(q, k, bias, scale), mask, causal)
     kept = weights * _kept(weights.shape, dropout, rng)
     mixed = narrow(kept @ widen(v), q, k, v)
     return (mixed, narrow(weights, q, k, v)) if return_weights else mixed
@@ -68,7 +71,7 @@ def attention_backward(
     d_q = scale · d_scores k, d_k = scale · d_scoresᵀ q, d_v = (M ∘ P)ᵀ d_out, d_bias = d_scores.
     Under dropout, rng must be in the state that the forward's was in, so that the same weights are dropped.
     """
-    weights = _weights(q, k, mask, bias, causal, scale)
+    weights = attention_weights(attention_scores(q, k, bias, scale), mask, causal)
     kept = _kept(weights.shape, dropout, rng)
     wide_q, wide_k, wide_v, d_mixed = widen(q), widen(k), widen(v), widen(d_out)
     d_weights = d_mixed @ wide_v.swapaxes(-1, -2) * kept  # … T S
@@ -81,112 +84,97 @@ def attention_backward(
     return sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v), d_bias
 
 
-def flash_attention(
-    q: Real[np.ndarray, "... T K"],
-    k: Real[np.ndarray, "... S K"],
-    v: Real[np.ndarray, "... S U"],
-    *,
-    mask: Mask | None = None,
-    causal: bool = False,
-    scale: float | None = None,
-    block: int = 128,
-) -> Mixed:
-    """`attention` to the last digits but one, in O(T + S) extra memory: tiles of block × block scores, one at a time.
+@runs(configs.AttentionConfig)
+def multi_head_attention(
+    config: configs.AttentionConfig, x: Float[np.ndarray, "B T D"], here: Here
+) -> Float[np.ndarray, "B T D"]:
+    """x -> q, k, v by one matrix -> heads -> softmax(qkᵀ/√K)·v -> heads side by side -> out.
 
-    It does the same FLOPs (fewer under `causal`, whose future tiles are skipped) and saves the traffic of the pattern.
-    Dao et al. (2022), "FlashAttention", algorithm 1; Milakov & Gimelshein (2018) for the online softmax.
+    Its rows are H·K for the queries, then G·K for the keys and G·U for the values: grouped-query attention has fewer
+    key heads than query heads. In cross-attention the key and value rows read the source.
     """
-    check_attention(q, k, v, mask=mask, block=block)
-    mixed, _ = _flash_forward(q, k, v, mask, causal, scale, block)
-    return narrow(mixed, q, k, v)
+    K, U = config.widths(x.shape[-1])
+    weight, bias = here["qkv.weight"], here.get("qkv.bias")
+    rows = slice(0, config.heads * K), slice(config.heads * K, None)
+    if here.source is None:
+        qkv = here.note("qkv", linear(x, weight, bias))
+        q, kv = qkv[..., rows[0]], qkv[..., rows[1]]
+    else:
+        q, kv = (
+            linear(read, weight[part], None if bias is None else bias[part])
+            for read, part in zip((x, here.source), rows, strict=True)
+        )
+    q = here.note("query", split_heads(q, K))  # B H T K
+    k = here.note("key", split_heads(kv[..., : config.groups * K], K))  # B G S K
+    v = here.note("value", split_heads(kv[..., config.groups * K :], U))  # B G S U
+    q = here.note("query_norm", here.run("query_norm", config.qk_norm, q))
+    k = here.note("key_norm", here.run("key_norm", config.qk_norm, k))
+    if config.rotary is not None:
+        q = here.note("query_turned", turn_by(config.rotary, q, here.positions))
+        k = here.note("key_turned", turn_by(config.rotary, k, here.positions))
+    k, v = here.remember("key", k, 2), here.remember("value", v, 2)
+    distance_bias = None if config.score_bias is None else alibi(config.heads, here).astype(x.dtype)
+    mixed = attend(q, k, v, config.mask, here, bias=distance_bias)
+    return here.note("out", linear(merge_heads(mixed, here), here["out.weight"], here.get("out.bias")))
 
 
-def _flash_forward(
-    q: Real[np.ndarray, "... T K"],
-    k: Real[np.ndarray, "... S K"],
-    v: Real[np.ndarray, "... S U"],
-    mask: Mask | None,
-    causal: bool,
-    scale: float | None,
-    block: int,
-) -> tuple[Mixed, Float[np.ndarray, "... T 1"]]:
-    """The mixed values, and log Σ exp(scores) of each row: all that the backward needs to rebuild any tile."""
-    lead = lead_shape(q, k, v, mask)
-    T, S, U = q.shape[-2], k.shape[-2], v.shape[-1]
-    wide = np.result_type(q.dtype, k.dtype, v.dtype, np.float32)
-    out = np.zeros((*lead, T, U), wide)
-    log_total = np.full((*lead, T, 1), np.inf, wide)  # exp(score − ∞) = 0: the weight of a row that reads nothing
-    for rows in _slices(T, block):
-        # Seen so far, for each row: the largest score, the sum of exp(score − top), and that sum weighted by v.
-        top = np.full((*lead, rows.stop - rows.start, 1), -np.inf, wide)
-        total = np.zeros_like(top)
-        mixed = np.zeros((*lead, rows.stop - rows.start, U), wide)
-        for columns in _slices(_reach(rows, T, S, causal), block):
-            scores = _tile(q, k, mask, causal, scale, rows, columns)
-            new_top = np.maximum(top, scores.max(-1, keepdims=True))
-            shift = np.where(np.isneginf(new_top), 0, new_top)
-            exp = np.exp(scores - shift)
-            rescale = np.exp(top - shift)  # what was summed under the old maximum, brought under the new one
-            total = rescale * total + exp.sum(-1, keepdims=True)
-            mixed = rescale * mixed + exp @ widen(v[..., columns, :])
-            top = new_top
-        empty = total == 0
-        out[..., rows, :] = mixed / np.where(empty, 1, total)
-        log_total[..., rows, :] = np.where(empty, np.inf, top + np.log(np.where(empty, 1, total)))
-    return out, log_total
-
-
-def flash_attention_backward(
-    d_out: Float[np.ndarray, "... T U"],
-    q: Real[np.ndarray, "... T K"],
-    k: Real[np.ndarray, "... S K"],
-    v: Real[np.ndarray, "... S U"],
+def attend(
+    q: Float[np.ndarray, "B H T K"],
+    k: Float[np.ndarray, "B G S K"],
+    v: Float[np.ndarray, "B G S U"],
+    mask: configs.Mask,
+    here: Here,
     *,
-    mask: Mask | None = None,
-    causal: bool = False,
+    bias: Float[np.ndarray, "B H T S"] | None = None,
     scale: float | None = None,
-    block: int = 128,
-) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
-    """d_q, d_k, d_v, tile by tile: P = exp(scores − log_total) is rebuilt, used and dropped.
+) -> Float[np.ndarray, "B H T U"]:
+    """`attention` of a layer, step by step; the R = H/G query heads of a group share its key and value head."""
+    B, H, T, _ = q.shape
+    G, S = k.shape[1:3]
 
-    The row sum Σ_S d_P ∘ P of `attention_backward` equals d_out · out, which needs no pattern.
-    Dao (2023), "FlashAttention-2", algorithm 2.
-    """
-    out, log_total = _flash_forward(q, k, v, mask, causal, scale, block)
-    T, S = q.shape[-2], k.shape[-2]
-    factor = default_scale(q, scale)
-    lead = out.shape[:-2]
-    d_q, d_k, d_v = (np.zeros(lead + x.shape[-2:], out.dtype) for x in (q, k, v))
-    row_sum = (d_out * out).sum(-1, keepdims=True)
-    for rows in _slices(T, block):
-        q_rows, d_rows = widen(q[..., rows, :]), widen(d_out[..., rows, :])
-        for columns in _slices(_reach(rows, T, S, causal), block):
-            k_columns, v_columns = widen(k[..., columns, :]), widen(v[..., columns, :])
-            weights = np.exp(_tile(q, k, mask, causal, scale, rows, columns) - log_total[..., rows, :])
-            d_weights = d_rows @ v_columns.swapaxes(-1, -2)
-            d_scores = factor * weights * (d_weights - row_sum[..., rows, :])
-            d_q[..., rows, :] += d_scores @ k_columns
-            d_k[..., columns, :] += d_scores.swapaxes(-1, -2) @ q_rows
-            d_v[..., columns, :] += weights.swapaxes(-1, -2) @ d_rows
-    return sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v)
+    def grouped(x: np.ndarray) -> np.ndarray:
+        return x.reshape(B, G, H // G, T, x.shape[-1])  # B G R T …
+
+    scores = attention_scores(grouped(q), k[:, :, None], None if bias is None else grouped(bias), scale)
+    scores = here.note("scores", scores.reshape(B, H, T, S))
+    weights = here.note("weights", attention_weights(scores, here.allowed(mask)))
+    mixed = (grouped(weights) @ v[:, :, None]).reshape(B, H, T, v.shape[-1])
+    return here.note("mixed", mixed.astype(v.dtype))
 
 
-def _weights(
-    q: Real[np.ndarray, "... T K"],
-    k: Real[np.ndarray, "... S K"],
-    mask: Mask | None,
-    bias: Bias | None,
-    causal: bool,
-    scale: float | None,
+def alibi(heads: int, here: Here) -> Float[np.ndarray, "B H T S"]:
+    """−slope_h·|i − j| for the positions at hand."""
+    distance = abs(here.positions[:, None, :, None] - here.key_positions[:, None, None, :])
+    return -np.array(alibi_slopes(heads))[:, None, None] * distance
+
+
+def split_heads(x: Float[np.ndarray, "B T HK"], width: int) -> Float[np.ndarray, "B H T K"]:
+    """[B, T, H·K] -> [B, H, T, K]: reshape, then transpose; the one without the other mixes positions and heads."""
+    return x.reshape(*x.shape[:2], -1, width).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x: Float[np.ndarray, "B H T U"], here: Here) -> Float[np.ndarray, "B T HU"]:
+    """[B, H, T, U] -> [B, T, H·U], the way back."""
+    B, H, T, U = x.shape
+    return here.note("concat", x.transpose(0, 2, 1, 3).reshape(B, T, H * U))
+
+
+def attention_scores(
+    q: Real[np.ndarray, "... T K"], k: Real[np.ndarray, "... S K"], bias: Bias | None = None, scale: float | None = None
+) -> Float[np.ndarray, "... T S"]:
+    """scale · q kᵀ + bias: how well each key answers each query."""
+    scores = widen(q) @ widen(k).swapaxes(-1, -2) * default_scale(q, scale)
+    return scores if bias is None else scores + widen(bias)
+
+
+def attention_weights(
+    scores: Float[np.ndarray, "... T S"], mask: Mask | None = None, causal: bool = False
 ) -> Float[np.ndarray, "... T S"]:
     """Who reads whom, and how much: each row sums to 1, or to 0 where nothing may be read."""
-    scores = widen(q) @ widen(k).swapaxes(-1, -2) * default_scale(q, scale)  # … T S
-    if bias is not None:
-        scores = scores + widen(bias)
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     if causal:
-        scores = np.where(causal_mask(q.shape[-2], k.shape[-2]), scores, -np.inf)
+        scores = np.where(causal_mask(*scores.shape[-2:]), scores, -np.inf)
     return softmax(scores)
 
 
@@ -199,36 +187,6 @@ def _kept(shape: Shape, dropout: float, rng: np.random.Generator | None) -> Floa
     if rng is None:
         raise ValueError(f"dropout={dropout} needs rng=, a np.random.Generator")
     return (rng.random(shape) >= dropout) / (1 - dropout)
-
-
-def _tile(
-    q: Real[np.ndarray, "... T K"],
-    k: Real[np.ndarray, "... S K"],
-    mask: Mask | None,
-    causal: bool,
-    scale: float | None,
-    rows: slice,
-    columns: slice,
-) -> Float[np.ndarray, "..."]:
-    """The scores of some queries against some keys, −∞ where they may not be read."""
-    T, S = q.shape[-2], k.shape[-2]
-    scores = widen(q[..., rows, :]) @ widen(k[..., columns, :]).swapaxes(-1, -2) * default_scale(q, scale)
-    if mask is not None:
-        whole = np.broadcast_to(mask, (*mask.shape[:-2], T, S))  # a view
-        scores = np.where(whole[..., rows, columns], scores, -np.inf)
-    if causal:
-        i, j = np.arange(rows.start, rows.stop)[:, None], np.arange(columns.start, columns.stop)
-        scores = np.where(j <= i + S - T, scores, -np.inf)
-    return scores
-
-
-def _slices(length: int, block: int) -> Iterator[slice]:
-    return (slice(start, min(start + block, length)) for start in range(0, length, block))
-
-
-def _reach(rows: slice, T: int, S: int, causal: bool) -> int:
-    """How many keys the last of these rows may read: under `causal`, tiles beyond it are wholly in the future."""
-    return max(0, rows.stop + S - T) if causal else S
 
 
 def default_scale(q: Any, scale: float | None) -> float:

@@ -6,7 +6,9 @@ from math import erf, pi, sqrt
 import numpy as np
 from jaxtyping import Float
 
+from clearhead.configs import FeedForwardConfig, GatedFeedForwardConfig
 from clearhead.reference.linear import linear, linear_backward
+from clearhead.reference.run import Here, runs
 from clearhead.reference.softmax import narrow, widen
 
 Array = Float[np.ndarray, "..."]
@@ -213,3 +215,24 @@ def swiglu_backward(
 def check_activation(activation: str) -> None:
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, not {activation!r}")
+
+
+@runs(FeedForwardConfig)
+def feed_forward_part(
+    config: FeedForwardConfig, x: Float[np.ndarray, "B T D"], here: Here
+) -> Float[np.ndarray, "B T D"]:
+    """`feed_forward` with a model's own weights, step by step."""
+    up = linear(x, here["up.weight"], here.get("up.bias"))
+    hidden = here.note("up", ACTIVATIONS[config.activation](up))
+    return here.note("down", linear(hidden, here["down.weight"], here.get("down.bias")))
+
+
+@runs(GatedFeedForwardConfig)
+def gated_feed_forward_part(
+    config: GatedFeedForwardConfig, x: Float[np.ndarray, "B T D"], here: Here
+) -> Float[np.ndarray, "B T D"]:
+    """`gated_feed_forward` with a model's own weights, step by step."""
+    gate = linear(x, here["gate.weight"], here.get("gate.bias"))
+    gate = here.note("gate", ACTIVATIONS[config.activation](gate))
+    hidden = here.note("up", gate * linear(x, here["up.weight"], here.get("up.bias")))
+    return here.note("down", linear(hidden, here["down.weight"], here.get("down.bias")))

@@ -3,6 +3,8 @@
 import numpy as np
 from jaxtyping import Float
 
+from clearhead.configs import LayerNormConfig, RMSNormConfig
+from clearhead.reference.run import Here, runs
 from clearhead.reference.softmax import narrow, widen
 
 
@@ -58,6 +60,18 @@ def rms_norm_backward(
     g = widen(d_out) * widen(weight)
     d_x = (g - normed * (g * normed).mean(-1, keepdims=True)) * inverse_rms
     return narrow(d_x, x), narrow(_sum_positions(d_out * normed), weight)
+
+
+@runs(LayerNormConfig)
+def layer_norm_part(config: LayerNormConfig, x: Float[np.ndarray, "... D"], here: Here) -> Float[np.ndarray, "... D"]:
+    """`layer_norm` with a model's own γ and β."""
+    return layer_norm(x, here["weight"], here.get("bias"), config.eps)
+
+
+@runs(RMSNormConfig)
+def rms_norm_part(config: RMSNormConfig, x: Float[np.ndarray, "... D"], here: Here) -> Float[np.ndarray, "... D"]:
+    """`rms_norm` with a model's own γ."""
+    return rms_norm(x, here["weight"], config.eps)
 
 
 def _standardize(

@@ -3,8 +3,9 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Real
+from jaxtyping import Float, Int, Real
 
+from clearhead.configs import RotaryConfig
 from clearhead.reference.softmax import narrow, widen
 
 
@@ -50,6 +51,16 @@ def rotate_backward(
     """The transpose of a rotation is the rotation back."""
     back = -np.asarray(positions, np.float64)
     return narrow(rotate(d_out, back, theta=theta, frequencies=frequencies, layout=layout), x)
+
+
+def turn_by(
+    config: RotaryConfig, x: Float[np.ndarray, "B H T K"], positions: Int[np.ndarray, "B T"]
+) -> Float[np.ndarray, "B H T K"]:
+    """A layer's rotation: its own frequencies over its own part of the head, and its magnitude."""
+    width = config.width(x.shape[-1])
+    frequencies = config.frequencies(x.shape[-1])
+    turned = rotate(x[..., :width], positions[:, None], frequencies=frequencies, layout=config.layout)
+    return np.concatenate((turned * x.dtype.type(config.magnitude), x[..., width:]), -1)
 
 
 def pair_slices(K: int, layout: str) -> tuple[slice, slice]:

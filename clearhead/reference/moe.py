@@ -1,0 +1,53 @@
+"""Mixture of experts: each token passes the few feed-forward layers that a router chooses for it."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float
+
+from clearhead.configs import MoEConfig
+
+from .ffn import ACTIVATIONS
+from .linear import linear
+from .run import Here, runs
+from .softmax import softmax
+
+
+@runs(MoEConfig)
+def mixture_of_experts(config: MoEConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
+    """Σ over the chosen experts e of p_e·expert_e(x), p = softmax(router(x)), plus the shared expert."""
+    router = here.note("router", softmax(linear(x, here["router.weight"])))  # B T E
+    which = np.argsort(-router, axis=-1, kind="stable")[..., : config.active]  # B T A
+    weights = np.take_along_axis(router, which, -1)
+    if config.normalised:
+        weights = weights / weights.sum(-1, keepdims=True)
+    weights = here.note("chosen", weights * config.scale)
+    out = np.zeros_like(x)
+    for e in range(config.experts):
+        b, t, place = np.nonzero(which == e)  # the tokens that chose expert e
+        out[b, t] += expert(config, e, x[b, t], here.at("experts")) * weights[b, t, place, None]
+    return out if config.shared is None else out + here.run("shared", config.shared, x)
+
+
+def expert(config: MoEConfig, e: int, x: Float[np.ndarray, "X D"], here: Here) -> Float[np.ndarray, "X D"]:
+    """One expert's feed-forward layer: its weights are row e of the stacked ones."""
+
+    def layer(name: str, h: np.ndarray) -> np.ndarray:
+        bias = here.get(f"{name}.bias")
+        return linear(h, here[f"{name}.weight"][e], None if bias is None else bias[e])
+
+    act = ACTIVATIONS[config.expert.activation]
+    up = layer("up", x)
+    return layer("down", act(layer("gate", x)) * up if "gate" in config.expert.matrices(x.shape[-1]) else act(up))
+
+
+def load_balancing_loss(router: Float[np.ndarray, "... E"], active: int) -> float:
+    """E · Σ_e f_e·P_e: f_e the share of tokens sent to expert e, P_e the mean probability it is given.
+
+    It is `active` when all experts are used alike, and larger otherwise. Fedus et al. (2022), equations 4 to 6.
+    """
+    experts = router.shape[-1]
+    flat = router.reshape(-1, experts)
+    which = np.argsort(-flat, axis=-1, kind="stable")[:, :active]
+    share = np.bincount(which.ravel(), minlength=experts) / len(flat)
+    return float(experts * (share * flat.mean(0)).sum())

@@ -1,0 +1,44 @@
+"""Residual branches, blocks and the stack of blocks."""
+
+import numpy as np
+from jaxtyping import Float
+
+from clearhead.configs import BlockConfig, ParallelBlockConfig, StackConfig
+from clearhead.configs.stack import PLACES
+
+from .run import Here, runs
+
+
+@runs(BlockConfig)
+def block(config: BlockConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
+    """x <- after(x + inside(f(before(x)))) for f = mixer, cross-attention, feed-forward.
+
+    pre: `before` is the norm (GPT-2, LLaMA); post: `after` is (2017, BERT); sandwich: `before` and `inside` (Gemma 2).
+    """
+    places = dict.fromkeys(PLACES[config.placement], config.norm)
+    for name, branch in config.branches().items():
+        residual = here.at(f"{name}_residual")
+        h = residual.note("before", residual.run("before", places.get("before"), x))
+        reader = here.cross if name == "cross" and here.cross is not None else here
+        h = reader.run(name, branch, h)
+        h = residual.note("inside", residual.run("inside", places.get("inside"), h))
+        x = residual.note("", x + h)
+        x = residual.note("after", residual.run("after", places.get("after"), x))
+    return x
+
+
+@runs(ParallelBlockConfig)
+def parallel_block(
+    config: ParallelBlockConfig, x: Float[np.ndarray, "B T D"], here: Here
+) -> Float[np.ndarray, "B T D"]:
+    """x + mixer(norm(x)) + ffn(norm(x))."""
+    h = here.note("norm", here.run("norm", config.norm, x))
+    return here.note("residual", x + here.run("mixer", config.mixer, h) + here.run("ffn", config.ffn, h))
+
+
+@runs(StackConfig)
+def stack(config: StackConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
+    """The blocks from the bottom up, and the final norm."""
+    for i, config_of_block in enumerate(config.blocks):
+        x = here.run(f"blocks.{i}", config_of_block, x)
+    return here.note("final_norm", here.run("final_norm", config.final_norm, x))
