@@ -1,0 +1,59 @@
+"""`clearhead …` and `python -m clearhead …`. Commands are imported when they are called, so `--help` stays quick."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+
+from clearhead import __version__
+
+COMMANDS = {
+    "presets": "List the architectures that have a name, or print one as clearhead.json.",
+    "trace": "Show every step of a model with its shapes, parameters and FLOPs.",
+    "cost": "Count parameters, FLOPs and memory without allocating anything.",
+    "doctor": "Look at this machine: versions, speed, and which precisions really work.",
+    "completion": "Print the completion script for a shell.",
+}
+
+
+class LazyGroup(click.Group):
+    """Knows its commands by name and help; imports `clearhead.cli.<name>` for the one that is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        return import_module(f"clearhead.cli.{name}").command if name in COMMANDS else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from clearhead.configs.base import nearest
+
+            ctx.fail(f"there is no command {args[0]!r}{nearest(args[0], COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__, prog_name="clearhead")
+def cli() -> None:
+    """The Transformer, built, trained, run, seen into and measured."""
+
+
+def main() -> None:
+    """Run the command line; bad input ends in one sentence on stderr and exit code 1, bad usage in exit code 2."""
+    try:
+        cli(prog_name="clearhead")
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
+        sys.stderr.close()
+        sys.exit(1)
+    except (ValueError, OSError) as error:
+        click.echo(f"clearhead: {error}", err=True)
+        sys.exit(1)

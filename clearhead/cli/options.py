@@ -1,0 +1,117 @@
+"""What several commands share: finding a config, changing it, and printing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from clearhead.configs import ModelConfig
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def model_argument(function: F) -> F:
+    """MODEL and --set, which together name a config."""
+    function = click.option(
+        "changes",
+        "--set",
+        multiple=True,
+        metavar="PATH=VALUE",
+        help="Change a field of the config, such as stack.repeats=6; may be given again.",
+    )(function)
+    return click.argument("model")(function)
+
+
+def input_options(function: F) -> F:
+    """--batch, --length and --source-length."""
+    for names, text in {
+        ("--source-length",): "Tokens in each source row of an encoder–decoder.  [default: as --length]",
+        ("--length", "-n"): "Tokens in each row.  [default: 512, or what the model can read]",
+    }.items():
+        function = click.option(*names, type=int, default=None, help=text)(function)
+    return click.option("--batch", "-b", type=int, default=1, show_default=True, help="Rows.")(function)
+
+
+json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON.")
+
+
+def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
+    """A preset by name, a clearhead.json, a config.json of a known family, or a folder that holds one of them."""
+    from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, loads
+    from clearhead.models.presets import preset
+
+    path = Path(model)
+    config: Any
+    if path.is_dir():
+        found = [path / name for name in ("clearhead.json", "config.json") if (path / name).exists()]
+        if not found:
+            raise click.UsageError(f"{model} holds neither clearhead.json nor config.json")
+        path = found[0]
+    if path.is_file():
+        text = path.read_text(encoding="utf-8")
+        config = from_hugging_face(text) or loads(text)
+    elif path.suffix == ".json":
+        raise click.UsageError(f"there is no file {model}")
+    else:
+        config = preset(model)
+    for change in changes:
+        name, equals, value = change.partition("=")
+        if not equals:
+            raise click.UsageError(f"--set takes PATH=VALUE, not {change!r}")
+        config = config.changed(name.strip(), parsed(value.strip()))
+    if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
+        raise click.UsageError(f"{model} describes a {config.kind()}, not a whole model")
+    return config
+
+
+def from_hugging_face(text: str) -> ModelConfig | None:
+    from clearhead.models.convert import family
+
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError:
+        return None
+    is_theirs = isinstance(data, dict) and "model_type" in data and "kind" not in data
+    return family(data).config(data) if is_theirs else None
+
+
+def parsed(value: str) -> Any:
+    """A JSON value, or the text itself."""
+    try:
+        return json.loads(value)
+    except json.JSONDecodeError:
+        return value
+
+
+def print_json(data: Any) -> None:
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def console() -> Console:
+    """Standard output; NO_COLOR, TERM=dumb, COLUMNS and pipes are honoured."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def count_text(count: int) -> str:
+    """`124.4M`."""
+    for size, letter in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= size:
+            return f"{count / size:.1f}{letter}"
+    return str(count) if count else "·"
+
+
+def bytes_text(count: int) -> str:
+    """`474.7 MiB`."""
+    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
