@@ -3,7 +3,8 @@
 B batch            T query positions      S key positions (S = T in plain self-attention)
 D model width      H query heads          G key/value heads, H = G·R      K key head width   U value head width
 V vocabulary       F feed-forward width   E experts    A experts per token
-L latent width     N rotary width of a latent head     C classes   P patches
+L latent width     Q query latent width    M, N plain and rotary part of a latent head's key, K = M + N
+C classes          P patches
 """
 
 NAMES = {
@@ -20,6 +21,8 @@ NAMES = {
     "E": "experts",
     "A": "active experts",
     "L": "latent width",
+    "Q": "query latent width",
+    "M": "plain key width",
     "N": "rotary key width",
     "C": "classes",
     "P": "patches",

@@ -2,4 +2,5 @@
 
 from jaxtyping import install_import_hook
 
-install_import_hook("clearhead", "beartype.beartype")
+# the numeric tower: a whole number is fine where a float is asked for, as in JSON
+install_import_hook("clearhead", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))")

@@ -86,10 +86,13 @@ def show(model: str, bill: Cost, train: bool) -> None:
     rows = {
         f"forward, {bill.batch} × {bill.length} tokens": f"{flops.forward:,} FLOPs",
         "  of it, the last block": f"{flops.block:,} FLOPs",
-        "one more token": f"{flops.decode:,} FLOPs",
         f"weights in {bill.dtype}": bytes_text(memory.weights),
-        f"KV cache, {bill.batch} × {bill.length} tokens": bytes_text(memory.kv_cache),
     }
+    if memory.kv_cache:
+        rows |= {
+            "decoding the last token alone": f"{flops.decode:,} FLOPs",
+            f"KV cache, {bill.batch} × {bill.length} tokens": bytes_text(memory.kv_cache),
+        }
     if train:
         rows |= {
             "training step": f"{flops.train:,} FLOPs",

@@ -37,24 +37,30 @@ def command(
 
 
 def show(traced: Trace) -> None:
-    from rich.table import Table
     from rich.text import Text
 
     from clearhead.measure.trace import shape_text
     from clearhead.shapes import NAMES
 
     out = console()
-    used: dict[str, None] = {}
-    for title, steps in traced.sections():
-        table = Table(box=None, padding=(0, 1), show_header=False, pad_edge=False)
-        for width, justify in ((22, "left"), (None, "left"), (7, "right"), (7, "right")):
-            table.add_column(width=width, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-        for step in steps:
-            used |= dict.fromkeys(letter for letter in step.letters if letter in NAMES)
-            name = Text(f"  {step.name}")
-            table.add_row(name, Text(shape_text(step), "cyan"), count_text(step.parameters), count_text(step.flops))
-        out.print(Text(title, "bold"), "" if out.width < 60 else Text("parameters, FLOPs", "dim"))
-        out.print(table)
+    sections = list(traced.sections())
+    steps = [step for _, group in sections for step in group]
+    names, shapes = (max(len(text) for text in column) for column in ([s.name for s in steps], map(shape_text, steps)))
+    has_room = out.width >= names + shapes + 20 + max(len(step.formula) for step in steps)
+
+    def line(name: str, shape: str, parameters: str, flops: str, formula: str, style: str = "") -> None:
+        row = Text(f"{name:<{names + 2}} ", style)
+        row.append(f"{shape:<{shapes}}", "cyan")
+        row.append(f"{parameters:>9}{flops:>8}")
+        out.print(row.append(f"  {formula}", "dim") if has_room else row, no_wrap=True, crop=False)
+
+    line("", "shape", "weights", "FLOPs", "", "bold")
+    for title, group in sections:
+        out.print(Text(title, "bold"))
+        for step in group:
+            numbers = count_text(step.parameters), count_text(step.flops)
+            line(f"  {step.name}", shape_text(step), *numbers, step.formula)
     total, flops = sum(s.parameters for s in traced.steps), sum(s.flops for s in traced.steps)
     out.print(Text(f"total: {total:,} parameters, {flops:,} FLOPs", "bold"))
-    out.print(Text("  ".join(f"{letter} {NAMES[letter]}" for letter in used), "dim"))
+    used = [letter for letter in NAMES if any(letter in step.letters for step in steps)]
+    out.print(Text(", ".join(f"{letter} {NAMES[letter]}" for letter in used), "dim"))

@@ -55,20 +55,9 @@ class AttentionConfig(Config):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = self.sized(scope)
-        (rows,) = s.shape("H·K+G·K+G·U")
-        # the keys and values of `new` positions are computed; those of the other S − new are in the state already
-        (query_rows,), (key_rows,) = s.shape("H·K"), s.shape("G·K+G·U")
-        yield s.step(
-            "qkv",
-            "X·[W_Q W_K W_V]",
-            "B T H·K+G·K+G·U",
-            weights={"qkv.weight": (rows, s["D"])} | ({"qkv.bias": (rows,)} if self.qkv_bias else {}),
-            flops=2 * s["B"] * s["D"] * (s["T"] * query_rows + s["new"] * key_rows),
-            order="n·d²",
-        )
-        yield s.step("query", "split into heads", "B H T K", kept=0)
-        yield s.step("key", "split into heads", "B G S K", kept=0)
-        yield s.step("value", "split into heads", "B G S U", kept=0)
+        if s["T"] < s["S"] and self.ring is not None:  # decoding reads what the ring holds
+            s = s.having(S=min(s["S"], max(self.ring, s["T"])))
+        yield from self.crossing_steps(s) if "crossing" in s.sizes else self.projection_steps(s)
         if self.qk_norm is not None:
             yield from under("query_norm", self.qk_norm.steps(s, "B H T K"))
             yield from under("key_norm", self.qk_norm.steps(s, "B G S K"))
@@ -91,6 +80,30 @@ class AttentionConfig(Config):
             order="n·d²",
             kept=0,
         )
+
+    def projection_steps(self, s: Scope) -> Iterator[Step]:
+        """One matrix gives queries, keys and values of the new tokens; older keys are in the state already."""
+        (rows,) = s.shape("H·K+G·K+G·U")
+        flops = 2 * s["B"] * s["T"] * s["D"] * rows
+        yield s.step("qkv", "X·[W_Q W_K W_V]", "B T H·K+G·K+G·U", weights=self.qkv(s), flops=flops, order="n·d²")
+        yield s.step("query", "split into heads", "B H T K", kept=0)
+        yield s.step("key", "split into heads", "B G S K", kept=0)
+        yield s.step("value", "split into heads", "B G S U", kept=0)
+
+    def crossing_steps(self, s: Scope) -> Iterator[Step]:
+        """The same matrix, its query rows over X and its key and value rows over the source."""
+
+        def flops(tokens: int, rows: str) -> int:
+            return 2 * s["B"] * tokens * s["D"] * s.shape(rows)[0]
+
+        new = s["source_new"]
+        yield s.step("query", "X·W_Q", "B H T K", weights=self.qkv(s), flops=flops(s["T"], "H·K"), order="n·d²")
+        yield s.step("key", "source·W_K", "B G S K", flops=flops(new, "G·K"), order="n·d²")
+        yield s.step("value", "source·W_V", "B G S U", flops=flops(new, "G·U"), order="n·d²")
+
+    def qkv(self, s: Scope) -> dict[str, Shape]:
+        (rows,) = s.shape("H·K+G·K+G·U")
+        return {"qkv.weight": (rows, s["D"])} | ({"qkv.bias": (rows,)} if self.qkv_bias else {})
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         """What decoding keeps for up to S positions; a causal window keeps a ring of its own size."""

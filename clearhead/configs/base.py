@@ -65,7 +65,7 @@ class Scope:
         return Step(name=name, formula=formula, letters=letters, shape=self.shape(letters), part=self.part, **rest)
 
 
-ONE = Scope(dict.fromkeys(("B", "T", "S", "new", "source", "source_new"), 1))
+ONE = Scope(dict.fromkeys(("B", "T", "S", "source", "source_new"), 1))
 """One token that reads one token: enough to ask for weights, whose shapes do not depend on the input."""
 
 

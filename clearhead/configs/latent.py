@@ -49,6 +49,7 @@ class LatentAttentionConfig(Config):
             K=self.plain_dim + self.rope_dim,
             U=self.value_dim,
             L=self.latent_dim,
+            M=self.plain_dim,
             N=self.rope_dim,
             Q=self.query_latent_dim or scope["D"],
         )
@@ -67,15 +68,15 @@ class LatentAttentionConfig(Config):
             yield projection("query_down", "X·W_DQ", "B T Q", s["Q"], s["D"], self.bias, tokens)
             yield from under("query_norm", self.norm.steps(s, "B T Q"))
         yield projection("query", "X·W_Q", "B T H·K", heads * s["K"], s["Q"], False, tokens)
-        yield projection("down", "X·[W_DKV W_KR]", "B T L+N", s["L"] + s["N"], s["D"], self.bias, s["B"] * s["new"])
+        yield projection("down", "X·[W_DKV W_KR]", "B T L+N", s["L"] + s["N"], s["D"], self.bias, tokens)
         yield from under("latent_norm", self.norm.steps(s, "B T L"))
         yield s.step("query_turned", "rotary part turned by position", "B H T K")
         yield s.step("rope_key", "turned by position, shared by all heads", "B 1 T N")
         pairs = 2 * s["B"] * heads * s["T"] * s["S"]
         up = heads * (self.plain_dim + s["U"])
         keys = s["B"] * s["S"]
-        if s["new"] == s["S"]:
-            yield projection("up", "latent -> keys, values", "B S H·K+H·U", up, s["L"], False, keys)
+        if s["T"] == s["S"]:
+            yield projection("up", "latent -> keys, values", "B S H·M+H·U", up, s["L"], False, keys)
             yield s.step("scores", "m²·QKᵀ/√K", "B H T S", flops=pairs * s["K"], order="n²·d", kept=0)
             yield s.step("weights", f"softmax where {self.mask.kind()} allows", "B H T S", kept=0)
             yield s.step("mixed", "weights·V", "B H T U", flops=pairs * s["U"], order="n²·d")

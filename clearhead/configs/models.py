@@ -27,7 +27,7 @@ class SequenceModelConfig(Config):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         length = self.embedding.positions(scope["T"])
-        s = scope.having(D=self.stack.dim, T=length, new=length, S=max(length, scope["S"]), source=0, source_new=0)
+        s = scope.having(D=self.stack.dim, T=length, S=max(length, scope["S"]), source=0, source_new=0)
         yield from under("embedding", self.embedding.steps(s))
         yield from under("stack", self.stack.steps(s))
         if self.head is not None:
@@ -59,7 +59,7 @@ class EncoderDecoderConfig(Config):
         source = scope.sizes.get("source", scope["T"])
         s = scope.having(D=self.encoder.dim, source=source, source_new=scope.sizes.get("source_new", source))
         if s["source_new"]:  # decoding one more token does not run the encoder again
-            reading = s.having(T=source, S=source, new=source)
+            reading = s.having(T=source, S=source)
             yield from under("source", self.source.steps(reading))
             yield from under("encoder", self.encoder.steps(reading))
         if self.target is not None:

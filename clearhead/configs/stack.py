@@ -50,7 +50,7 @@ class BlockConfig(Config):
     def steps(self, scope: Scope) -> Iterator[Step]:
         places = PLACES[self.placement]
         for name, part in self.branches().items():
-            sizes = scope.having(S=scope["source"], new=scope["source_new"]) if name == "cross" else scope
+            sizes = scope.having(S=scope["source"], crossing=1) if name == "cross" else scope
             if "before" in places:
                 yield from under(f"{name}_residual.before", self.norm.steps(scope))
             yield from under(name, part.steps(sizes))

@@ -30,7 +30,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one forward pass, of one block in it, of one more token after it, and of a training step."""
+    """Of one forward pass, of one block in it, of decoding its last token alone, and of a training step."""
 
     forward: int
     block: int
@@ -100,8 +100,8 @@ def cost(
     width = BYTES[dtype]
     total = sum(step.parameters for step in steps)
     forward = sum(step.flops for step in steps)
-    # one more token, after `length` that the state holds; an encoder has run already
-    one_more = sizes | {"T": 1, "new": 1} | ({"source_new": 0} if "source" in sizes else {})
+    # the last of `length` tokens, the others kept in the state; an encoder has run already
+    last = sizes | {"T": 1} | ({"source_new": 0} if "source" in sizes else {})
     kv_cache = width * sum(map(math.prod, config.state(Scope(sizes)).values()))
     rows = sizes["B"] * sizes["T"]
     return Cost(
@@ -114,7 +114,7 @@ def cost(
         flops=Flops(
             forward=forward,
             block=block_flops(config, steps),
-            decode=sum(step.flops for step in config.steps(Scope(one_more))),
+            decode=sum(step.flops for step in config.steps(Scope(last))),
             train=3 * forward,  # the backward pass multiplies by each matrix twice: for its input and for itself
             by_part=by_part(steps, lambda step: step.flops),
         ),

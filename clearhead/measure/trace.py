@@ -68,7 +68,7 @@ def input_sizes(
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
     length = readable_length(config, length)
-    sizes = {"B": batch, "T": length, "S": length, "new": length}
+    sizes = {"B": batch, "T": length, "S": length}
     if isinstance(config, EncoderDecoderConfig):
         sizes["source"] = sizes["source_new"] = source_length or length
     elif source_length is not None:

@@ -29,8 +29,9 @@ class LatentAttention(nn.Module):
         self.config = config
         width = config.plain_dim + config.rope_dim
         query_in = config.query_latent_dim or dim
-        self.query_down = nn.Linear(dim, query_in, bias=config.bias) if config.query_latent_dim else nn.Identity()
-        self.query_norm = build_part(config.norm, query_in) if config.query_latent_dim else nn.Identity()
+        if config.query_latent_dim is not None:
+            self.query_down = nn.Linear(dim, query_in, bias=config.bias)
+            self.query_norm = build_part(config.norm, query_in)
         self.query = nn.Linear(query_in, config.heads * width, bias=False)
         self.down = nn.Linear(dim, config.latent_dim + config.rope_dim, bias=config.bias)
         self.latent_norm = build_part(config.norm, config.latent_dim)
@@ -51,8 +52,9 @@ class LatentAttention(nn.Module):
     def queries(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T K"]:
         """[plain ; turned], by heads."""
         config = self.config
-        down = context.tap("query_norm", self.query_norm(context.tap("query_down", self.query_down(x))))
-        q = split_heads(context.tap("query", self.query(down)), config.plain_dim + config.rope_dim)
+        if config.query_latent_dim is not None:
+            x = context.tap("query_norm", self.query_norm(context.tap("query_down", self.query_down(x))))
+        q = split_heads(context.tap("query", self.query(x)), config.plain_dim + config.rope_dim)
         plain, rope = q.split((config.plain_dim, config.rope_dim), dim=-1)
         q = torch.cat((plain, self.rotary(rope, context.positions, context)), dim=-1)
         return context.tap("query_turned", q)
