@@ -1,0 +1,108 @@
+"""`clearhead doctor`: what this machine can do, and what to do about what it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import bytes_text, console, json_option, print_json
+
+if TYPE_CHECKING:
+    from clearhead.measure.doctor import Report
+
+
+@click.command("doctor")
+@click.option("--quick", is_flag=True, help="Only look: try no precision, measure no speed.")
+@json_option
+@click.pass_context
+def command(ctx: click.Context, quick: bool, as_json: bool) -> None:
+    """Look at this machine: versions, speed, and which precisions really work.
+
+    Each precision is tried in a process of its own, since a wrong one can end the process. Takes about ten seconds.
+    The exit code is 0 if float32 works, else 1.
+
+    \b
+    clearhead doctor
+    clearhead doctor --quick
+    clearhead doctor --json
+    """
+    report = examine_aloud(quick)
+    if as_json:
+        print_json(report.to_dict())
+    else:
+        show(report)
+    ctx.exit(0 if report.ok else 1)
+
+
+def examine_aloud(quick: bool) -> Report:
+    """The report, with the present stage on stderr if somebody is watching."""
+    from rich.console import Console
+
+    from clearhead.measure.doctor import examine
+
+    err = Console(stderr=True, highlight=False)
+    if not err.is_terminal or err.is_dumb_terminal:
+        return examine(probe=not quick)
+    with err.status("looking") as status:
+        return examine(probe=not quick, progress=status.update)
+
+
+def show(report: Report) -> None:
+    from rich.padding import Padding
+    from rich.text import Text
+
+    out = console()
+    versions = {name: version or "not installed" for name, version in report.versions.items()}
+    table("Versions", [("clearhead", versions.pop("clearhead")), ("python", report.python), *versions.items()])
+    table("Machine", [*machine_rows(report), *report.settings.items()])
+    tried = [(probe.dtype, str(probe)) for probe in report.precisions]
+    table("Precisions", tried or [("not tried",)])
+    table("Optional", [(use.purpose, use.package, use.version or use.install) for use in report.uses])
+    well = "Nothing is wrong." if tried else "Nothing wrong meets the eye. Without --quick, each precision is tried."
+    out.print(Text("What to do" if report.findings else well, "bold"))
+    for finding in report.findings:
+        style = "red" if finding.level == "error" else "yellow"
+        out.print(Padding(Text(finding.text, style), (0, 0, 0, 2)))
+
+
+def table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, show_header=False, padding=(0, 0, 0, 2))
+    grid.add_column(no_wrap=True)
+    for row in rows:
+        grid.add_row(*(Text(cell, overflow="fold") for cell in row))
+    out = console()
+    out.print(Text(title, "bold"))
+    out.print(grid)
+    out.print()
+
+
+def machine_rows(report: Report) -> list[tuple[str, str]]:
+    machine, speed, compile = report.machine, report.speed, report.compile
+    threads = "torch not at hand" if report.threads is None else f"torch uses {report.threads} threads"
+    quota = f", {machine.quota:g} allowed to this container" if machine.quota is not None else ""
+    sizes = {"in all": machine.memory_total, "free": machine.memory_available, "allowed": machine.memory_limit}
+    lacking = "a C++ compiler" if compile.compiler is None else "Python.h"
+    rows = [
+        ("platform", machine.platform),
+        ("processor", machine.processor or "unknown"),
+        ("instructions", ", ".join(machine.instructions) or "none that matter here"),
+        ("cores", f"{machine.cores} usable{quota}; {threads}"),
+        ("memory", ", ".join(f"{bytes_text(size)} {word}" for word, size in sizes.items() if size) or "unknown"),
+        ("disk", f"{bytes_text(machine.disk_free)} free in {machine.folder}"),
+        ("torch.compile", f"can use {compile.compiler}" if compile.possible else f"lacks {lacking}"),
+    ]
+    if speed is not None:
+        rows += [
+            ("matrix products", f"{speed.gemm_tflops:.3g} TFLOP/s in float32, measured"),
+            ("memory reads", f"{speed.read_gbps:.3g} GB/s, measured"),
+        ]
+    for device in report.devices:
+        if device.name != "cpu":
+            size = f", {bytes_text(device.memory)}" if device.memory else ""
+            rows.append((device.name, f"{device.model or 'available'}{size}"))
+    return rows

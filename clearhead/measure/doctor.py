@@ -1,0 +1,183 @@
+"""What this machine really offers: versions, cores, memory, speed, and the precisions that give right answers."""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+from .machine import Compile, Device, Machine, installed, look, look_for_compiler, meet_torch
+from .precision import PRECISIONS, Probe, precision_works
+
+CORE = ("clearhead", "torch", "numpy", "safetensors", "tokenizers", "jaxtyping", "rich", "click")
+USES = (
+    ("comparing with other people's models", "transformers"),
+    ("checking every shape while tests run", "beartype"),
+    ("running the tests", "pytest"),
+)
+SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES", "CXX", "HF_HUB_OFFLINE")
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed:
+    """Measured, not looked up: the best of several, so a lower bound when the machine is busy."""
+
+    gemm_tflops: float  # float32 matrix product, 2·n³ operations
+    read_gbps: float  # 10⁹ bytes a second, one pass over more than most caches hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    purpose: str
+    package: str
+    version: str | None
+
+    @property
+    def install(self) -> str:
+        return f"pip install {self.package.replace('_', '-')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something wrong and the way out, in one or two sentences."""
+
+    level: Literal["error", "warning"]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything the doctor saw. Without probes `precisions` is empty and `speed` None."""
+
+    python: str
+    versions: Mapping[str, str | None]
+    machine: Machine
+    settings: Mapping[str, str]
+    threads: int | None
+    devices: tuple[Device, ...]
+    precisions: tuple[Probe, ...]
+    speed: Speed | None
+    compile: Compile
+    uses: tuple[Use, ...]
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return all(finding.level != "error" for finding in self.findings)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = {"ok": self.ok, **asdict(self)}
+        data["precisions"] = {probe.dtype: {"works": probe.works, **asdict(probe)} for probe in self.precisions}
+        data["compile"]["possible"] = self.compile.possible
+        data["uses"] = [{**asdict(use), "install": use.install} for use in self.uses]
+        return data
+
+
+def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda stage: None) -> Report:
+    """Look at this machine; with `probe`, also try every precision and measure speed (about ten seconds)."""
+    machine = look()
+    progress("importing torch")
+    threads, devices, broken = meet_torch()
+    precisions: tuple[Probe, ...] = ()
+    speed = None
+    if probe and broken is None:
+        progress("trying each precision in a process of its own")
+        with ThreadPoolExecutor(max(1, min(len(PRECISIONS), machine.cores))) as pool:
+            precisions = tuple(pool.map(precision_works, PRECISIONS))
+        if precisions[0].works:
+            progress("measuring matrix products and memory")
+            speed = Speed(gemm_tflops=measure_gemm(), read_gbps=measure_read(machine))
+    report = Report(
+        python=platform.python_version(),
+        versions={name: installed(name) for name in CORE},
+        machine=machine,
+        settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
+        threads=threads,
+        devices=devices,
+        precisions=precisions,
+        speed=speed,
+        compile=look_for_compiler(),
+        uses=tuple(Use(purpose=purpose, package=name, version=installed(name)) for purpose, name in USES),
+    )
+    return replace(report, findings=diagnose(report, broken))
+
+
+def best(action: Callable[[], object], seconds: float) -> float:
+    """The shortest of at least three runs, repeated for about `seconds`."""
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < seconds:
+        start = time.perf_counter()
+        action()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def measure_gemm() -> float:
+    """float32 TFLOP/s of an n × n product, n grown until one takes 20 ms."""
+    import torch
+
+    def product(n: int) -> Callable[[], object]:
+        return partial(torch.mm, torch.rand(n, n), torch.rand(n, n), out=torch.empty(n, n))
+
+    n = 512
+    while n < 8192 and best(product(n), 0.0) < 0.02:
+        n *= 2
+    return 2 * n**3 / best(product(n), 0.6) / 1e12
+
+
+def measure_read(machine: Machine) -> float:
+    """GB/s of summing 512 MiB, or an eighth of the free memory if that is less: past most caches."""
+    import torch
+
+    free = min(size for size in (4 * GIB, machine.memory_available, machine.memory_limit) if size is not None)
+    data = torch.ones(max(free // 8, 2**20) // 8, dtype=torch.int64)
+    return data.nbytes / best(data.sum, 0.6) / 1e9
+
+
+def diagnose(report: Report, broken: str | None) -> tuple[Finding, ...]:
+    """What is wrong and the way out. The only error is float32 not working; without torch it cannot."""
+    machine, found = report.machine, []
+
+    def warn(text: str) -> None:
+        found.append(Finding(level="warning", text=text))
+
+    if report.versions["torch"] is None:
+        found.append(Finding(level="error", text="torch is not installed: pip install torch."))
+    elif broken is not None:
+        text = f"torch is installed and cannot be imported ({broken}): pip install --force-reinstall torch."
+        found.append(Finding(level="error", text=text))
+    for probe in report.precisions:
+        if probe.works:
+            continue
+        name, text = probe.dtype, str(probe)
+        if probe.remedy is not None:
+            way_out = f"set {probe.remedy} before torch is imported."
+            text = f"{replace(probe, remedy=None)} here"
+        elif name == "float32":
+            way_out = "nothing can run here; try another build of torch (pip install --force-reinstall torch)."
+        else:
+            way_out = "use float32."
+        level: Literal["error", "warning"] = "error" if name == "float32" else "warning"
+        found.append(Finding(level=level, text=f"{name} {text}: {way_out}"))
+    allowed = max(1, int(min(machine.cores, machine.quota or machine.cores)))
+    if report.threads is not None and report.threads > allowed:
+        warn(
+            f"torch uses {report.threads} threads, more than the {allowed} usable cores: set OMP_NUM_THREADS={allowed}."
+        )
+    if report.compile.compiler is None:
+        warn("torch.compile cannot work without a C++ compiler: install g++ or clang++. Nothing else needs one.")
+    elif not report.compile.headers:
+        warn("torch.compile cannot work without Python.h: install python3-dev (Debian) or python3-devel (Fedora).")
+    if machine.memory_available is not None and machine.memory_available < GIB:
+        warn(f"only {machine.memory_available / GIB:.1f} GiB of memory is free: choose a small preset.")
+    if machine.disk_free < GIB:
+        warn(
+            f"only {machine.disk_free / GIB:.1f} GiB is free on the disk of {machine.folder}: checkpoints may not fit."
+        )
+    return tuple(found)
