@@ -103,10 +103,16 @@ class EncoderDecoder(nn.Module):
         return self.encoder(self.source(source, context.at("source")), context.at("encoder"))
 
     def decode(
-        self, target: Int[Tensor, "B T"], state: State, *, taps: Taps | None = None, fused: bool = True
+        self,
+        target: Int[Tensor, "B T"],
+        state: State,
+        *,
+        readable: Bool[Tensor, "B T"] | None = None,
+        taps: Taps | None = None,
+        fused: bool = True,
     ) -> Float[Tensor, "B T V"]:
         """The logits of more target tokens, after those that `state` holds."""
-        context = make_context(len(target), target.shape[1], target.device, None, None, None, state, taps, fused)
+        context = make_context(len(target), target.shape[1], target.device, readable, None, None, state, taps, fused)
         source = state.blocks[0].cross
         assert source is not None, "a decoder's block state holds the source's keys"
         length = source.key.shape[2]

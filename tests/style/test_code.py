@@ -1,0 +1,137 @@
+"""How the code reads, checked: lint, types, the direction of imports, no torch where none is needed, no empty test."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "clearhead"
+TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+
+# Nothing imports from a higher layer.
+LAYERS = (
+    {"shapes", "schedules"},
+    {"configs"},
+    {"reference"},
+    {"functional"},
+    {"nn"},
+    {"models"},
+    {"generate", "measure"},
+    {"cli"},
+)
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+LIGHT = (
+    "clearhead",
+    "clearhead.configs",
+    "clearhead.reference",
+    "clearhead.models.presets",
+    "clearhead.models.convert",
+)
+LIGHT += ("clearhead.measure.trace", "clearhead.measure.cost", "clearhead.cli.main", "clearhead.cli.doctor")
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def imports(path: Path) -> set[str]:
+    """The parts of the package that a file imports when it is loaded, `import` under TYPE_CHECKING left out."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    found = set()
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            base = [*package[: len(package) - node.level + 1]] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            names = [name] if "." in name else [f"{name}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            continue
+        found |= {name.split(".")[1] for name in names if name.startswith("clearhead.")}
+    return found
+
+
+def test_ruff_is_content() -> None:
+    for command in (("check",), ("format", "--check")):
+        result = run(sys.executable, "-m", "ruff", *command, ".")
+        assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_types_check() -> None:
+    result = run(sys.executable, "-m", "mypy")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_dependencies_point_one_way(path: Path) -> None:
+    part = path.relative_to(PACKAGE).with_suffix("").parts[0]
+    if part in ("__init__", "__main__"):
+        return
+    above = {name for name in imports(path) if LEVEL.get(name, -1) > LEVEL[part]}
+    assert not above, f"{path} imports {above} from above"
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_loads_without_torch(module: str) -> None:
+    result = run(
+        sys.executable, "-c", f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    )
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr
+
+
+def test_transformers_is_never_a_run_time_dependency() -> None:
+    assert not [path for path in PACKAGE.rglob("*.py") if "import transformers" in path.read_text(encoding="utf-8")]
+
+
+def test_nothing_is_pickled() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert "import pickle" not in text, path
+        assert "torch.load(" not in text, path
+        assert "torch.save(" not in text, path
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_test_asserts(path: Path) -> None:
+    """An assert, a judge such as `raises` or `assert_close`, or a helper of this folder that holds one."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    helpers = {
+        p: ast.parse(p.read_text(encoding="utf-8"))
+        for p in {path, *path.parent.glob("[!t_]*.py"), path.parent / "tools.py"}
+        if p.exists()
+    }
+    judges = {"raises", "assert_close", "assert_allclose", "assert_array_equal", "fail", "gradcheck"}
+
+    def asserts(node: ast.AST) -> bool:
+        for inner in ast.walk(node):
+            if isinstance(inner, ast.Assert):
+                return True
+            if isinstance(inner, ast.Call):
+                name = inner.func.attr if isinstance(inner.func, ast.Attribute) else getattr(inner.func, "id", "")
+                if name in judges:
+                    return True
+        return False
+
+    for _ in range(3):  # a helper may call a helper
+        for helper in helpers.values():
+            judges |= {
+                n.name
+                for n in ast.walk(helper)
+                if isinstance(n, ast.FunctionDef) and asserts(n) and not n.name.startswith("test")
+            }
+    tests = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name.startswith("test")]
+    assert tests, f"{path} holds no test"
+    assert not [test.name for test in tests if not asserts(test)]
+
+
+@pytest.mark.parametrize("folder", ["configs", "nn", "reference"])
+def test_a_part_has_one_name_in_every_engine(folder: str) -> None:
+    """configs/x.py is computed by nn/x.py and reference/x.py."""
+    parts = {"attention", "latent", "ffn", "moe", "norm", "rotary", "positions", "embedding", "heads", "stack"}
+    assert parts <= {path.stem for path in (PACKAGE / folder).glob("*.py")}
