@@ -11,7 +11,8 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/python examples/demo.py
+	$(BIN)/clearhead trace tiny-llama --batch 2 --length 20
+	$(BIN)/python examples/numpy_lm.py
 
 # one thread per worker: two workers on two cores must not fight
 test: $(READY)
@@ -25,9 +26,9 @@ lint: $(READY)
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
+# every formula, link, command and snippet of the documentation
 docs: $(READY)
-	$(BIN)/python -m docs.generate
-	$(BIN)/python -m pytest -n auto tests/journeys/test_docs.py tests/style
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/journeys/test_docs.py tests/style/test_docs_math.py
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache build dist

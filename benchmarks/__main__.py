@@ -1,0 +1,12 @@
+"""`python -m benchmarks` runs all, `python -m benchmarks attention` one."""
+
+import sys
+from importlib import import_module
+
+NAMES = ("attention", "forward")
+
+for name in sys.argv[1:] or NAMES:
+    if name not in NAMES:
+        sys.exit(f"there is no benchmark {name!r}; known: {', '.join(NAMES)}")
+    print(f"== {name}")
+    import_module(f"benchmarks.{name}").main()
