@@ -12,7 +12,7 @@ $(READY): pyproject.toml constraints.txt
 
 demo: $(READY)
 	$(BIN)/clearhead trace tiny-llama --batch 2 --length 20
-	$(BIN)/python examples/numpy_lm.py
+	OMP_NUM_THREADS=1 $(BIN)/python examples/numpy_lm.py
 
 # one thread per worker: two workers on two cores must not fight
 test: $(READY)

@@ -45,7 +45,6 @@ class Memory:
 
     weights: int
     kv_cache: int
-    kv_cache_per_token: int
     activations: int
     gradients: int
     optimizer: int
@@ -103,7 +102,6 @@ def cost(
     # the last of `length` tokens, the others kept in the state; an encoder has run already
     last = sizes | {"T": 1} | ({"source_new": 0} if "source" in sizes else {})
     kv_cache = width * sum(map(math.prod, config.state(Scope(sizes)).values()))
-    rows = sizes["B"] * sizes["T"]
     return Cost(
         batch=batch,
         length=sizes["T"],
@@ -121,7 +119,6 @@ def cost(
         memory=Memory(
             weights=width * total,
             kv_cache=kv_cache,
-            kv_cache_per_token=kv_cache // rows,
             activations=width * sum(step.kept * math.prod(step.shape) for step in steps),
             gradients=width * total,
             optimizer=2 * 4 * total,  # both moments in float32

@@ -160,7 +160,7 @@ def initialise(model: nn.Module) -> None:
     """Fresh weights: normal of variance 2/(5·D), which is GPT-2's 0.02 at its width (Nguyen & Salazar 2019, 3.1);
     what is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0,
     gains 1."""
-    branches = sum(name.endswith("_residual") for name, _ in model.named_modules())
+    branches = sum(name.endswith(("out.weight", "down.weight")) for name, _ in model.named_parameters())
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)

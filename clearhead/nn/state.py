@@ -34,6 +34,11 @@ class Slots:
     beside: bool = False
     reads: tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None] | None = None  # positions read, and which are real
 
+    def check(self, positions: Int[Tensor, "B T"]) -> None:
+        size = self.at.shape[1]
+        if not self.ring and positions.numel() and int(positions.max()) >= size:
+            raise ValueError(f"position {int(positions.max())} does not fit a state made for {size} positions")
+
     def place(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
         """Decide where the tokens of this pass are kept and what they read; done once for all layers."""
         length, size = positions.shape[1], self.at.shape[1]
@@ -44,8 +49,6 @@ class Slots:
         kept = torch.ones_like(positions, dtype=torch.bool) if readable is None else readable
         if self.ring:
             kept = kept & (positions > last - size)  # only the last `size` tokens of a row stay
-        elif positions.numel() and int(last.max()) >= size:
-            raise ValueError(f"position {int(last.max())} does not fit a state made for {size} positions")
         slots = positions % size if self.ring else positions
         self.start = self._run(slots, kept)
         if self.start is None:
@@ -182,7 +185,9 @@ class State:
         return self.lengths[:, None] + count_positions(readable, len(self.lengths), length, self.lengths.device)
 
     def advance(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
-        """Make room in every block for the tokens of one forward pass."""
+        """Make room in every block for the tokens of one forward pass; if one has none, none is changed."""
+        for slots in self.slots:
+            slots.check(positions)
         for slots in self.slots:
             slots.place(positions, readable)
         if positions.shape[1]:

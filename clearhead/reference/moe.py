@@ -44,7 +44,8 @@ def expert(config: MoEConfig, e: int, x: Float[np.ndarray, "X D"], here: Here) -
 def load_balancing_loss(router: Float[np.ndarray, "... E"], active: int) -> float:
     """E · Σ_e f_e·P_e: f_e the share of tokens sent to expert e, P_e the mean probability it is given.
 
-    It is `active` when all experts are used alike, and larger otherwise. Fedus et al. (2022), equations 4 to 6.
+    It is `active` when all experts are used alike and grows as tokens crowd on the experts that the router favours.
+    Fedus et al. (2022), equations 4 to 6.
     """
     experts = router.shape[-1]
     flat = router.reshape(-1, experts)
