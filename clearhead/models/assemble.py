@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from clearhead.configs import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
-from clearhead.nn.stack import Block, Stack
+from clearhead.nn.stack import Block, ParallelBlock, Residual, Stack
 from clearhead.nn.state import BlockState, Room, State, count_positions
 from clearhead.nn.tap import Taps
 
@@ -160,7 +160,7 @@ def initialise(model: nn.Module) -> None:
     """Fresh weights: normal of variance 2/(5·D), which is GPT-2's 0.02 at its width (Nguyen & Salazar 2019, 3.1);
     what is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0,
     gains 1."""
-    branches = sum(name.endswith(("out.weight", "down.weight")) for name, _ in model.named_parameters())
+    branches = sum({Residual: 1, ParallelBlock: 2}.get(type(module), 0) for module in model.modules())
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)

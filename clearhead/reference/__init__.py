@@ -28,7 +28,7 @@ from clearhead.reference.ffn import (
 from clearhead.reference.flash import flash_attention, flash_attention_backward
 from clearhead.reference.linear import embedding, embedding_backward, linear, linear_backward
 from clearhead.reference.loss import cross_entropy, cross_entropy_backward
-from clearhead.reference.moe import load_balancing_loss
+from clearhead.reference.moe import load_balancing_loss, load_balancing_loss_backward
 from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from clearhead.reference.positions import alibi_bias, causal_mask, sinusoidal_positions
 from clearhead.reference.rotary import rotate, rotate_backward
@@ -76,6 +76,7 @@ __all__ = [
     "cross_entropy",
     "cross_entropy_backward",
     "load_balancing_loss",
+    "load_balancing_loss_backward",
     "noam",
     "cosine",
     "warmup_stable_decay",

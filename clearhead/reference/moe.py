@@ -41,14 +41,25 @@ def expert(config: MoEConfig, e: int, x: Float[np.ndarray, "X D"], here: Here) -
     return layer("down", act(layer("gate", x)) * up if "gate" in config.expert.matrices(x.shape[-1]) else act(up))
 
 
-def load_balancing_loss(router: Float[np.ndarray, "... E"], active: int) -> float:
+def load_balancing_loss(router: Float[np.ndarray, "... E"], active: int) -> Float[np.ndarray, ""]:
     """E · Σ_e f_e·P_e: f_e the share of tokens sent to expert e, P_e the mean probability it is given.
 
     It is `active` when all experts are used alike and grows as tokens crowd on the experts that the router favours.
     Fedus et al. (2022), equations 4 to 6.
     """
+    return np.asarray(router.shape[-1] * (_share(router, active) * router.reshape(-1, router.shape[-1]).mean(0)).sum())
+
+
+def load_balancing_loss_backward(
+    d_out: Float[np.ndarray, ""], router: Float[np.ndarray, "... E"], active: int
+) -> Float[np.ndarray, "... E"]:
+    """E·f_e/tokens for every token: the choice itself has no gradient, the probabilities do."""
     experts = router.shape[-1]
-    flat = router.reshape(-1, experts)
+    return np.broadcast_to(d_out * experts * _share(router, active) * experts / router.size, router.shape).copy()
+
+
+def _share(router: Float[np.ndarray, "... E"], active: int) -> Float[np.ndarray, "E"]:
+    """The share of tokens for which each expert is among the `active` likeliest."""
+    flat = router.reshape(-1, router.shape[-1])
     which = np.argsort(-flat, axis=-1, kind="stable")[:, :active]
-    share = np.bincount(which.ravel(), minlength=experts) / len(flat)
-    return float(experts * (share * flat.mean(0)).sum())
+    return np.bincount(which.ravel(), minlength=flat.shape[1]) / len(flat)

@@ -7,29 +7,39 @@ from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
     ClassHeadConfig,
+    ConfigError,
+    FeedForwardConfig,
     HeadConfig,
     LayerNormConfig,
+    LearnedConfig,
     MaskedLMHeadConfig,
+    ModelConfig,
     PoolerConfig,
     SequenceModelConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
 )
 from clearhead.models.bert import bert
 
-from .rules import Rule, activation, both, copies, joined_qkv
+from .rules import Rule, activation, architecture, both, classes, copies, hf_activation, joined_qkv, labels
 
 PREFIX = "bert."
 IGNORED = (r"embeddings\.position_ids", r"cls\.predictions\.decoder\.(weight|bias)", r"cls\.seq_relationship\..*")
+ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification")
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
+    if hf.get("is_decoder") or hf.get("position_embedding_type", "absolute") != "absolute":
+        raise ConfigError("bert as a decoder or with relative positions is not read yet")
     eps, act = float(hf.get("layer_norm_eps", 1e-12)), activation(hf["hidden_act"])
-    architecture = (hf.get("architectures") or ["BertModel"])[0]
+    saved = architecture(hf, "BertModel")
     head: HeadConfig = PoolerConfig()
-    if architecture in ("BertForMaskedLM", "BertForPreTraining"):
+    if saved in ("BertForMaskedLM", "BertForPreTraining"):
+        if not hf.get("tie_word_embeddings", True):
+            raise ConfigError(f"{saved} with an output table of its own is not read yet")
         head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=LayerNormConfig(eps=eps))
-    elif architecture == "BertForSequenceClassification":
-        classes = len(hf["id2label"]) if hf.get("id2label") else hf.get("num_labels", 2)
-        head = ClassHeadConfig(classes=classes, pool=PoolerConfig())
+    elif saved == "BertForSequenceClassification":
+        head = ClassHeadConfig(classes=classes(hf), pool=PoolerConfig())
     config = bert(
         dim=hf["hidden_size"],
         layers=hf["num_hidden_layers"],
@@ -39,10 +49,52 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         length=hf["max_position_embeddings"],
         segments=hf["type_vocab_size"],
         head=head,
+        dropout=hf.get("hidden_dropout_prob", 0.1),
     )
-    for path in ("embedding.norm.eps", "stack.pattern.0.norm.eps"):
-        config = config.changed(path, eps)
-    return config.changed("stack.pattern.0.ffn.activation", act)
+    changes = {
+        "embedding.norm.eps": eps,
+        "stack.pattern.0.norm.eps": eps,
+        "stack.pattern.0.ffn.activation": act,
+        "stack.pattern.0.mixer.dropout": hf.get("attention_probs_dropout_prob", 0.1),
+    }
+    for path, value in changes.items():
+        config = config.changed(path, value)
+    return config
+
+
+def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+    heads = {
+        PoolerConfig: "BertModel",
+        MaskedLMHeadConfig: "BertForMaskedLM",
+        ClassHeadConfig: "BertForSequenceClassification",
+    }
+    match config:
+        case SequenceModelConfig(
+            embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length)) as embedding,
+            stack=StackConfig(
+                pattern=(BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block, *_)
+            ) as stack,
+            head=PoolerConfig() | MaskedLMHeadConfig() | ClassHeadConfig() as head,
+        ):
+            return {
+                "architectures": [heads[type(head)]],
+                "model_type": "bert",
+                "vocab_size": embedding.vocabulary,
+                "hidden_size": stack.dim,
+                "num_hidden_layers": len(stack.blocks),
+                "num_attention_heads": mixer.heads,
+                "intermediate_size": ffn.hidden,
+                "hidden_act": hf_activation(ffn.activation),
+                "max_position_embeddings": length,
+                "type_vocab_size": embedding.segments,
+                "layer_norm_eps": block.norm.eps,
+                "hidden_dropout_prob": block.dropout,
+                "attention_probs_dropout_prob": mixer.dropout,
+                "tie_word_embeddings": True,
+                "pad_token_id": 0,
+                **labels(head),
+            }
+    return None
 
 
 def rules(config: SequenceModelConfig) -> Iterator[Rule]:

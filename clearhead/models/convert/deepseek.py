@@ -1,6 +1,8 @@
 """DeepSeek-V2 as `transformers` stores it: latent attention, a dense first layer, fine-grained experts."""
 
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from clearhead.configs import (
@@ -8,24 +10,43 @@ from clearhead.configs import (
     ConfigError,
     GatedFeedForwardConfig,
     LatentAttentionConfig,
+    LMHeadConfig,
+    ModelConfig,
     MoEConfig,
     SequenceModelConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
+    YarnScaling,
 )
 from clearhead.configs.rotary import yarn_magnitude
 from clearhead.models.deepseek import deepseek
 
-from .llama import IGNORED, PREFIX, gated_rules, norm_rules, outer_rules
-from .rules import Rule, Stacked, activation, both, rotary
+from .llama import IGNORED, PREFIX, gated_rules, norm_rules, outer_fields, outer_rules
+from .rules import (
+    Rule,
+    Stacked,
+    activation,
+    architecture,
+    both,
+    context_length,
+    hf_activation,
+    rope_parameters,
+    rotary,
+)
 
-__all__ = ["IGNORED", "PREFIX", "from_hf", "rules"]
+__all__ = ["ARCHITECTURES", "IGNORED", "PREFIX", "from_hf", "rules", "to_hf"]
+
+ARCHITECTURES = ("DeepseekV2Model", "DeepseekV2ForCausalLM")
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if hf.get("topk_method", "greedy") != "greedy":
         raise ConfigError(f"the router method {hf['topk_method']!r} is not read yet; greedy is")
+    if hf.get("mlp_bias"):
+        raise ConfigError("deepseek_v2 with mlp_bias has biases in some of its layers only, which is not read yet")
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     weight = rope.get("mscale_all_dim", 0)
-    act = activation(hf["hidden_act"])
+    act = activation(hf.get("hidden_act", "silu"))
     mixer = LatentAttentionConfig(
         heads=hf["num_attention_heads"],
         latent_dim=hf["kv_lora_rank"],
@@ -36,6 +57,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         rotary=rotary(hf, layout="interleaved"),
         bias=bool(hf.get("attention_bias", False)),
         magnitude=yarn_magnitude(rope["factor"], weight) if weight else 1.0,
+        dropout=hf.get("attention_dropout") or 0.0,
     )
     width, shared = hf["moe_intermediate_size"], hf.get("n_shared_experts")
     moe = MoEConfig(
@@ -46,7 +68,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         normalised=bool(hf.get("norm_topk_prob", False)),
         scale=float(hf.get("routed_scaling_factor", 1.0)),
     )
-    return deepseek(
+    config = deepseek(
         dim=hf["hidden_size"],
         layers=hf["num_hidden_layers"],
         mixer=mixer,
@@ -57,6 +79,68 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         eps=float(hf["rms_norm_eps"]),
         tied=bool(hf.get("tie_word_embeddings", False)),
     )
+    for i in range(len(config.stack.first)):
+        config = config.changed(f"stack.first.{i}.ffn.activation", act)
+    return replace(config, head=None) if architecture(hf, "") == ARCHITECTURES[0] else config
+
+
+def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+    match config:
+        case SequenceModelConfig(
+            embedding=TokenEmbeddingConfig(vocabulary=vocabulary),
+            stack=StackConfig(
+                pattern=(
+                    *_,
+                    BlockConfig(
+                        mixer=LatentAttentionConfig() as mixer,
+                        ffn=MoEConfig(
+                            expert=GatedFeedForwardConfig(hidden=int(width)) as expert,
+                            shared=GatedFeedForwardConfig(hidden=int(shared)),
+                            normalised=False,  # `transformers` does not read norm_topk_prob
+                        ) as moe,
+                        norm=norm,
+                    ),
+                )
+            ) as stack,
+            head=None | LMHeadConfig() as head,
+        ) if shared % width == 0 and stack.dim % mixer.heads == 0:
+            plain = [block.ffn for block in stack.blocks if isinstance(block.ffn, GatedFeedForwardConfig)]
+            return outer_fields(ARCHITECTURES, stack, vocabulary, head) | {
+                "model_type": "deepseek_v2",
+                "intermediate_size": plain[0].hidden if plain else width,
+                "moe_intermediate_size": width,
+                "num_attention_heads": mixer.heads,
+                "num_key_value_heads": mixer.heads,
+                "kv_lora_rank": mixer.latent_dim,
+                "q_lora_rank": mixer.query_latent_dim,
+                "qk_nope_head_dim": mixer.plain_dim,
+                "qk_rope_head_dim": mixer.rope_dim,
+                "v_head_dim": mixer.value_dim,
+                "first_k_dense_replace": len(plain),
+                "n_routed_experts": moe.experts,
+                "n_shared_experts": shared // width,
+                "num_experts_per_tok": moe.active,
+                "routed_scaling_factor": float(moe.scale),
+                "norm_topk_prob": False,
+                "topk_method": "greedy",
+                "n_group": None,
+                "topk_group": None,
+                "hidden_act": hf_activation(expert.activation),
+                "rms_norm_eps": norm.eps,
+                "rope_parameters": rope_parameters(mixer.rotary) | yarn_weight(mixer),
+                "max_position_embeddings": context_length(mixer.rotary),
+                "attention_bias": mixer.bias,
+                "attention_dropout": mixer.dropout,
+            }
+    return None
+
+
+def yarn_weight(mixer: LatentAttentionConfig) -> dict[str, float]:
+    """The `mscale_all_dim` that gives the mixer's magnitude: m = 0.1·weight·ln(factor) + 1, solved for the weight."""
+    scaling = mixer.rotary.scaling
+    if mixer.magnitude == 1 or not isinstance(scaling, YarnScaling) or scaling.factor <= 1:
+        return {}
+    return {"mscale_all_dim": round((mixer.magnitude - 1) / (0.1 * math.log(scaling.factor)), 12)}
 
 
 def rules(config: SequenceModelConfig) -> Iterator[Rule]:

@@ -1,18 +1,34 @@
 """GPT-2 and GPT-1 as `transformers` stores them: matrices are [in, out], queries, keys and values in one."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from clearhead.configs import SequenceModelConfig
+from clearhead.configs import (
+    AttentionConfig,
+    BlockConfig,
+    ConfigError,
+    FeedForwardConfig,
+    LearnedConfig,
+    LMHeadConfig,
+    ModelConfig,
+    SequenceModelConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
+)
 from clearhead.models.gpt import gpt
 
-from .rules import Rule, Transposed, activation, both, copies
+from .rules import Rule, Transposed, activation, architecture, both, copies, hf_activation
 
 PREFIX = "transformer."
 IGNORED = (r"h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight")
+GPT2 = ("GPT2Model", "GPT2LMHeadModel")
+GPT1 = ("OpenAIGPTModel", "OpenAIGPTLMHeadModel")
 
 
 def gpt2_config(hf: Mapping[str, Any]) -> SequenceModelConfig:
+    if not hf.get("scale_attn_weights", True) or hf.get("scale_attn_by_inverse_layer_idx"):
+        raise ConfigError("gpt2 with another scale of the scores than 1/√K is not read yet")
     return from_hf(hf, "pre", hf.get("activation_function", "gelu_new"))
 
 
@@ -32,8 +48,70 @@ def from_hf(hf: Mapping[str, Any], placement: Any, act: str) -> SequenceModelCon
         placement=placement,
     )
     eps = float(hf.get("layer_norm_epsilon", 1e-5))
-    config = config.changed("stack.pattern.0.norm.eps", eps).changed("stack.pattern.0.ffn.activation", activation(act))
-    return config if config.stack.final_norm is None else config.changed("stack.final_norm.eps", eps)
+    changes = {
+        "embedding.dropout": hf.get("embd_pdrop", 0.1),
+        "stack.pattern.0.mixer.dropout": hf.get("attn_pdrop", 0.1),
+        "stack.pattern.0.dropout": hf.get("resid_pdrop", 0.1),
+        "stack.pattern.0.norm.eps": eps,
+        "stack.pattern.0.ffn.activation": activation(act),
+    }
+    if config.stack.final_norm is not None:
+        changes["stack.final_norm.eps"] = eps
+    for path, value in changes.items():
+        config = config.changed(path, value)
+    if architecture(hf, "") in (GPT2[0], GPT1[0]):
+        return replace(config, head=None)
+    return config.changed("head.tied", bool(hf.get("tie_word_embeddings", True)))
+
+
+def gpt2_to_hf(config: ModelConfig) -> dict[str, Any] | None:
+    hf = to_hf(config, GPT2)
+    if hf is None:
+        return None
+    act, hidden = hf.pop("act"), hf.pop("hidden")
+    return hf | {
+        "model_type": "gpt2",
+        "n_inner": None if hidden == 4 * hf["n_embd"] else hidden,
+        "activation_function": "gelu_new" if act == "gelu_tanh" else hf_activation(act),
+    }
+
+
+def gpt1_to_hf(config: ModelConfig) -> dict[str, Any] | None:
+    hf = to_hf(config, GPT1)
+    names = {"gelu_tanh": "gelu", "relu": "relu", "silu": "silu"}
+    if hf is None or hf.pop("hidden") != 4 * hf["n_embd"] or (act := hf.pop("act")) not in names:
+        return None
+    return hf | {"model_type": "openai-gpt", "afn": names[act]}
+
+
+def to_hf(config: ModelConfig, architectures: tuple[str, str]) -> dict[str, Any] | None:
+    """What the two have in common, and `act` and `hidden`, which they call differently."""
+    match config:
+        case SequenceModelConfig(
+            embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length)) as embedding,
+            stack=StackConfig(
+                pattern=(BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block, *_)
+            ) as stack,
+            head=None | LMHeadConfig() as head,
+        ):
+            return {
+                "architectures": [architectures[head is not None]],
+                "vocab_size": embedding.vocabulary,
+                "n_positions": length,
+                "n_embd": stack.dim,
+                "n_layer": len(stack.blocks),
+                "n_head": mixer.heads,
+                "hidden": ffn.hidden,
+                "act": ffn.activation,
+                "layer_norm_epsilon": block.norm.eps,
+                "embd_pdrop": embedding.dropout,
+                "attn_pdrop": mixer.dropout,
+                "resid_pdrop": block.dropout,
+                "tie_word_embeddings": head is None or head.tied,
+                "bos_token_id": None,
+                "eos_token_id": None,
+            }
+    return None
 
 
 def gpt2_rules(config: SequenceModelConfig) -> Iterator[Rule]:
@@ -62,3 +140,5 @@ def block_rules(config: SequenceModelConfig, place: str) -> Iterator[Rule]:
         yield from both(matrices, ("bias",))
         for our_name, their_name in matrices.items():
             yield Transposed(f"{our_name}.weight", (f"{their_name}.weight",))
+    if isinstance(config.head, LMHeadConfig) and not config.head.tied:
+        yield Rule("head.weight", ("lm_head.weight",))

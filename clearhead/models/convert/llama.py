@@ -1,6 +1,7 @@
 """LLaMA and its kin as `transformers` stores them: mistral, qwen2, qwen3, mixtral."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from clearhead.configs import (
@@ -10,43 +11,70 @@ from clearhead.configs import (
     ConfigError,
     GatedFeedForwardConfig,
     LMHeadConfig,
+    ModelConfig,
     MoEConfig,
     RMSNormConfig,
+    RotaryConfig,
     SequenceModelConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
     Window,
 )
 from clearhead.configs.stack import FeedConfig
 from clearhead.models.llama import decoder
 
-from .rules import Rule, Stacked, activation, both, copies, joined_qkv, rotary
+from .rules import (
+    Rule,
+    Stacked,
+    activation,
+    architecture,
+    both,
+    context_length,
+    copies,
+    hf_activation,
+    joined_qkv,
+    rope_parameters,
+    rotary,
+)
 
 PREFIX = "model."
-IGNORED = (r".*rotary_emb\.inv_freq",)
+IGNORED = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
+ARCHITECTURES = {
+    "llama": ("LlamaModel", "LlamaForCausalLM"),
+    "mistral": ("MistralModel", "MistralForCausalLM"),
+    "qwen2": ("Qwen2Model", "Qwen2ForCausalLM"),
+    "qwen3": ("Qwen3Model", "Qwen3ForCausalLM"),
+    "mixtral": ("MixtralModel", "MixtralForCausalLM"),
+}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     kind = hf["model_type"]
-    window = hf.get("sliding_window") if kind in ("mistral", "mixtral") else None
+    window = hf.get("sliding_window", {"mistral": 4096}.get(kind)) if kind in ("mistral", "mixtral") else None
     if hf.get("use_sliding_window"):
         raise ConfigError(f"{kind} with use_sliding_window mixes window and full layers, which is not read yet")
-    eps, biased = float(hf["rms_norm_eps"]), bool(hf.get("attention_bias", False))
+    eps = float(hf["rms_norm_eps"])
+    biased = kind in ("llama", "qwen3") and bool(hf.get("attention_bias", False))  # the others do not read the field
     mixer = AttentionConfig(
         heads=hf["num_attention_heads"],
         kv_heads=hf.get("num_key_value_heads"),
         head_dim=hf.get("head_dim"),
         mask=Causal() & Window(window) if window else Causal(),
-        rotary=rotary(hf),
+        rotary=rotary(hf, theta=1e6 if kind == "mixtral" else 1e4),
         qk_norm=RMSNormConfig(eps=eps) if kind == "qwen3" else None,
         qkv_bias=kind == "qwen2" or biased,
-        out_bias=kind != "qwen2" and biased,
+        out_bias=biased,
+        dropout=hf.get("attention_dropout") or 0.0,
     )
     gated = GatedFeedForwardConfig(
-        hidden=hf["intermediate_size"], activation=activation(hf["hidden_act"]), bias=bool(hf.get("mlp_bias", False))
+        hidden=hf["intermediate_size"],
+        activation=activation(hf.get("hidden_act", "silu")),
+        bias=kind == "llama" and bool(hf.get("mlp_bias", False)),
     )
     ffn: FeedConfig = gated
     if kind == "mixtral":
         ffn = MoEConfig(expert=gated, experts=hf["num_local_experts"], active=hf["num_experts_per_tok"])
-    return decoder(
+    config = decoder(
         dim=hf["hidden_size"],
         layers=hf["num_hidden_layers"],
         mixer=mixer,
@@ -55,6 +83,73 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         eps=eps,
         tied=bool(hf.get("tie_word_embeddings", False)),
     )
+    return replace(config, head=None) if architecture(hf, "") == ARCHITECTURES[kind][0] else config
+
+
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
+    match config:
+        case SequenceModelConfig(
+            embedding=TokenEmbeddingConfig(vocabulary=vocabulary),
+            stack=StackConfig(
+                pattern=(
+                    BlockConfig(
+                        mixer=AttentionConfig(rotary=RotaryConfig() as turned) as mixer,
+                        ffn=GatedFeedForwardConfig() | MoEConfig() as ffn,
+                        norm=norm,
+                    ),
+                    *_,
+                )
+            ) as stack,
+            head=None | LMHeadConfig() as head,
+        ):
+            if kind == "llama" and stack.dim % mixer.heads:
+                return None  # `transformers` refuses it, whatever head_dim is
+            gated = ffn.expert if isinstance(ffn, MoEConfig) else ffn
+            return outer_fields(ARCHITECTURES[kind], stack, vocabulary, head) | {
+                "model_type": kind,
+                "intermediate_size": gated.hidden,
+                "num_attention_heads": mixer.heads,
+                "num_key_value_heads": mixer.kv_heads,
+                "head_dim": mixer.head_dim,
+                "hidden_act": hf_activation(gated.activation),
+                "rms_norm_eps": norm.eps,
+                "rope_parameters": rope_parameters(turned),
+                "max_position_embeddings": context_length(turned),
+                "attention_dropout": mixer.dropout,
+                **own_fields(kind, mixer, ffn),
+            }
+    return None
+
+
+def own_fields(kind: str, mixer: AttentionConfig, ffn: FeedConfig) -> dict[str, Any]:
+    """What one of them says and another does not."""
+    fields: dict[str, Any] = {}
+    if kind in ("llama", "qwen3"):
+        fields["attention_bias"] = mixer.qkv_bias
+    if kind == "llama":
+        fields["mlp_bias"] = isinstance(ffn, GatedFeedForwardConfig) and ffn.bias
+    if kind in ("mistral", "mixtral"):
+        fields["sliding_window"] = mixer.mask.reach
+    if kind in ("qwen2", "qwen3"):
+        fields["use_sliding_window"] = False
+    if kind == "mixtral" and isinstance(ffn, MoEConfig):
+        fields |= {"num_local_experts": ffn.experts, "num_experts_per_tok": ffn.active}
+    return fields
+
+
+def outer_fields(
+    architectures: tuple[str, str], stack: StackConfig, vocabulary: int, head: LMHeadConfig | None
+) -> dict[str, Any]:
+    """What every decoder of this kind says of itself. Which tokens begin and end a text, the config does not know."""
+    return {
+        "architectures": [architectures[head is not None]],
+        "vocab_size": vocabulary,
+        "hidden_size": stack.dim,
+        "num_hidden_layers": len(stack.blocks),
+        "tie_word_embeddings": head is not None and head.tied,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
 
 
 def attention(block: Any) -> AttentionConfig:

@@ -14,12 +14,13 @@ from clearhead.configs import (
     LayerNormConfig,
     LMHeadConfig,
     Mask,
+    ModelConfig,
     SinusoidalConfig,
     StackConfig,
     TokenEmbeddingConfig,
 )
 
-from .rules import Reshaped, Rule, activation, both, copies, joined_qkv
+from .rules import Reshaped, Rule, activation, both, copies, hf_activation, joined_qkv
 
 PREFIX = "model."
 IGNORED = (
@@ -27,15 +28,17 @@ IGNORED = (
     r"(encoder|decoder)\.embed_positions\.weight",
     r"(encoder|decoder)\.embed_tokens\.weight",
 )
+ARCHITECTURES = ("MarianMTModel",)
 
 
 def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
     if not hf.get("share_encoder_decoder_embeddings", True):
         raise ConfigError("Marian with separate source and target embeddings is not read yet")
     act, norm = activation(hf["activation_function"]), LayerNormConfig(eps=1e-5)
+    dropout, attention_dropout = hf.get("dropout", 0.1), hf.get("attention_dropout", 0.0)
 
     def attention(heads: int, mask: Mask) -> AttentionConfig:
-        return AttentionConfig(heads=heads, mask=mask, qkv_bias=True, out_bias=True)
+        return AttentionConfig(heads=heads, mask=mask, qkv_bias=True, out_bias=True, dropout=attention_dropout)
 
     def stack(side: str, mask: Mask, cross: bool) -> StackConfig:
         heads = hf[f"{side}_attention_heads"]
@@ -45,6 +48,7 @@ def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
             ffn=FeedForwardConfig(hidden=hf[f"{side}_ffn_dim"], activation=act),
             norm=norm,
             placement="post",
+            dropout=dropout,
         )
         return StackConfig(dim=hf["d_model"], pattern=(block,), repeats=hf[f"{side}_layers"])
 
@@ -53,11 +57,54 @@ def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
             vocabulary=hf["vocab_size"],
             position=SinusoidalConfig(layout="halves"),
             scaled=bool(hf.get("scale_embedding", False)),
+            dropout=dropout,
         ),
         encoder=stack("encoder", Full(), cross=False),
         decoder=stack("decoder", Causal(), cross=True),
         head=LMHeadConfig(vocabulary=hf["vocab_size"], tied=True, bias=True),
     )
+
+
+def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+    match config:
+        case EncoderDecoderConfig(
+            source=source,
+            encoder=StackConfig(pattern=(BlockConfig() as reader, *_)),
+            decoder=StackConfig(pattern=(BlockConfig() as writer, *_)),
+        ):
+            pad = source.vocabulary - 1  # where Marian's vocabularies have it; decoding starts from it
+            hf = {
+                "architectures": [*ARCHITECTURES],
+                "model_type": "marian",
+                "is_encoder_decoder": True,
+                "vocab_size": source.vocabulary,
+                "decoder_vocab_size": source.vocabulary,
+                "d_model": config.encoder.dim,
+                "scale_embedding": source.scaled,
+                "share_encoder_decoder_embeddings": True,
+                "tie_word_embeddings": True,
+                "static_position_embeddings": True,
+                "max_position_embeddings": 1024,
+                "dropout": reader.dropout,
+                "attention_dropout": reader.mixer.dropout,
+                "activation_dropout": 0.0,
+                "pad_token_id": pad,
+                "decoder_start_token_id": pad,
+                "eos_token_id": 0,
+                "forced_eos_token_id": 0,
+                "bos_token_id": None,
+            }
+            for side, stack, block in (("encoder", config.encoder, reader), ("decoder", config.decoder, writer)):
+                if not isinstance(block.ffn, FeedForwardConfig):
+                    return None
+                hf |= {
+                    f"{side}_layers": len(stack.blocks),
+                    f"{side}_attention_heads": block.mixer.heads,
+                    f"{side}_ffn_dim": block.ffn.hidden,
+                    "activation_function": hf_activation(block.ffn.activation),
+                }
+            return hf
+    return None
 
 
 def rules(config: EncoderDecoderConfig) -> Iterator[Rule]:

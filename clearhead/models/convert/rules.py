@@ -9,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.configs import AttentionConfig, ConfigError, RotaryConfig, ScalingConfig
+from clearhead.configs import (
+    AttentionConfig,
+    ClassHeadConfig,
+    ConfigError,
+    HeadConfig,
+    RotaryConfig,
+    ScalingConfig,
+)
 from clearhead.configs.ffn import Activation
 from clearhead.configs.rotary import LinearScaling, Llama3Scaling, YarnScaling, yarn_magnitude
 
@@ -125,9 +132,36 @@ def activation(name: str) -> Activation:
     return ACTIVATIONS[name]
 
 
+def hf_activation(name: Activation) -> str:
+    """Their name of it."""
+    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(name, name)
+
+
+def architecture(hf: Mapping[str, Any], otherwise: str) -> str:
+    """The class of `transformers` that was saved; older files do not say."""
+    return (hf.get("architectures") or [otherwise])[0]
+
+
+def classes(hf: Mapping[str, Any]) -> int:
+    return len(hf["id2label"]) if hf.get("id2label") else hf.get("num_labels", 2)
+
+
+def labels(head: HeadConfig | None) -> dict[str, Any]:
+    """The names of the classes; `transformers` counts them by these."""
+    if not isinstance(head, ClassHeadConfig):
+        return {}
+    names = [f"LABEL_{i}" for i in range(head.classes)]
+    return {
+        "id2label": {str(i): name for i, name in enumerate(names)},
+        "label2id": {name: i for i, name in enumerate(names)},
+    }
+
+
 def rotary(hf: Mapping[str, Any], layout: Any = "halves", theta: float = 10000.0) -> RotaryConfig:
     """`rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
     rope = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
+    if rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
+        raise ConfigError("partial_rotary_factor turns a part of each head, which is not read yet")
     theta = float(rope.get("rope_theta", hf.get("rope_theta", theta)))
     return RotaryConfig(theta=theta, layout=layout, scaling=scaling(rope, hf))
 
@@ -157,3 +191,25 @@ def scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> ScalingConfig | N
             whole=rope.get("truncate", True),
         )
     raise ConfigError(f"the rotary scaling {kind!r} is not known; known: default, linear, llama3, yarn")
+
+
+def rope_parameters(rotary: RotaryConfig) -> dict[str, Any]:
+    """The form of `transformers` 5, of a config that `spelled_out` has gone over."""
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(rotary.theta)}
+    match rotary.scaling:
+        case LinearScaling(factor=factor):
+            rope |= {"rope_type": "linear", "factor": float(factor)}
+        case Llama3Scaling(factor=factor, length=length, slow=slow, fast=fast):
+            rope |= {"rope_type": "llama3", "factor": float(factor), "original_max_position_embeddings": length}
+            rope |= {"low_freq_factor": float(slow), "high_freq_factor": float(fast)}
+        case YarnScaling(factor=factor, length=length, slow=slow, fast=fast, whole=whole):
+            rope |= {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": length}
+            rope |= {"beta_fast": float(fast), "beta_slow": float(slow), "attention_factor": float(rotary.magnitude)}
+            rope |= {} if whole else {"truncate": False}
+    return rope
+
+
+def context_length(rotary: RotaryConfig, otherwise: int = 2048) -> int:
+    """`max_position_embeddings`, which bounds nothing in a rotary model: what the scaling reaches, or a usual value."""
+    scaled = rotary.scaling
+    return round(scaled.factor * scaled.length) if isinstance(scaled, Llama3Scaling | YarnScaling) else otherwise

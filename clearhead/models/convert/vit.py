@@ -7,26 +7,31 @@ from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
     ClassHeadConfig,
+    ConfigError,
+    FeedForwardConfig,
     FirstTokenConfig,
     HeadConfig,
+    ModelConfig,
     PatchEmbeddingConfig,
     PoolerConfig,
     SequenceModelConfig,
+    StackConfig,
 )
 from clearhead.models.vit import vit
 
-from .rules import Reshaped, Rule, activation, both, joined_qkv
+from .rules import Reshaped, Rule, activation, architecture, both, classes, hf_activation, joined_qkv, labels
 
 PREFIX = "vit."
 IGNORED = ()
+ARCHITECTURES = ("ViTModel", "ViTForImageClassification")
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
-    architecture = (hf.get("architectures") or ["ViTModel"])[0]
+    if hf.get("pooler_act", "tanh") != "tanh" or hf.get("pooler_output_size") not in (None, hf["hidden_size"]):
+        raise ConfigError("a ViT pooler other than tanh of the model's own width is not read yet")
     head: HeadConfig = PoolerConfig()
-    if architecture == "ViTForImageClassification":
-        classes = len(hf["id2label"]) if hf.get("id2label") else hf.get("num_labels", 2)
-        head = ClassHeadConfig(classes=classes, pool=FirstTokenConfig())
+    if architecture(hf, "ViTModel") == "ViTForImageClassification":
+        head = ClassHeadConfig(classes=classes(hf), pool=FirstTokenConfig())
     config = vit(
         dim=hf["hidden_size"],
         layers=hf["num_hidden_layers"],
@@ -36,12 +41,48 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         patch=hf["patch_size"],
         channels=hf["num_channels"],
         head=head,
+        dropout=hf.get("hidden_dropout_prob", 0.0),
     )
     eps = float(hf.get("layer_norm_eps", 1e-12))
-    for path in ("stack.final_norm.eps", "stack.pattern.0.norm.eps"):
-        config = config.changed(path, eps)
-    config = config.changed("stack.pattern.0.mixer.qkv_bias", bool(hf.get("qkv_bias", True)))
-    return config.changed("stack.pattern.0.ffn.activation", activation(hf["hidden_act"]))
+    changes = {
+        "stack.final_norm.eps": eps,
+        "stack.pattern.0.norm.eps": eps,
+        "stack.pattern.0.mixer.qkv_bias": bool(hf.get("qkv_bias", True)),
+        "stack.pattern.0.mixer.dropout": hf.get("attention_probs_dropout_prob", 0.0),
+        "stack.pattern.0.ffn.activation": activation(hf["hidden_act"]),
+    }
+    for path, value in changes.items():
+        config = config.changed(path, value)
+    return config
+
+
+def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+    match config:
+        case SequenceModelConfig(
+            embedding=PatchEmbeddingConfig() as embedding,
+            stack=StackConfig(
+                pattern=(BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block, *_)
+            ) as stack,
+            head=PoolerConfig() | ClassHeadConfig() as head,
+        ):
+            return {
+                "architectures": [ARCHITECTURES[isinstance(head, ClassHeadConfig)]],
+                "model_type": "vit",
+                "image_size": embedding.image,
+                "patch_size": embedding.patch,
+                "num_channels": embedding.channels,
+                "hidden_size": stack.dim,
+                "num_hidden_layers": len(stack.blocks),
+                "num_attention_heads": mixer.heads,
+                "intermediate_size": ffn.hidden,
+                "hidden_act": hf_activation(ffn.activation),
+                "qkv_bias": mixer.qkv_bias,
+                "layer_norm_eps": block.norm.eps,
+                "hidden_dropout_prob": block.dropout,
+                "attention_probs_dropout_prob": mixer.dropout,
+                **labels(head),
+            }
+    return None
 
 
 def rules(config: SequenceModelConfig) -> Iterator[Rule]:
