@@ -5,7 +5,7 @@ every part knows the names and shapes of its own weights and the steps of its ow
 """
 
 from .attention import AttentionConfig
-from .base import Config, ConfigError, Scope, Step, dumps, loads
+from .base import Config, ConfigError, Part, Scope, Step, dumps, loads
 from .embedding import EmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .heads import (
@@ -27,7 +27,7 @@ from .rotary import LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, Scal
 from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, StackConfig
 
 __all__ = [
-    "Config", "ConfigError", "Scope", "Step", "dumps", "loads",
+    "Config", "Part", "ConfigError", "Scope", "Step", "dumps", "loads",
     "Mask", "Full", "Causal", "Window", "Global", "Blockwise", "And", "Or",
     "NormConfig", "LayerNormConfig", "RMSNormConfig",
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import Config, ConfigError, Scope, Shape, Step, under
+from .base import ConfigError, Part, Scope, Shape, Step, under
 from .masks import Full, Mask
 from .norm import NormConfig
 from .positions import AlibiConfig
@@ -13,7 +13,7 @@ from .rotary import RotaryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig(Config):
+class AttentionConfig(Part):
     """softmax(QKᵀ/√K + bias)·V in each of H heads  (Vaswani et al. 2017, 3.2; grouped: Ainslie et al. 2023)."""
 
     heads: int

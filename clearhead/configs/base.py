@@ -104,15 +104,6 @@ class Config:
     def check(self) -> None:
         """Raise `ConfigError` where the fields do not go together. Types have been checked by then."""
 
-    def steps(self, scope: Scope) -> Iterator[Step]:
-        """What this part computes, in order, with the weights that each step owns."""
-        return iter(())
-
-    def weights(self, dim: int = 0) -> dict[str, Shape]:
-        """Names and shapes of the part's weights in a model of width `dim`; whole models know their own width."""
-        steps = self.steps(ONE.having(D=dim))
-        return {name: shape for step in steps for name, shape in step.weights.items()}
-
     def require_positive(self, *names: str) -> None:
         """Each named field must be above zero where it is given."""
         for name in names:
@@ -132,6 +123,20 @@ class Config:
     def changed(self: C, path: str, value: Any) -> C:
         """A copy in which the field at a dotted path, such as `stack.pattern.0.mixer.heads`, has another value."""
         return put(self, path.split("."), value, path)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part(Config):
+    """A config of something that computes: it can say its steps and, through them, its weights."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        """What this part computes, in order, with the weights that each step owns."""
+        return iter(())
+
+    def weights(self, dim: int = 0) -> dict[str, Shape]:
+        """Names and shapes of the part's weights in a model of width `dim`; whole models know their own width."""
+        steps = self.steps(ONE.having(D=dim))
+        return {name: shape for step in steps for name, shape in step.weights.items()}
 
 
 def plain(value: Any) -> Any:

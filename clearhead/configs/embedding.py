@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import Config, ConfigError, Scope, Step, under
+from .base import ConfigError, Part, Scope, Step, under
 from .norm import NormConfig
 from .positions import AddedPositionConfig, LearnedConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenEmbeddingConfig(Config):
+class TokenEmbeddingConfig(Part):
     """table[token] (·√D) + position + segment, then norm and dropout, each where a family wants it."""
 
     vocabulary: int  # V
@@ -44,7 +44,7 @@ class TokenEmbeddingConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchEmbeddingConfig(Config):
+class PatchEmbeddingConfig(Part):
     """An image cut into P square patches, each projected to width D, after a class token  (Dosovitskiy et al. 2021)."""
 
     image: int  # height and width in pixels

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import Config, Scope, Step
+from .base import Part, Scope, Step
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedForwardConfig(Config):
+class FeedForwardConfig(Part):
     """down(activation(up(x)))  (Vaswani et al. 2017, 3.3)."""
 
     hidden: int | None = None  # F; None: 4·dim
@@ -34,7 +34,7 @@ class FeedForwardConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedFeedForwardConfig(Config):
+class GatedFeedForwardConfig(Part):
     """down(activation(gate(x)) ⊙ up(x)); SwiGLU with silu, GEGLU with gelu  (Shazeer 2020)."""
 
     hidden: int | None = None  # F; None: 8/3·dim, as many weights as a plain layer of 4·dim

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import Config, Scope, Step, under
+from .base import Part, Scope, Step, under
 from .ffn import Activation
 from .norm import LayerNormConfig, NormConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LMHeadConfig(Config):
+class LMHeadConfig(Part):
     """logits = x·Wᵀ (+ b) over the vocabulary; tied: W is the embedding's own table."""
 
     vocabulary: int  # V
@@ -27,7 +27,7 @@ class LMHeadConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedLMHeadConfig(Config):
+class MaskedLMHeadConfig(Part):
     """logits = norm(activation(x·W_dense + b))·tableᵀ + b  (BERT)."""
 
     vocabulary: int  # V
@@ -46,7 +46,7 @@ class MaskedLMHeadConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FirstTokenConfig(Config):
+class FirstTokenConfig(Part):
     """The first position's vector: a class token's."""
 
     def steps(self, scope: Scope) -> Iterator[Step]:
@@ -54,7 +54,7 @@ class FirstTokenConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanPoolConfig(Config):
+class MeanPoolConfig(Part):
     """The mean over the positions that are not padding."""
 
     def steps(self, scope: Scope) -> Iterator[Step]:
@@ -62,7 +62,7 @@ class MeanPoolConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoolerConfig(Config):
+class PoolerConfig(Part):
     """tanh(x_first·W + b)  (BERT)."""
 
     def steps(self, scope: Scope) -> Iterator[Step]:
@@ -73,7 +73,7 @@ PoolConfig = FirstTokenConfig | MeanPoolConfig | PoolerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassHeadConfig(Config):
+class ClassHeadConfig(Part):
     """logits over `classes` from one pooled vector."""
 
     classes: int  # C

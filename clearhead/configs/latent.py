@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import Config, Scope, Shape, Step, under
+from .base import Part, Scope, Shape, Step, under
 from .masks import Causal, Mask
 from .norm import NormConfig, RMSNormConfig
 from .rotary import RotaryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttentionConfig(Config):
+class LatentAttentionConfig(Part):
     """Keys and values are read from one latent per position; one rotary key is shared by all heads.
 
     c = norm(W_down·x)      k_h = [W_key,h·c ; rot(W_rope·x)]      v_h = W_value,h·c      q_h = [q_plain ; rot(q_rope)]

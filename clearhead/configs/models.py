@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import Config, ConfigError, Scope, Shape, Step, under
+from .base import ConfigError, Part, Scope, Shape, Step, under
 from .embedding import EmbeddingConfig, TokenEmbeddingConfig
 from .heads import HeadConfig, LMHeadConfig, MaskedLMHeadConfig
 from .stack import BlockConfig, StackConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class SequenceModelConfig(Config):
+class SequenceModelConfig(Part):
     """embedding -> stack -> head: GPT, LLaMA, BERT, ViT. Without a head the hidden states come out."""
 
     embedding: EmbeddingConfig
@@ -38,7 +38,7 @@ class SequenceModelConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderDecoderConfig(Config):
+class EncoderDecoderConfig(Part):
     """source -> encoder; target -> decoder, whose cross-attention reads the encoder's output -> head."""
 
     source: TokenEmbeddingConfig

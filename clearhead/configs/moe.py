@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import Config, ConfigError, Scope, Step, under
+from .base import ConfigError, Part, Scope, Step, under
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MoEConfig(Config):
+class MoEConfig(Part):
     """Σ over the `active` best experts e of p_e·expert_e(x), p = softmax(router(x))  (Shazeer et al. 2017).
 
     Every token reaches all of its experts: there is no capacity, so none is dropped.

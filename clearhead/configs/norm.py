@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import Config, Scope, Step
+from .base import Part, Scope, Step
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerNormConfig(Config):
+class LayerNormConfig(Part):
     """γ·(x − μ)/√(σ² + ε) + β  (Ba et al. 2016)."""
 
     eps: float = 1e-5
@@ -20,7 +20,7 @@ class LayerNormConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RMSNormConfig(Config):
+class RMSNormConfig(Part):
     """γ·x/√(mean(x²) + ε)  (Zhang & Sennrich 2019)."""
 
     eps: float = 1e-5

@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import Config, Scope, Step
+from .base import Part, Scope, Step
 
 
 @dataclass(frozen=True, kw_only=True)
-class SinusoidalConfig(Config):
+class SinusoidalConfig(Part):
     """PE(pos, 2i) = sin(pos/base^(2i/D)), PE(pos, 2i+1) = cos(…)  (Vaswani et al. 2017, 3.5)."""
 
     base: float = 10000.0
@@ -19,7 +19,7 @@ class SinusoidalConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LearnedConfig(Config):
+class LearnedConfig(Part):
     """A table of `length` vectors; a position past its end is an error."""
 
     length: int
@@ -33,7 +33,7 @@ class LearnedConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class AlibiConfig(Config):
+class AlibiConfig(Part):
     """Adds −slope_h·|i − j| to the scores of head h  (Press et al. 2022)."""
 
 

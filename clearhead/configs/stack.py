@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .attention import AttentionConfig
-from .base import ONE, Config, ConfigError, Scope, Shape, Step, under
+from .base import ONE, ConfigError, Part, Scope, Shape, Step, under
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .latent import LatentAttentionConfig
 from .moe import MoEConfig
@@ -21,7 +21,7 @@ PLACES = {"pre": ("before",), "post": ("after",), "sandwich": ("before", "inside
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockConfig(Config):
+class BlockConfig(Part):
     """A mixer, optional cross-attention, and a feed-forward layer, each on its residual branch.
 
     pre       x + f(norm(x))          GPT-2, LLaMA
@@ -69,7 +69,7 @@ class BlockConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ParallelBlockConfig(Config):
+class ParallelBlockConfig(Part):
     """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same normed input  (GPT-J, PaLM)."""
 
     mixer: MixerConfig
@@ -91,7 +91,7 @@ class ParallelBlockConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StackConfig(Config):
+class StackConfig(Part):
     """`first`, then `pattern` over and over; a hybrid is a pattern of different blocks."""
 
     dim: int  # D

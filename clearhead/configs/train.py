@@ -1,0 +1,127 @@
+"""A whole training run as data: model, tokenizer, optimizer, schedule and sizes. Saved as `recipe.json`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from clearhead import schedules
+
+from .base import Config, ConfigError
+from .data import BytePairConfig, TokenizerConfig
+from .models import EncoderDecoderConfig, SequenceModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdamWConfig(Config):
+    """Loshchilov & Hutter 2019. Weights of one dimension are not decayed."""
+
+    lr: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    weight_decay: float = 0.1
+    embedding_lr: float | None = None  # None: as lr
+    head_lr: float | None = None
+
+    def check(self) -> None:
+        self.require_positive("lr", "eps", "embedding_lr", "head_lr")
+        self.require_share("beta1", "beta2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MuonConfig(Config):
+    """Momentum, each matrix of it made orthogonal (Jordan et al. 2024); AdamW for what is not a block's matrix."""
+
+    lr: float = 0.02
+    momentum: float = 0.95
+    iterations: int = 5  # of the Newton–Schulz kind, at most 5
+    weight_decay: float = 0.0
+    rest: AdamWConfig = AdamWConfig(lr=0.01, beta1=0.8, eps=1e-10, weight_decay=0.0)
+
+    def check(self) -> None:
+        self.require_positive("lr")
+        self.require_share("momentum")
+        if not 1 <= self.iterations <= 5:
+            raise ConfigError(f"Muon.iterations is {self.iterations}, but must be from 1 to 5")
+
+
+OptimizerConfig = AdamWConfig | MuonConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineConfig(Config):
+    """Up over `warmup` steps, then down along a cosine to `floor` times the peak."""
+
+    warmup: int = 100
+    floor: float = 0.1
+
+    def factor(self, step: int, steps: int) -> float:
+        return schedules.cosine(step, steps=steps, warmup=min(self.warmup, steps), floor=self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StableConfig(Config):
+    """Up over `warmup` steps, level, then down over the last `decay` share of the run: warmup, stable, decay."""
+
+    warmup: int = 20
+    decay: float = 0.4
+    floor: float = 0.0
+
+    def check(self) -> None:
+        if not 0 <= self.decay <= 1:
+            raise ConfigError(f"Stable.decay is {self.decay}, but must be a share from 0 to 1")
+
+    def factor(self, step: int, steps: int) -> float:
+        decay = round(self.decay * steps)
+        warmup = min(self.warmup, steps - decay)
+        return schedules.warmup_stable_decay(step, steps=steps, warmup=warmup, decay=decay, floor=self.floor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoamConfig(Config):
+    """Up over `warmup` steps, then down as 1/√step (Vaswani et al. 2017, equation 3), its peak scaled to 1."""
+
+    warmup: int = 4000
+
+    def check(self) -> None:
+        self.require_positive("warmup")
+
+    def factor(self, step: int, steps: int) -> float:
+        return schedules.noam(step, 1, self.warmup) * self.warmup**0.5
+
+
+ScheduleConfig = CosineConfig | StableConfig | NoamConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeConfig(Config):
+    """Everything that decides a run but the data: the same recipe, data and seed give the same weights."""
+
+    model: SequenceModelConfig | EncoderDecoderConfig  # its vocabulary becomes the tokenizer's
+    tokenizer: TokenizerConfig = BytePairConfig()
+    optimizer: OptimizerConfig = MuonConfig()
+    schedule: ScheduleConfig = StableConfig()
+    batch: int = 32
+    context: int = 128
+    steps: int = 1000
+    accumulate: int = 1  # a batch is read in this many parts
+    clip: float | None = 1.0  # the largest norm that the gradient may have
+    label_smoothing: float = 0.0
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    zero_out: bool = False  # what is added to the residual stream starts at zero, as does the head
+    apart: bool = True  # documents do not read each other
+    recompute: bool = False  # blocks are run again in the backward pass instead of kept
+    compiled: bool = False
+    validation: float = 0.1
+    evaluate_every: int = 250
+    evaluate_tokens: int = 65536
+    save_every: int = 250
+    seed: int = 1337
+
+    def check(self) -> None:
+        self.require_positive("batch", "context", "steps", "accumulate", "clip")
+        self.require_positive("evaluate_every", "evaluate_tokens", "save_every")
+        self.require_share("label_smoothing", "validation")
+        if self.batch % self.accumulate:
+            raise ConfigError(f"Recipe.batch={self.batch} is not a multiple of accumulate={self.accumulate}")
