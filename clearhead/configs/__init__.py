@@ -6,6 +6,7 @@ every part knows the names and shapes of its own weights and the steps of its ow
 
 from .attention import AttentionConfig
 from .base import Config, ConfigError, Part, Scope, Step, dumps, loads
+from .data import BytePairConfig, BytesConfig, CharactersConfig, TokenizerConfig, TokenizerFileConfig
 from .embedding import EmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .heads import (
@@ -25,6 +26,16 @@ from .norm import LayerNormConfig, NormConfig, RMSNormConfig
 from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
 from .rotary import LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
 from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, StackConfig
+from .train import (
+    AdamWConfig,
+    CosineConfig,
+    MuonConfig,
+    NoamConfig,
+    OptimizerConfig,
+    RecipeConfig,
+    ScheduleConfig,
+    StableConfig,
+)
 
 __all__ = [
     "Config", "Part", "ConfigError", "Scope", "Step", "dumps", "loads",
@@ -39,4 +50,7 @@ __all__ = [
     "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "MeanPoolConfig",
     "ClassHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",
+    "TokenizerConfig", "BytePairConfig", "CharactersConfig", "BytesConfig", "TokenizerFileConfig",
+    "RecipeConfig", "OptimizerConfig", "AdamWConfig", "MuonConfig",
+    "ScheduleConfig", "CosineConfig", "StableConfig", "NoamConfig",
 ]  # fmt: skip

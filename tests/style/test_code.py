@@ -17,11 +17,12 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 LAYERS = (
     {"shapes", "schedules"},
     {"configs"},
-    {"reference"},
-    {"functional"},
+    {"reference", "tokenize"},
+    {"functional", "data"},
     {"nn"},
     {"models"},
-    {"generate", "measure"},
+    {"generate", "measure", "checker", "inspect"},
+    {"train"},
     {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -32,7 +33,14 @@ LIGHT = (
     "clearhead.models.presets",
     "clearhead.models.convert",
 )
-LIGHT += ("clearhead.measure.trace", "clearhead.measure.cost", "clearhead.cli.main", "clearhead.cli.doctor")
+LIGHT += (
+    "clearhead.tokenize",
+    "clearhead.data",
+    "clearhead.measure.trace",
+    "clearhead.measure.cost",
+    "clearhead.cli.main",
+    "clearhead.cli.doctor",
+)
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -1,0 +1,265 @@
+"""Documents to token shards: on all cores, in bounded memory, and from where it stopped if it was stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from tokenizers import Encoding
+
+from clearhead.tokenize import Tokenizer, TokenizerError
+
+from .corpus import DataError, Document
+from .parts import PART, parts
+from .shards import REMOVE, Index, Shard, Shards, ignored_file, is_whole, token_file
+
+Progress = Callable[[int, int], object]  # bytes of text and tokens so far
+
+BATCH = 4 * PART * (os.cpu_count() or 1)  # characters handed to the tokenizer's threads in one go
+IN_FLIGHT = 2  # batches being encoded while a third is written: no core waits for the last part of a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of one piece of a document: what is encoded in one go."""
+
+    name: str
+    text: str
+    loss: bool
+    begins: bool  # a document begins here
+    ends: bool = False
+
+
+def build(
+    documents: Iterable[Document],
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    *,
+    shard_tokens: int = 2**27,
+    progress: Progress | None = None,
+) -> Shards:
+    """Writes the shards of the documents, the end-of-text token after each where the tokenizer has one.
+
+    Killed at any moment and called again, it keeps the shards that were finished, reads past their text and goes on;
+    the files are the same to the byte. A folder made from other text or by another tokenizer is refused.
+    """
+    folder = Path(folder)
+    dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
+    index = begun(folder, Index(tokenizer=tokenizer.fingerprint, dtype=dtype, shard_tokens=shard_tokens))
+    stream, text = all_parts(documents), hashlib.blake2b(digest_size=16)
+    skip(stream, text, index, folder)
+    if index.complete:
+        return Shards.open(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with ExitStack() as files:
+            writer = Writer(folder, index, tokenizer.end, text, files)
+            for batch in encode_in_parallel(stream, tokenizer):
+                for part, ids in batch:
+                    writer.add(part, ids)
+                writer.flush()
+                if progress is not None:
+                    progress(writer.bytes_before + writer.bytes, writer.tokens_before + writer.tokens)
+            writer.close()
+    except OSError as error:
+        raise DataError(
+            f"cannot write token shards to {folder}: {error.strerror}; the shards that are finished are kept, and "
+            f"building again goes on after them"
+        ) from None
+    if not index.total("tokens"):
+        raise DataError("the corpus is empty: its text gives no tokens")
+    index.complete = True
+    index.save(folder)
+    return Shards.open(folder)
+
+
+def begun(folder: Path, new: Index) -> Index:
+    """What an earlier call left in the folder, as far as it is whole, or the new index."""
+    old = Index.load(folder)
+    if old is None:
+        return new
+    if old.tokenizer != new.tokenizer:
+        raise DataError(f"the token shards in {folder} were made by another tokenizer; {REMOVE}")
+    if old.version != new.version:
+        raise DataError(f"the token shards in {folder} are of version {old.version}, not {new.version}; {REMOVE}")
+    whole = [is_whole(folder, number, shard, old.dtype) for number, shard in enumerate(old.shards)]
+    if not all(whole):
+        old.shards, old.complete = old.shards[: whole.index(False)], False
+    if old.complete:
+        return old
+    if old.shard_tokens != new.shard_tokens:
+        raise DataError(
+            f"the token shards in {folder} were begun with {old.shard_tokens:,} tokens each, not {new.shard_tokens:,}; "
+            f"{REMOVE}"
+        )
+    return old
+
+
+def skip(stream: Iterator[Part], text: hashlib.blake2b, index: Index, folder: Path) -> None:
+    """Reads past the text of the finished shards, and makes sure that it is their text."""
+    if not index.shards:
+        return
+    for part in islice(stream, index.total("parts")):
+        add_to_fingerprint(text, part)
+    same = text.hexdigest() == index.shards[-1].text
+    if not same or (index.complete and next(stream, None) is not None):
+        raise DataError(f"the token shards in {folder} were made from other text; {REMOVE}")
+
+
+def all_parts(documents: Iterable[Document]) -> Iterator[Part]:
+    def begin() -> Iterator[Part]:
+        for document in documents:
+            begins = not document.continues
+            for piece, loss in document.pieces:
+                for text in parts(piece):
+                    if text:
+                        yield Part(document.name, text, loss, begins)
+                        begins = False
+
+    for part, after in pairwise(chain(begin(), [None])):
+        assert part is not None
+        yield Part(part.name, part.text, part.loss, part.begins, ends=after is None or after.begins)
+
+
+def add_to_fingerprint(text: hashlib.blake2b, part: Part) -> int:
+    """The size of the part in bytes."""
+    data = part.text.encode()
+    text.update(b"%d %d %d " % (part.begins, part.loss, len(data)))
+    text.update(data)
+    return len(data)
+
+
+def encode_in_parallel(stream: Iterator[Part], tokenizer: Tokenizer) -> Iterator[list[tuple[Part, list[int]]]]:
+    """Batches of parts with their ids, in order. The tokenizer's threads encode the next while one is written."""
+
+    def result(batch: list[Part], encodings: Future[list[Encoding]]) -> list[tuple[Part, list[int]]]:
+        return [(part, encoding.ids) for part, encoding in zip(batch, encodings.result(), strict=True)]
+
+    with ThreadPoolExecutor(IN_FLIGHT) as pool:
+        waiting: deque[tuple[list[Part], Future[list[Encoding]]]] = deque()
+        for batch in batches(stream):
+            waiting.append((batch, pool.submit(encode, batch, tokenizer)))
+            if len(waiting) > IN_FLIGHT:
+                yield result(*waiting.popleft())
+        while waiting:
+            yield result(*waiting.popleft())
+
+
+def batches(stream: Iterator[Part]) -> Iterator[list[Part]]:
+    batch: list[Part] = []
+    characters = 0
+    for part in stream:
+        batch.append(part)
+        characters += len(part.text)
+        if characters >= BATCH:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def encode(batch: list[Part], tokenizer: Tokenizer) -> list[Encoding]:
+    try:
+        return tokenizer.encodings([part.text for part in batch])
+    except TokenizerError:
+        for part in batch:  # which one was it?
+            try:
+                tokenizer.encodings([part.text])
+            except TokenizerError as error:
+                raise DataError(f"{part.name}: {error}") from None
+        raise
+
+
+class Writer:
+    """Appends to the shard at hand, and begins another after the part that fills it."""
+
+    def __init__(self, folder: Path, index: Index, end: int | None, text: hashlib.blake2b, files: ExitStack) -> None:
+        self.folder, self.index, self.end, self.text, self.files = folder, index, end, text, files
+        self.documents = files.enter_context((folder / "documents.bin").open("ab"))
+        self.documents.truncate(index.total("documents") * np.dtype(np.int64).itemsize)
+        self.bytes_before, self.tokens_before = index.total("bytes"), index.total("tokens")
+        self.open()
+
+    def open(self) -> None:
+        number = len(self.index.shards)
+        self.token_path, self.ignored_path = self.folder / token_file(number), self.folder / ignored_file(number)
+        self.file = self.files.enter_context(part_of(self.token_path).open("wb"))
+        self.ignored: IO[bytes] | None = None
+        self.ids, self.starts = array("I"), array("q")  # not yet in the files
+        self.tokens = self.begun = self.bytes = self.scored_bytes = self.parts = 0
+
+    def add(self, part: Part, ids: list[int]) -> None:
+        if self.tokens >= self.index.shard_tokens:
+            self.close()
+            self.open()
+        size = add_to_fingerprint(self.text, part)
+        if part.begins:
+            self.starts.append(self.tokens_before + self.tokens)
+            self.begun += 1
+        if part.ends and self.end is not None:
+            ids.append(self.end)
+        self.ids.fromlist(ids)
+        if not part.loss:
+            self.ignore(len(ids))
+        self.tokens += len(ids)
+        self.bytes += size
+        self.scored_bytes += size if part.loss else 0
+        self.parts += 1
+
+    def ignore(self, count: int) -> None:
+        """Marks the next tokens; all that is never marked is a hole in the file, which reads as zeros."""
+        if self.ignored is None:
+            self.ignored = self.files.enter_context(part_of(self.ignored_path).open("wb"))
+        self.ignored.seek(self.tokens)
+        self.ignored.write(b"\1" * count)
+
+    def flush(self) -> None:
+        self.file.write(np.frombuffer(self.ids, dtype=np.uint32).astype(self.index.dtype).tobytes())
+        self.documents.write(self.starts.tobytes())
+        self.ids, self.starts = array("I"), array("q")
+
+    def close(self) -> None:
+        """The shard's files come to their names whole, and only then does the index speak of them."""
+        self.flush()
+        settle(self.documents)
+        settle(self.file)
+        self.file.close()
+        part_of(self.token_path).replace(self.token_path)
+        if self.ignored is not None:
+            self.ignored.truncate(self.tokens)
+            settle(self.ignored)
+            self.ignored.close()
+            part_of(self.ignored_path).replace(self.ignored_path)
+        shard = Shard(
+            tokens=self.tokens,
+            documents=self.begun,
+            bytes=self.bytes,
+            scored_bytes=self.scored_bytes,
+            parts=self.parts,
+            text=self.text.hexdigest(),
+            ignores=self.ignored is not None,
+        )
+        self.index.shards.append(shard)
+        self.index.save(self.folder)
+        self.tokens_before += self.tokens
+        self.bytes_before += self.bytes
+
+
+def part_of(path: Path) -> Path:
+    return path.with_name(path.name + ".part")
+
+
+def settle(file: IO[bytes]) -> None:
+    """Onto the disk."""
+    file.flush()
+    os.fsync(file.fileno())

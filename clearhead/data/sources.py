@@ -1,0 +1,203 @@
+"""Documents from files, folders, patterns, `.jsonl`, gzip of any of them, and standard input."""
+
+from __future__ import annotations
+
+import codecs
+import glob
+import gzip
+import json
+import os
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from io import BufferedIOBase
+from pathlib import Path
+from typing import IO
+
+from .chat import parse_line
+from .corpus import Corpus, DataError, Document
+from .parts import cut_at
+
+BLOCK = 2**23  # characters of one file in memory at a time
+READ = 2**20  # bytes
+SNIFF = 2**13  # bytes in which a binary file shows itself by a zero
+GZIP = b"\x1f\x8b"
+
+
+@dataclass
+class Found:
+    """The files that some paths stand for, in order, and how many of a folder's were passed over."""
+
+    files: list[Path] = field(default_factory=list)
+    hidden: int = 0
+    binary: int = 0
+    bytes: int = 0
+
+    def add(self, path: Path) -> None:
+        self.files.append(path)
+        self.bytes += path.stat().st_size
+
+    @property
+    def summary(self) -> str:
+        skipped = [f"{count:,} {kind}" for count, kind in ((self.hidden, "hidden"), (self.binary, "binary")) if count]
+        passed = f" (passed over: {' and '.join(skipped)})" if skipped else ""
+        return f"{len(self.files):,} {'file' if len(self.files) == 1 else 'files'}, {self.bytes:,} bytes{passed}"
+
+
+def documents(paths: Sequence[str | Path]) -> Corpus:
+    """A document for each text file and for each line of a `.jsonl`; `-` is standard input.
+
+    Folders are walked in order of names; what is hidden or binary in them is passed over and counted in `summary`.
+    """
+    found = Found()
+    for path in paths:
+        if str(path) == "-":
+            found.add(standard_input())
+        else:
+            find(path, found)
+    return Corpus(lambda: (document for file in found.files for document in read(file)), found.summary)
+
+
+def find(path: str | Path, found: Found) -> None:
+    place = Path(path)
+    if place.is_dir():
+        walk(place, found)
+    elif place.exists():
+        if is_binary(place):
+            raise DataError(f"{place} is not text: there are zero bytes in it")
+        found.add(place)
+    elif glob.has_magic(str(path)):
+        matches = sorted(glob.glob(str(path), recursive=True))
+        if not matches:
+            raise DataError(f"no file matches {path}")
+        for match in matches:
+            if Path(match).is_file():
+                find(match, found)
+    else:
+        raise DataError(f"there is no file or folder {path}")
+
+
+def walk(folder: Path, found: Found) -> None:
+    for place, folders, names in os.walk(folder):
+        found.hidden += sum(name.startswith(".") for name in (*folders, *names))
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(place, name)
+            if name.startswith(".") or not path.is_file():
+                continue
+            if is_binary(path):
+                found.binary += 1
+            else:
+                found.add(path)
+
+
+def standard_input() -> Path:
+    """Standard input as a file, since a corpus is read more than once."""
+    global _standard_input
+    if _standard_input is None:
+        _standard_input = tempfile.NamedTemporaryFile(prefix="clearhead-stdin-")  # noqa: SIM115  (until we leave)
+        while block := sys.stdin.buffer.read(READ):
+            _standard_input.write(block)
+        _standard_input.flush()
+    return Path(_standard_input.name)
+
+
+_standard_input: IO[bytes] | None = None
+
+
+def is_binary(path: Path) -> bool:
+    with opened(path) as file:
+        return b"\0" in file.read(SNIFF)
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedIOBase]:
+    """The bytes of a file, unpacked if it is gzip, whatever its name."""
+    try:
+        with path.open("rb") as plain:
+            packed = plain.read(len(GZIP)) == GZIP
+            plain.seek(0)
+            if packed:
+                with gzip.open(plain) as file:
+                    yield file
+            else:
+                yield plain
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be unpacked, it is damaged or cut short: {error}") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+
+
+def read(path: Path) -> Iterator[Document]:
+    name = title(path)
+    with opened(path) as file:
+        if is_jsonl(path):
+            yield from read_lines(file, name)
+        else:
+            yield from read_text(file, name)
+
+
+def title(path: Path) -> str:
+    """What a file is called in documents and messages."""
+    return "standard input" if _standard_input is not None and str(path) == _standard_input.name else path.as_posix()
+
+
+def is_jsonl(path: Path) -> bool:
+    """By its name; standard input has none and is judged by its first line."""
+    if title(path) != "standard input":
+        return path.name.removesuffix(".gz").endswith(".jsonl")
+    with opened(path) as file:
+        try:
+            record = json.loads(file.readline())
+        except ValueError:
+            return False
+    return isinstance(record, dict) and bool({"text", "prompt", "messages"} & record.keys())
+
+
+def read_lines(file: BufferedIOBase, name: str) -> Iterator[Document]:
+    for number, line in enumerate(file, 1):
+        where = f"{name}, line {number:,}"
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise undecodable(where, error, error.start) from None
+        if text.strip():
+            yield Document(where, parse_line(text, where))
+
+
+def read_text(file: BufferedIOBase, name: str) -> Iterator[Document]:
+    """One document; a file longer than a block comes as several, cut where no word is."""
+    held, continues = "", False
+    for text in decoded(file, name):
+        held += text
+        while len(held) >= 2 * BLOCK:
+            at = cut_at(held, BLOCK)
+            yield Document(name, ((held[:at], True),), continues)
+            held, continues = held[at:], True
+    yield Document(name, ((held, True),), continues)
+
+
+def decoded(file: BufferedIOBase, name: str) -> Iterator[str]:
+    """The text of a file as it stands, line ends and all; only a byte order mark at its beginning is left out."""
+    decoder = codecs.getincrementaldecoder("utf-8-sig")()
+    done = 0
+    while True:
+        block = file.read(READ)
+        waiting = len(decoder.getstate()[0])  # the beginning of a character whose end is in this block
+        try:
+            yield decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            raise undecodable(name, error, done - waiting + error.start) from None
+        if not block:
+            return
+        done += len(block)
+
+
+def undecodable(where: str, error: UnicodeDecodeError, at: int) -> DataError:
+    byte = error.object[error.start]
+    return DataError(
+        f"{where}: byte {at:,} is {byte:#04x}, which is not UTF-8 there; convert the file to UTF-8 or leave it out"
+    )

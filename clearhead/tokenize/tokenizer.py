@@ -1,0 +1,122 @@
+"""A tokenizer: one `tokenizer.json`, whatever its kind, and the id that ends a text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+END = "<|endoftext|>"
+KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
+
+
+class TokenizerError(ValueError):
+    """A tokenizer that cannot be made or read, or a text that it has no tokens for."""
+
+
+class Tokenizer:
+    """Text to ids and back. A text is only text: a special token spelled out in it is encoded letter by letter.
+
+    `settings` is what its `tokenizer_config.json` says; of it only `eos_token` is used here, the rest is kept.
+    """
+
+    def __init__(self, inner: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        self.json: str = inner.to_str(pretty=True)
+        inner.encode_special_tokens = True
+        self.inner = inner
+        self.settings = settings or {}
+        self.end = self._end()
+
+    @classmethod
+    def load(cls, path: str | Path) -> Tokenizer:
+        """From a `tokenizer.json`, or from a folder that holds one."""
+        file = Path(path)
+        file = file / "tokenizer.json" if file.is_dir() else file
+        beside = file.with_name("tokenizer_config.json")
+        try:
+            inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+            settings = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+        except OSError as error:
+            raise TokenizerError(f"cannot read the tokenizer {file}: {error.strerror}") from None
+        except Exception as error:  # the library raises plain Exception for what it cannot parse
+            raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from None
+        return cls(inner, settings)
+
+    def save(self, folder: str | Path, chat_template: str | None = None) -> None:
+        """Writes `tokenizer_config.json` and then `tokenizer.json`, as transformers reads them; each appears whole."""
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+        if self.end is not None:
+            settings["eos_token"] = self.inner.id_to_token(self.end)
+        files = {"tokenizer_config.json": json.dumps(settings | self.settings, indent=2, ensure_ascii=False) + "\n"}
+        if chat_template is not None:
+            files["chat_template.jinja"] = chat_template
+        files["tokenizer.json"] = self.json
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            part = Path(folder, f"{name}.part")
+            part.write_text(text, encoding="utf-8")
+            part.replace(Path(folder, name))
+
+    def encode(self, text: str) -> list[int]:
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """The ids of each text, on all cores."""
+        return [encoding.ids for encoding in self.encodings(texts)]
+
+    def encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
+        """As `encode_batch`, before the ids become Python numbers, which takes a moment of the interpreter's time."""
+        if self.alphabet is not None:
+            for text in texts:
+                self._refuse_unknown(text, self.alphabet)
+        try:
+            return self.inner.encode_batch_fast(texts, add_special_tokens=False)
+        except TypeError:  # what the library says of a str that is not Unicode
+            raise TokenizerError("the text holds half of a surrogate pair, which is no character") from None
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids; special tokens are not part of it."""
+        return self.inner.decode(ids, skip_special_tokens=True)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        """How many ids there are: one more than the largest."""
+        return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """The same for the same `tokenizer.json`, on every machine."""
+        canonical = json.dumps(json.loads(self.json), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+    @cached_property
+    def alphabet(self) -> frozenset[str] | None:
+        """All characters, where every token is one: the library would leave out silently what it does not know."""
+        whole = json.loads(self.json)
+        model, plain = whole["model"], not any(whole[key] for key in ("normalizer", "pre_tokenizer", "added_tokens"))
+        if not plain or model["type"] != "BPE" or model["merges"] or model["unk_token"] or model["byte_fallback"]:
+            return None
+        return frozenset(model["vocab"])
+
+    def _end(self) -> int | None:
+        named = self.settings.get("eos_token")
+        names = [named["content"] if isinstance(named, dict) else named] if named else KNOWN_ENDS
+        ids = [self.inner.token_to_id(name) for name in names]
+        return next((id for id in ids if id is not None), None)
+
+    def _refuse_unknown(self, text: str, known: frozenset[str]) -> None:
+        unknown = set(text) - known
+        if unknown:
+            at, character = min((text.index(character), character) for character in unknown)
+            raise TokenizerError(
+                f"the character {character!r} (U+{ord(character):04X}), at place {at:,}, is not among the "
+                f"{len(known):,} characters that this tokenizer was made from; a tokenizer of bytes or byte pairs "
+                f"reads any text"
+            )
