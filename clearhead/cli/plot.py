@@ -1,0 +1,24 @@
+"""`clearhead plot`: the curves of runs."""
+
+from __future__ import annotations
+
+import click
+
+
+@click.command("plot")
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", default=None, metavar="FILE", help="A .png, .svg or .pdf.  [default: loss.png in the first RUN]")
+def command(runs: tuple[str, ...], out: str | None) -> None:
+    """Draw the loss curves of one or more RUN folders into one picture.
+
+    \b
+    clearhead plot runs/lm
+    clearhead plot runs/a runs/b --out compared.svg
+    """
+    from pathlib import Path
+
+    from clearhead.train.curves import draw_curves
+
+    path = Path(out) if out else Path(runs[0]) / "loss.png"
+    draw_curves(runs, path)
+    click.echo(path)

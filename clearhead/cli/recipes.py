@@ -1,0 +1,31 @@
+"""`clearhead recipes`: whole runs by name."""
+
+from __future__ import annotations
+
+import click
+
+from .options import console, json_option, print_json
+
+
+@click.command("recipes")
+@click.argument("name", required=False)
+@json_option
+def command(name: str | None, as_json: bool) -> None:
+    """List the recipes that `train` knows; with NAME, print that one as recipe.json.
+
+    \b
+    clearhead recipes
+    clearhead recipes lm > recipe.json
+    """
+    from clearhead.configs import dumps
+    from clearhead.train.recipes import RECIPES, recipe
+
+    if name is not None:
+        click.echo(dumps(recipe(name)), nl=False)
+        return
+    about = {name: (make.__doc__ or "").strip() for name, make in RECIPES.items()}
+    if as_json:
+        print_json(about)
+        return
+    for name, text in about.items():
+        console().print(f"{name:<12} {text}")

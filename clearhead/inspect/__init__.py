@@ -1,0 +1,1 @@
+"""Looking into a model while it runs."""

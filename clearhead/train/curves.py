@@ -1,0 +1,44 @@
+"""Loss curves of one run or of many, in one picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from clearhead.inspect.draw import figure, save
+
+from .checkpoint import ResumeError
+from .run import Run
+
+# Okabe & Ito's colours, told apart by all kinds of colour vision
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
+
+
+def draw_curves(folders: Sequence[str | Path], path: str | Path) -> None:
+    """Training loss thin, validation loss with dots, against steps."""
+    with figure(8, 4.8) as picture:
+        axis = picture.subplots()
+        for i, folder in enumerate(folders):
+            lines = Run(folder).history()
+            if not lines:
+                raise ResumeError(f"{folder} holds no metrics.jsonl, so there is no curve to draw")
+            colour, name = COLOURS[i % len(COLOURS)], Path(folder).name
+            losses = smoothed([line["train/loss"] for line in lines])
+            axis.plot([line["step"] for line in lines], losses, color=colour, linewidth=1, label=f"{name}, training")
+            measured = [(line["step"], line["val/loss"]) for line in lines if "val/loss" in line]
+            axis.plot(*zip(*measured, strict=True), "o-", color=colour, markersize=4, label=f"{name}, validation")
+        axis.set_xlabel("step")
+        axis.set_ylabel("loss (nats per token)")
+        axis.set_title("loss")
+        axis.grid(alpha=0.3)
+        axis.legend(frameon=False)
+        save(picture, path)
+
+
+def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
+    """An exponential mean, started without bias."""
+    out, mean, total = [], 0.0, 0.0
+    for value in values:
+        mean, total = weight * mean + (1 - weight) * value, weight * total + 1 - weight
+        out.append(mean / total)
+    return out

@@ -1,0 +1,80 @@
+"""The loss of a vocabulary projection, without ever holding all logits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+CHUNK = 2**22  # logits held at once
+
+
+class LinearCrossEntropy(torch.autograd.Function):
+    """Σ over rows of −log softmax(x·Wᵀ + b)[target], by chunks of rows.
+
+    The gradient of a chunk's logits is known as soon as its logits are, softmax − one-hot, so it is turned into the
+    gradients of x, W and b at once and the logits are dropped: three matrix products, as without chunks.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Float[Tensor, "X D"],
+        weight: Float[Tensor, "V D"],
+        bias: Float[Tensor, "V"] | None,
+        targets: Int[Tensor, "X"],
+        smoothing: float,
+    ) -> Float[Tensor, ""]:
+        rows = max(1, CHUNK // len(weight))
+        needed = [t is not None and t.requires_grad for t in (x, weight, bias)]
+        d_x = torch.empty_like(x) if any(needed) else None
+        d_weight = torch.zeros_like(weight) if needed[1] else None
+        d_bias = torch.zeros_like(bias) if needed[2] and bias is not None else None
+        total = x.new_zeros((), dtype=torch.float32)
+        for start in range(0, len(x), rows):
+            chunk, wanted = x[start : start + rows], targets[start : start + rows]
+            logits = (chunk @ weight.T if bias is None else torch.addmm(bias, chunk, weight.T)).float()
+            log_total = logits.logsumexp(dim=1)
+            hit = logits.gather(1, wanted[:, None]).squeeze(1)
+            total += (log_total - (1 - smoothing) * hit).sum()
+            if smoothing:
+                total -= smoothing * logits.mean(dim=1).sum()
+            if d_x is None:
+                continue
+            gradient = logits.sub_(log_total[:, None]).exp_()  # the logits' memory, now softmax
+            if smoothing:
+                gradient -= smoothing / len(weight)
+            gradient[torch.arange(len(wanted), device=x.device), wanted] -= 1 - smoothing
+            gradient = gradient.to(x.dtype)
+            torch.mm(gradient, weight, out=d_x[start : start + rows])
+            if d_weight is not None:
+                d_weight.addmm_(gradient.T, chunk)
+            if d_bias is not None:
+                d_bias += gradient.sum(dim=0)
+        ctx.gradients = (d_x, d_weight, d_bias)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, d_total: Float[Tensor, ""]) -> Any:
+        scaled = [None if gradient is None else gradient.mul_(d_total) for gradient in ctx.gradients]
+        return *scaled, None, None
+
+
+def linear_cross_entropy(
+    x: Float[Tensor, "... D"],
+    weight: Float[Tensor, "V D"],
+    targets: Int[Tensor, "..."],
+    *,
+    bias: Float[Tensor, "V"] | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> Float[Tensor, ""]:
+    """`functional.cross_entropy(linear(x, weight, bias), targets)`, the mean over targets that are not ignored."""
+    rows, flat = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
+    counted = flat != ignore_index
+    if not bool(counted.all()):
+        rows, flat = rows[counted], flat[counted]
+    total = LinearCrossEntropy.apply(rows, weight, bias, flat, label_smoothing)
+    return total / max(len(flat), 1)

@@ -1,0 +1,99 @@
+"""A run's folder: who works in it, what it was asked to do, and what it has measured."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from clearhead.configs import dumps, loads
+from clearhead.configs.train import RecipeConfig
+
+from .checkpoint import ResumeError
+
+try:
+    import fcntl
+except ImportError:  # Windows: no lock, as there is no such file lock
+    fcntl = None  # type: ignore[assignment]
+
+
+class Run:
+    """`recipe.json`, `metrics.jsonl`, `tokens/`, `checkpoints/`, and in the end the model as an ordinary checkpoint."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.metrics, self.recipe_file = self.folder / "metrics.jsonl", self.folder / "recipe.json"
+        self.checkpoints, self.tokens = self.folder / "checkpoints", self.folder / "tokens"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Nobody else trains in this folder meanwhile; a process that dies lets go."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / ".lock").open("w") as file:
+            if fcntl is not None:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except OSError:
+                    raise ResumeError(f"{self.folder} is in use by another process; choose another --out") from None
+            yield
+
+    def begin(self, recipe: RecipeConfig, resume: bool) -> None:
+        """Write the recipe down, or see that a resumed run is asked for the same one."""
+        if self.recipe_file.exists():
+            if not resume:
+                raise ResumeError(
+                    f"{self.folder} holds a run already; give --resume to go on with it, or another --out"
+                )
+            if difference := first_difference(self.recipe().to_dict(), recipe.to_dict()):
+                raise ResumeError(f"{self.folder} was begun with another recipe: {difference}; leave it as it was")
+        else:
+            write_atomically(self.recipe_file, dumps(recipe))
+
+    def recipe(self) -> RecipeConfig:
+        if not self.recipe_file.exists():
+            raise ResumeError(f"{self.folder} holds no recipe.json, so there is no run to go on with")
+        recipe = loads(self.recipe_file.read_text(encoding="utf-8"))
+        if not isinstance(recipe, RecipeConfig):
+            raise ResumeError(f"{self.recipe_file} describes a {recipe.kind()}, not a recipe")
+        return recipe
+
+    def log(self, **values: Any) -> None:
+        """One line of metrics.jsonl."""
+        with self.metrics.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(values) + "\n")
+
+    def history(self) -> list[dict[str, Any]]:
+        """Every line that is whole: a kill may leave half of the last one."""
+        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []
+        found = []
+        for line in lines:
+            with contextlib.suppress(json.JSONDecodeError):
+                found.append(json.loads(line))
+        return found
+
+    def forget_after(self, step: int) -> None:
+        """Steps after the checkpoint that is resumed will be measured again."""
+        kept = [line for line in self.history() if line["step"] <= step]
+        write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    part = path.with_name(f".{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
+def first_difference(before: Any, now: Any, path: str = "") -> str:
+    """`steps was 100 and is 200`: the first field in which two recipes differ."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in [*before, *(key for key in now if key not in before)]:
+            if found := first_difference(before.get(key), now.get(key), f"{path}.{key}" if path else key):
+                return found
+        return ""
+    if isinstance(before, list) and isinstance(now, list) and len(before) == len(now):
+        pairs = enumerate(zip(before, now, strict=True))
+        return next((found for i, (a, b) in pairs if (found := first_difference(a, b, f"{path}.{i}"))), "")
+    return "" if before == now else f"{path} was {before!r} and is {now!r}"

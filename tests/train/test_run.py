@@ -1,0 +1,227 @@
+"""Runs: they learn, they are repeatable, and a kill at any moment changes nothing but the time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clearhead.configs import dumps, loads
+from clearhead.configs.train import RecipeConfig
+from clearhead.train.checkpoint import ResumeError, listed
+from clearhead.train.loop import Report, Trainer, TrainingError, train
+from clearhead.train.recipes import RECIPES, chars, recipe
+from clearhead.train.run import Run, first_difference
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 300
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def small(**changes: object) -> RecipeConfig:
+    """The characters recipe at a size that takes a second; with dropout, so that random numbers matter."""
+    config = chars()
+    sizes = {
+        "batch": 4, "context": 16, "steps": 12, "evaluate_every": 6, "evaluate_tokens": 256, "save_every": 4,
+        "model.stack.dim": 32, "model.stack.repeats": 2, "model.stack.pattern.0.ffn.hidden": 64,
+        "model.stack.pattern.0.dropout": 0.1,
+    }  # fmt: skip
+    for path, value in (sizes | changes).items():
+        config = config.changed(path, value)
+    return config
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def same(a: Path, b: Path) -> bool:
+    mine, other = weights(a), weights(b)
+    return mine.keys() == other.keys() and all(torch.equal(mine[k], other[k]) for k in mine)
+
+
+def test_a_run_learns_and_its_folder_is_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
+    import clearhead
+
+    out = tmp_path / "run"
+    model = train(small(steps=60, **{"model.stack.pattern.0.dropout": 0.0}), [corpus], out)
+    lines = Run(out).history()
+    assert [line["step"] for line in lines] == list(range(1, 61))
+    assert lines[0]["train/loss"] == pytest.approx(torch.log(torch.tensor(28.0)).item(), rel=0.05)
+    assert lines[-1]["val/loss"] < 1.5
+    assert lines[-1]["val/bpb"] == pytest.approx(lines[-1]["val/loss"] / 0.6931, rel=1e-3)  # a character is a byte
+    loaded = clearhead.load(out)
+    tokens = torch.randint(0, 28, (2, 9))
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens), model(tokens))
+
+
+def test_one_seed_is_one_run_and_two_are_two(corpus: Path, tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        train(small(seed=seed), [corpus], tmp_path / name)
+    assert same(tmp_path / "a", tmp_path / "b")
+    assert not same(tmp_path / "a", tmp_path / "c")
+
+
+def test_accumulating_gives_the_same_step(corpus: Path, tmp_path: Path) -> None:
+    for parts in (1, 4):
+        config = small(accumulate=parts, steps=3, **{"model.stack.pattern.0.dropout": 0.0})
+        train(config, [corpus], tmp_path / str(parts))
+    one, four = weights(tmp_path / "1"), weights(tmp_path / "4")
+    for name in one:
+        torch.testing.assert_close(one[name], four[name], atol=2e-4, rtol=1e-3)
+
+
+COMMAND = "import sys; from clearhead.cli.main import main; sys.argv[0] = 'clearhead'; main()"
+
+
+def start(recipe_file: Path, corpus: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-c",
+        COMMAND,
+        "train",
+        str(recipe_file),
+        "--data",
+        str(corpus),
+        "--out",
+        str(out),
+        *more,
+    ]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_killed_and_resumed_equals_uninterrupted(corpus: Path, tmp_path: Path, how: signal.Signals) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text(dumps(small(steps=40)))
+    whole = start(file, corpus, tmp_path / "whole")
+    assert whole.wait() == 0
+    broken = start(file, corpus, tmp_path / "broken")
+    metrics = tmp_path / "broken" / "metrics.jsonl"
+    while broken.poll() is None and not (metrics.exists() and len(metrics.read_text().splitlines()) >= 10):
+        time.sleep(0.005)
+    broken.send_signal(how)
+    code = broken.wait()
+    if code == 0:
+        pytest.skip("the run was over before the signal")
+    assert code == (-9 if how == signal.SIGKILL else 130)
+    assert not (tmp_path / "broken" / "model.safetensors").exists()
+    resumed = start(file, corpus, tmp_path / "broken", "--resume")
+    assert resumed.wait() == 0
+    assert same(tmp_path / "whole", tmp_path / "broken")
+    steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
+    assert steps == list(range(1, 41))
+
+
+def test_a_damaged_checkpoint_is_said_and_the_one_before_used(corpus: Path, tmp_path: Path) -> None:
+    train(small(), [corpus], tmp_path / "whole")
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), [corpus], out, report=Report(show=lambda numbers: stop_at(9, numbers)))
+    newest = listed(out / "checkpoints")[-1] / "weights.safetensors"
+    content = bytearray(newest.read_bytes())
+    content[-3] ^= 1
+    newest.write_bytes(content)
+    said: list[str] = []
+    train(small(), [corpus], out, resume=True, report=Report(say=said.append))
+    assert any("is damaged (weights.safetensors is not what was written)" in text for text in said)
+    assert any("going on from step 4" in text for text in said)
+    assert same(tmp_path / "whole", out)
+
+
+def stop_at(step: int, numbers: dict) -> None:
+    if numbers["step"] == step:
+        raise KeyboardInterrupt
+
+
+def test_resuming_with_another_recipe_is_refused(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(small(), [corpus], out)
+    before = (out / "recipe.json").read_text()
+    with pytest.raises(ResumeError, match="was begun with another recipe: batch was 4 and is 8"):
+        train(small(batch=8), [corpus], out, resume=True)
+    with pytest.raises(ResumeError, match="holds a run already; give --resume"):
+        train(small(), [corpus], out)
+    assert (out / "recipe.json").read_text() == before
+
+
+def test_a_folder_in_use_is_refused(corpus: Path, tmp_path: Path) -> None:
+    with Run(tmp_path / "run").held(), pytest.raises(ResumeError, match="is in use by another process"):
+        train(small(), [corpus], tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_is_located(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Trainer.update
+
+    def poisoned(self: Trainer) -> tuple[float, float]:
+        if self.step == 6:
+            with torch.no_grad():
+                self.model.stack.blocks[1].ffn.up.weight[0, 0] = torch.nan
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "update", poisoned)
+    with pytest.raises(TrainingError, match=r"loss of step 7 is nan: .* stack\.blocks\.1\.ffn\.up"):
+        train(small(), [corpus], tmp_path / "run")
+    assert [path.name for path in listed(tmp_path / "run" / "checkpoints")] == ["step-00000004"]
+
+
+@pytest.mark.skipif(not hasattr(os, "setrlimit") and sys.platform == "win32", reason="no file size limits")
+def test_a_full_disk_is_said_and_the_last_checkpoint_stays(corpus: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "recipe.json", tmp_path / "run"
+    file.write_text(dumps(small(steps=8)))
+    code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+    code += "from clearhead.train import checkpoint as c; original = c.write\n"
+    code += "def limited(folder, snapshot):\n"
+    code += "    if snapshot.step == 8: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+    code += "    return original(folder, snapshot)\n"
+    code += "import clearhead.train.loop as loop; loop.write = limited\n" + COMMAND
+    command = [sys.executable, "-c", code, "train", str(file), "--data", str(corpus), "--out", str(out)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "the checkpoint of step 8 could not be written" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert [path.name for path in listed(out / "checkpoints")] == ["step-00000004"]
+    resumed = start(file, corpus, out, "--resume")
+    assert resumed.wait() == 0
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_survive_json(name: str) -> None:
+    assert loads(dumps(recipe(name))) == recipe(name)
+
+
+def test_first_difference_names_the_field() -> None:
+    assert (
+        first_difference(small().to_dict(), small(**{"optimizer.lr": 0.5}).to_dict())
+        == "optimizer.lr was 0.02 and is 0.5"
+    )
+    assert first_difference(small().to_dict(), small().to_dict()) == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"steps": 0}, "Recipe.steps is 0, but must be positive"),
+        ({"accumulate": 3}, "batch=4 is not a multiple of accumulate=3"),
+        ({"optimizer.iterations": 9}, "Muon.iterations is 9"),
+        ({"schedule.decay": 1.5}, "Stable.decay is 1.5"),
+        ({"stepz": 3}, "Recipe has no field 'stepz'; did you mean 'steps'?"),
+    ],
+)
+def test_bad_recipes_are_refused_when_made(changes: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence.replace("?", r"\?")):
+        small(**changes)
