@@ -1,0 +1,240 @@
+"""The one list of architectures that every invariant is tried on. A new mixer is one line in `MIXERS`.
+
+Every mixer meets every norm placement; each other part appears at least once. Sizes are small, and distinct, so that
+two axes cannot be confused: a transposed axis is an error and not a coincidence.
+"""
+
+from __future__ import annotations
+
+from clearhead.configs import (
+    AlibiConfig,
+    AttentionConfig,
+    BlockConfig,
+    Blockwise,
+    Causal,
+    ClassHeadConfig,
+    EncoderDecoderConfig,
+    FeedForwardConfig,
+    FirstTokenConfig,
+    Full,
+    GatedFeedForwardConfig,
+    Global,
+    HeadConfig,
+    LatentAttentionConfig,
+    LayerNormConfig,
+    LearnedConfig,
+    LinearScaling,
+    Llama3Scaling,
+    LMHeadConfig,
+    MaskedLMHeadConfig,
+    MeanPoolConfig,
+    MixerConfig,
+    ModelConfig,
+    MoEConfig,
+    NormConfig,
+    NTKScaling,
+    ParallelBlockConfig,
+    PatchEmbeddingConfig,
+    PoolerConfig,
+    RMSNormConfig,
+    RotaryConfig,
+    SequenceModelConfig,
+    SinusoidalConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
+    Window,
+    YarnScaling,
+)
+from clearhead.configs.positions import AddedPositionConfig
+from clearhead.configs.stack import FeedConfig
+
+DIM, VOCABULARY, SOURCE_VOCABULARY, CLASSES, POSITIONS = 20, 23, 29, 13, 41
+WINDOW = 3
+ROTARY = RotaryConfig()
+PLAIN = FeedForwardConfig(hidden=11)
+GATED = GatedFeedForwardConfig(hidden=17)
+RMS = RMSNormConfig(eps=1e-6)
+LEARNED = LearnedConfig(length=POSITIONS)
+
+MIXERS: dict[str, MixerConfig] = {
+    "mha": AttentionConfig(heads=5, mask=Causal(), qkv_bias=True, out_bias=True),
+    "mha, full": AttentionConfig(heads=5),
+    "gqa, head_dim": AttentionConfig(heads=6, kv_heads=2, head_dim=8, mask=Causal(), rotary=ROTARY),
+    "mqa, value_dim, yarn": AttentionConfig(
+        heads=6,
+        kv_heads=1,
+        head_dim=8,
+        value_dim=9,
+        mask=Causal(),
+        rotary=RotaryConfig(scaling=YarnScaling(factor=4.0, length=16)),
+    ),
+    "narrow values": AttentionConfig(heads=5, value_dim=3, mask=Causal(), rotary=ROTARY, out_bias=True),
+    "interleaved, partial rotary": AttentionConfig(
+        heads=2, mask=Causal(), rotary=RotaryConfig(layout="interleaved", theta=50.0, dim=6)
+    ),
+    "alibi, grouped": AttentionConfig(heads=6, kv_heads=3, head_dim=4, mask=Causal(), score_bias=AlibiConfig()),
+    "alibi, full": AttentionConfig(heads=5, score_bias=AlibiConfig()),
+    "qk_norm": AttentionConfig(heads=5, kv_heads=1, mask=Causal(), rotary=ROTARY, qk_norm=RMS),
+    "window": AttentionConfig(heads=6, kv_heads=2, head_dim=8, mask=Causal() & Window(WINDOW), rotary=ROTARY),
+    "window, both ways": AttentionConfig(heads=5, mask=Window(WINDOW)),
+    "longformer": AttentionConfig(heads=5, mask=Window(2) | Global(1)),
+    "causal longformer": AttentionConfig(heads=5, mask=Causal() & (Window(2) | Global(1)), rotary=ROTARY),
+    "blockwise": AttentionConfig(heads=5, mask=Blockwise(2, Window(2) | Global(1)), rotary=ROTARY),
+    "causal blockwise": AttentionConfig(heads=5, mask=Causal() & Blockwise(2, Window(2)), rotary=ROTARY),
+    "latent": LatentAttentionConfig(heads=3, latent_dim=9, plain_dim=5, rope_dim=4, value_dim=7),
+    "latent, query latent": LatentAttentionConfig(
+        heads=3, latent_dim=9, plain_dim=5, rope_dim=4, value_dim=7, query_latent_dim=13, bias=True, magnitude=1.2
+    ),
+    "latent, full": LatentAttentionConfig(heads=3, latent_dim=9, plain_dim=5, rope_dim=4, value_dim=7, mask=Full()),
+    "latent, window": LatentAttentionConfig(
+        heads=3, latent_dim=9, plain_dim=5, rope_dim=4, value_dim=3, mask=Causal() & Window(WINDOW)
+    ),
+}
+
+PLACEMENTS = ("pre", "post", "sandwich", "parallel")
+
+FEEDS: dict[str, FeedConfig | None] = {
+    "no feed-forward": None,
+    "relu": FeedForwardConfig(hidden=11, activation="relu"),
+    "relu2": FeedForwardConfig(hidden=11, activation="relu2", bias=False),
+    "gelu, 4·D": FeedForwardConfig(activation="gelu"),
+    "gelu_tanh": FeedForwardConfig(hidden=11, activation="gelu_tanh"),
+    "silu": FeedForwardConfig(hidden=11, activation="silu"),
+    "swiglu": GATED,
+    "geglu, 8/3·D": GatedFeedForwardConfig(activation="gelu", bias=True),
+    "moe": MoEConfig(expert=GATED, experts=5, active=2),
+    "moe, plain experts": MoEConfig(expert=PLAIN, experts=5, active=3, normalised=False, scale=1.7),
+    "moe, shared": MoEConfig(expert=GATED, experts=5, active=2, shared=PLAIN, normalised=False),
+    "moe, shared, normalised": MoEConfig(expert=PLAIN, experts=4, active=4, shared=GATED, scale=0.6),
+}
+
+NORMS: dict[str, NormConfig] = {
+    "layer norm": LayerNormConfig(),
+    "layer norm, no bias": LayerNormConfig(bias=False, eps=1e-3),
+    "rms norm": RMS,
+}
+
+POSITION_KINDS: dict[str, AddedPositionConfig | None] = {
+    "sinusoidal": SinusoidalConfig(),
+    "sinusoidal, halves": SinusoidalConfig(layout="halves", base=100.0),
+    "learned": LEARNED,
+    "no positions": None,
+}
+
+SCALED = {
+    "linear": RotaryConfig(scaling=LinearScaling(factor=3.0)),
+    "ntk": RotaryConfig(scaling=NTKScaling(factor=2.5)),
+    "llama3": RotaryConfig(scaling=Llama3Scaling(factor=8.0, length=16)),
+}
+
+HEADS: dict[str, HeadConfig | None] = {
+    "no head": None,
+    "masked lm": MaskedLMHeadConfig(vocabulary=VOCABULARY),
+    "masked lm, untied": MaskedLMHeadConfig(vocabulary=VOCABULARY, tied=False, activation="relu", norm=RMS),
+    "first token": FirstTokenConfig(),
+    "mean": MeanPoolConfig(),
+    "pooler": PoolerConfig(),
+    "classes of the pooler": ClassHeadConfig(classes=CLASSES, pool=PoolerConfig()),
+    "classes of the mean": ClassHeadConfig(classes=CLASSES, pool=MeanPoolConfig()),
+}
+
+
+def block(
+    mixer: MixerConfig, placement: str = "pre", ffn: FeedConfig | None = PLAIN, norm: NormConfig = RMS
+) -> BlockConfig | ParallelBlockConfig:
+    if placement == "parallel":
+        return ParallelBlockConfig(mixer=mixer, ffn=ffn, norm=norm)
+    return BlockConfig(mixer=mixer, ffn=ffn, norm=norm, placement=placement)
+
+
+def sequence(
+    *pattern: BlockConfig | ParallelBlockConfig,
+    repeats: int = 2,
+    first: tuple[BlockConfig, ...] = (),
+    position: AddedPositionConfig | None = None,
+    head: HeadConfig | None = LMHeadConfig(vocabulary=VOCABULARY),
+    final_norm: NormConfig | None = LayerNormConfig(),
+    **embedding: object,
+) -> SequenceModelConfig:
+    return SequenceModelConfig(
+        embedding=TokenEmbeddingConfig(vocabulary=VOCABULARY, position=position, **embedding),
+        stack=StackConfig(dim=DIM, pattern=pattern, repeats=repeats, first=first, final_norm=final_norm),
+        head=head,
+    )
+
+
+def translator(
+    encoder: AttentionConfig | LatentAttentionConfig,
+    decoder: AttentionConfig | LatentAttentionConfig,
+    cross: AttentionConfig,
+    placement: str,
+    *,
+    tied: bool,
+    position: AddedPositionConfig | None = SinusoidalConfig(),
+) -> EncoderDecoderConfig:
+    source = TokenEmbeddingConfig(vocabulary=VOCABULARY if tied else SOURCE_VOCABULARY, position=position, scaled=True)
+    target = None if tied else TokenEmbeddingConfig(vocabulary=VOCABULARY, position=position, norm=RMS)
+    below = BlockConfig(mixer=encoder, ffn=PLAIN, placement=placement)
+    above = BlockConfig(mixer=decoder, cross=cross, ffn=GATED, placement=placement)
+    return EncoderDecoderConfig(
+        source=source,
+        encoder=StackConfig(dim=DIM, pattern=(below,), repeats=2, final_norm=RMS),
+        target=target,
+        decoder=StackConfig(dim=DIM, pattern=(above,), repeats=2, final_norm=RMS),
+        head=LMHeadConfig(vocabulary=VOCABULARY, tied=tied, bias=not tied),
+    )
+
+
+MHA, FULL = MIXERS["mha"], MIXERS["mha, full"]
+ROTATED = MIXERS["gqa, head_dim"]
+GROUPED_FULL = AttentionConfig(heads=6, kv_heads=2, head_dim=8, rotary=ROTARY)
+CROSS = AttentionConfig(heads=5, qkv_bias=True, out_bias=True)
+GROUPED_CROSS = AttentionConfig(heads=6, kv_heads=2, head_dim=8, value_dim=9, qk_norm=RMS)
+
+CASES: dict[str, ModelConfig] = {
+    **{
+        f"{name}; {place}": sequence(block(mixer, place), repeats=1)
+        for name, mixer in MIXERS.items()
+        for place in PLACEMENTS
+    },
+    **{f"ffn: {name}": sequence(block(ROTATED, ffn=ffn)) for name, ffn in FEEDS.items()},
+    **{f"norm: {name}": sequence(block(ROTATED, norm=norm), final_norm=norm) for name, norm in NORMS.items()},
+    **{f"position: {name}": sequence(block(MHA), position=kind) for name, kind in POSITION_KINDS.items()},
+    **{
+        f"rotary: {name}": sequence(block(AttentionConfig(heads=5, mask=Causal(), rotary=rotary)))
+        for name, rotary in SCALED.items()
+    },
+    **{
+        f"head: {name}": sequence(block(FULL, "post"), position=LEARNED, segments=3, head=head)
+        for name, head in HEADS.items()
+    },
+    "tied head, scaled embedding": sequence(
+        block(MHA), head=LMHeadConfig(vocabulary=VOCABULARY, tied=True, bias=True), scaled=True, norm=RMS
+    ),
+    "no final norm": sequence(block(MHA, "post"), final_norm=None),
+    "hybrid": sequence(
+        block(MIXERS["window"]),
+        block(MHA, "sandwich", GATED),
+        block(MIXERS["latent"], "parallel", FEEDS["moe"]),
+        first=(block(MIXERS["alibi, grouped"], "post"),),
+        repeats=2,
+    ),
+    "two windows": sequence(
+        block(AttentionConfig(heads=5, mask=Causal() & Window(2))),
+        block(MIXERS["window"], "post", FEEDS["moe, shared"]),
+    ),
+    "window of one": sequence(block(AttentionConfig(heads=5, mask=Causal() & Window(1)))),
+    "patches": SequenceModelConfig(
+        embedding=PatchEmbeddingConfig(image=6, patch=3, channels=2),
+        stack=StackConfig(dim=DIM, pattern=(block(FULL),), repeats=2, final_norm=RMS),
+        head=ClassHeadConfig(classes=CLASSES),
+    ),
+    "patches, no head": SequenceModelConfig(
+        embedding=PatchEmbeddingConfig(image=6, patch=2, channels=1),
+        stack=StackConfig(dim=DIM, pattern=(block(FULL, "parallel"),), repeats=1),
+    ),
+    **{f"translator; {place}": translator(FULL, MHA, CROSS, place, tied=True) for place in ("pre", "post", "sandwich")},
+    "translator, two tables": translator(FULL, MHA, CROSS, "post", tied=False, position=LEARNED),
+    "translator, grouped": translator(GROUPED_FULL, MIXERS["window"], GROUPED_CROSS, "pre", tied=False),
+    "translator, latent": translator(MIXERS["latent, full"], MIXERS["latent"], CROSS, "pre", tied=True, position=None),
+}  # fmt: skip
