@@ -1,8 +1,8 @@
 """Tiny Shakespeare by characters: our `chars` recipe against nanoGPT's CPU recipe, one after the other in one process.
 
 The baseline is a GPT-2 block written out as nanoGPT has it: 4 layers, 4 heads, d 128, context 64, batch 12, 2,000
-steps, AdamW with β2 0.99, lr 1e-3 with 100 steps of warm-up and a cosine to 1e-4, no dropout, no biases. Both are scored on
-every character of the whole validation split, each predicted from up to its model's own context.
+steps, AdamW with β2 0.99, lr 1e-3 with 100 steps of warm-up and a cosine to 1e-4, no dropout, no biases. Both are
+scored on every character of the whole validation split, each predicted from up to its model's own context.
 """
 
 from __future__ import annotations

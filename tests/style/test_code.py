@@ -30,12 +30,10 @@ LIGHT = (
     "clearhead",
     "clearhead.configs",
     "clearhead.reference",
-    "clearhead.models.presets",
-    "clearhead.models.convert",
-)
-LIGHT += (
     "clearhead.tokenize",
     "clearhead.data",
+    "clearhead.models.presets",
+    "clearhead.models.convert",
     "clearhead.measure.trace",
     "clearhead.measure.cost",
     "clearhead.cli.main",
