@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from .attention import AttentionConfig
-from .base import ONE, ConfigError, Part, Scope, Shape, Step, under
+from .base import ConfigError, Part, Scope, Shape, Step, under
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .latent import LatentAttentionConfig
 from .moe import MoEConfig
@@ -104,8 +104,8 @@ class StackConfig(Part):
         self.require_positive("dim", "repeats")
         if not self.pattern:
             raise ConfigError("Stack.pattern is empty, but must hold at least one block")
-        for _ in self.steps(ONE.having(D=self.dim)):
-            pass  # widths that do not fit `dim` are found now, not when the model runs
+        for block in {*self.first, *self.pattern}:
+            block.weights(self.dim)  # widths that do not fit `dim` are found now, not when the model runs
 
     @property
     def blocks(self) -> tuple[BlockConfig | ParallelBlockConfig, ...]:

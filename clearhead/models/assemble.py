@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,13 +53,27 @@ class SequenceModel(nn.Module):
         check_ids(inputs)
         length = self.config.embedding.positions(inputs.shape[1])
         context = make_context(len(inputs), length, inputs.device, readable, documents, positions, state, taps, fused)
-        x = self.embedding(inputs, context.at("embedding"), segments)
-        x = self.stack(x, context.at("stack"), None if state is None else state.blocks)
+        x = self.hidden(inputs, context, segments, state)
         return x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
+
+    def hidden(
+        self,
+        inputs: Int[Tensor, "B T"] | Float[Tensor, "B Ch Y X"],
+        context: Context,
+        segments: Int[Tensor, "B T"] | None = None,
+        state: State | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """What the head reads."""
+        x = self.embedding(inputs, context.at("embedding"), segments)
+        return self.stack(x, context.at("stack"), None if state is None else state.blocks)
 
     def init_state(self, batch: int, length: int) -> State:
         """An empty memory for `batch` rows of up to `length` tokens each."""
         return make_state(self.stack, batch, length)
+
+    def save(self, folder: str | Path, **options: Any) -> None:
+        """Write a folder that `load` reads, and `transformers` too where it has the architecture: `checkpoint.save`."""
+        save_model(self, folder, **options)
 
 
 class EncoderDecoder(nn.Module):
@@ -135,6 +150,10 @@ class EncoderDecoder(nn.Module):
         x = self.decoder(x, context.at("decoder"), None if state is None else state.blocks)
         return self.head(x, context.at("head"), embedding.table)
 
+    def save(self, folder: str | Path, **options: Any) -> None:
+        """Write a folder that `load` reads, and `transformers` too where it has the architecture: `checkpoint.save`."""
+        save_model(self, folder, **options)
+
     @staticmethod
     def crossing(
         context: Context, memory: Tensor | None, readable: Bool[Tensor, "B S"] | None, length: int | None = None
@@ -147,6 +166,12 @@ class EncoderDecoder(nn.Module):
 
 
 Model = SequenceModel | EncoderDecoder
+
+
+def save_model(model: Model, folder: str | Path, **options: Any) -> None:
+    from .checkpoint import save  # which imports this file
+
+    save(model, folder, **options)
 
 
 def build(config: ModelConfig) -> Model:

@@ -1,46 +1,229 @@
-"""A model from a folder: `config.json` and safetensors, as Hugging Face lays them out."""
+"""A model in a folder: `config.json` and safetensors as Hugging Face lays them out, and our own `clearhead.json`.
+
+    clearhead.json     the config, exactly
+    config.json        what `transformers` reads, where it has the architecture
+    model.safetensors  the weights, under the names of `transformers` if it has the architecture, else under ours
+    README.md          the model card
+
+Nothing is ever pickled, and no code of a checkpoint is ever run.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, SequenceModelConfig, dumps, loads
+
 from .assemble import Model, build
-from .convert import CheckpointError, family
+from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing, to_hf
+from .convert.card import model_card
+from .convert.spelled import differences
+
+Writers = dict[str, Callable[[Path], object]]
+"""By a file's name, what writes it to a path."""
+
+SHARD_BYTES = 5 * 10**9
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def load(path: str | Path) -> Model:
-    """The model in a Hugging Face folder of a family that `convert` knows, in the precision it was saved in."""
+    """The model in a folder of ours or of a family that `convert` knows, in the precision it was saved in.
+
+    The weights are memory-mapped where theirs and ours lie alike.
+    """
     folder = Path(path)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is {'not a folder' if folder.exists() else 'missing'}")
     hf = read_json(folder / "config.json")
-    kind = family(hf)
-    config = kind.config(hf)
-    weights = kind.ours(read_tensors(folder), config)
+    config, kind = describe(folder, hf)
+    tensors = read_tensors(folder)
+    with told_of(folder):
+        weights = kind.ours(tensors, config)
+        check_floating(weights)
     with torch.device("meta"):
         model = build(config)
     model.load_state_dict({name: weight.contiguous() for name, weight in weights.items()}, assign=True)
     return model.eval()
 
 
+def save(
+    model: Model,
+    folder: str | Path,
+    *,
+    tokenizer: Any = None,
+    shard_bytes: int = SHARD_BYTES,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the model to a folder that `load` reads, and `transformers` too where it has the architecture.
+
+    tokenizer    anything with a method `save(folder)`; its `end`, if it has one, becomes `eos_token_id`
+    shard_bytes  weights beyond this size are spread over several files
+    extra        more of `config.json` that the config does not know: `eos_token_id`, `max_position_embeddings`, …
+
+    All files are first written under other names and then renamed: a crash leaves the old ones, whole.
+    """
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"{folder} is a file, not a folder")
+    if shard_bytes <= 0:
+        raise ValueError(f"shard_bytes is {shard_bytes}, but must be positive")
+    weights = named_weights(model)
+    hf, tensors = as_theirs(model.config, weights, extra or {})
+    if "eos_token_id" in hf and hf["eos_token_id"] is None:
+        hf["eos_token_id"] = getattr(tokenizer, "end", None)
+    shards = split(tensors, shard_bytes)
+    files: Writers = {name: tensor_writer(part) for name, part in shards.items()}
+    texts = {"config.json": json_text(hf), "clearhead.json": dumps(model.config)}
+    if WEIGHTS not in shards:
+        texts = {INDEX: index_text(shards)} | texts
+    if not (folder / "README.md").exists():
+        texts["README.md"] = model_card(folder.resolve().name, model.config, hf)
+    files |= {name: text_writer(text) for name, text in texts.items()}
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as aside:
+        if tokenizer is not None:
+            tokenizer.save(Path(aside))
+        files |= {path.name: partial(copyfile, path) for path in Path(aside).iterdir()}
+        replace_files(folder, files)
+    remove_stale(folder, keep=set(files))
+
+
+# ---- what a folder says it holds
+
+
+def describe(folder: Path, hf: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
+    """The config, and the family whose names the tensors have. `clearhead.json` says it best, where there is one."""
+    refuse_foreign(folder, hf)
+    ours = folder / "clearhead.json"
+    with told_of(folder):
+        kind = family(hf)
+        if kind is OWN and not ours.exists():
+            raise CheckpointError("clearhead.json is missing, and config.json alone does not describe the model")
+        if not ours.exists():
+            return kind.config(hf), kind
+        config = loads(ours.read_text(encoding="utf-8"))
+        if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
+            raise CheckpointError(f"clearhead.json describes a {config.kind()}, not a whole model")
+        if kind is not OWN and (found := differences(config, kind.config(hf))):
+            more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+            raise CheckpointError(
+                f"clearhead.json and config.json describe different models: {found[0]}{more}; "
+                "remove clearhead.json to go by config.json"
+            )
+    return config, kind
+
+
+def refuse_foreign(folder: Path, hf: Mapping[str, Any]) -> None:
+    """What only foreign code can open."""
+    kind = FAMILIES.get(str(hf.get("model_type")))
+    known = kind is not None and (hf.get("architectures") or kind.architectures)[0] in kind.architectures
+    if hf.get("auto_map") and not known:
+        raise CheckpointError(
+            f"{folder} needs trust_remote_code: its model is a program that came with it, which is never run here. "
+            "Convert it where you trust it: load it in transformers, copy its weights into one of the known families "
+            f"({', '.join(sorted(FAMILIES))}), and write that with save_pretrained"
+        )
+    if hf.get("quantization_config"):
+        method = hf["quantization_config"].get("quant_method", "an unnamed method")
+        raise CheckpointError(f"{folder} is quantised by {method}, which is not read; load the model it was made from")
+
+
+def as_theirs(
+    config: ModelConfig, weights: Mapping[str, Tensor], extra: Mapping[str, Any]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """`config.json` and the tensors: the family's, or else our own."""
+    dtype = {"dtype": str(next(iter(weights.values())).dtype).removeprefix("torch.")}
+    hf = to_hf(config)
+    if hf is None:
+        name = config.kind()
+        return {"model_type": "clearhead", "architectures": [name]} | dtype | dict(extra), dict(weights)
+    hf |= dtype | dict(extra)
+    kind = family(hf)
+    if found := differences(config, kind.config(hf)):
+        raise CheckpointError(f"extra changes the model: {found[0]}")
+    return hf, kind.theirs(weights, config, hf["architectures"][0])
+
+
+def named_weights(model: Model) -> dict[str, Tensor]:
+    """The model's weights; they must be those of its config, neither adapted nor quantised."""
+    weights, wanted = model.state_dict(), model.config.weights()
+    missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    if missing or unknown:
+        found = "; ".join(filter(None, (listing("missing", missing), listing("unknown", unknown))))
+        raise CheckpointError(f"the model no longer is what its config describes: {found}")
+    if any(weight.is_meta for weight in weights.values()):
+        raise CheckpointError("the model is on the meta device, so it has no weights to save")
+    return {name: weights[name] for name in wanted}
+
+
+# ---- reading
+
+
+@contextmanager
+def told_of(folder: Path) -> Iterator[None]:
+    """Errors that begin with the folder they are about."""
+    try:
+        yield
+    except (CheckpointError, ConfigError) as error:
+        raise type(error)(f"{folder}: {error}") from None
+
+
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a folder's one or many safetensors files, memory-mapped."""
-    index = folder / "model.safetensors.index.json"
-    names = sorted(set(read_json(index)["weight_map"].values())) if index.exists() else ["model.safetensors"]
+    names = shard_names(folder)
+    if missing := [name for name in names if not (folder / name).is_file()]:
+        refuse_pickles(folder)
+        raise CheckpointError(f"{folder}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
     tensors: dict[str, Tensor] = {}
     for name in names:
-        if not (folder / name).exists():
-            raise CheckpointError(f"{folder / name} is missing")
         try:
             with safe_open(folder / name, framework="pt") as file:
                 tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
         except SafetensorError as error:
             raise CheckpointError(f"{folder / name} is damaged: {error}") from None
     return tensors
+
+
+def shard_names(folder: Path) -> list[str]:
+    """One file before many, as `transformers` looks for them."""
+    if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
+        return [WEIGHTS]
+    table = read_json(folder / INDEX).get("weight_map")
+    if not isinstance(table, dict) or not all(Path(str(name)).name == name for name in table.values()):
+        raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files of its folder")
+    return sorted(set(table.values()))
+
+
+def refuse_pickles(folder: Path) -> None:
+    if not (pickled := sorted(path.name for path in folder.glob("pytorch_model*.bin"))):
+        return
+    raise CheckpointError(
+        f"{folder} has its weights only as pickles ({pickled[0]}), which can run any code when opened. Convert it "
+        "where you trust it: load it in transformers with from_pretrained, and write safetensors with save_pretrained"
+    )
+
+
+def check_floating(weights: Mapping[str, Tensor]) -> None:
+    odd = {name: weight.dtype for name, weight in weights.items() if weight.dtype not in DTYPES}
+    if odd:
+        names = [f"{name} is {str(dtype).removeprefix('torch.')}" for name, dtype in odd.items()]
+        known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise CheckpointError(f"{listing('unreadable', names)}; weights are one of {known}")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -53,3 +236,78 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CheckpointError(f"{path} holds no object")
     return data
+
+
+# ---- writing
+
+
+def split(tensors: Mapping[str, Tensor], most: int) -> dict[str, dict[str, Tensor]]:
+    """The tensors by file, in order, no file above `most` bytes unless one tensor alone is."""
+    parts: list[dict[str, Tensor]] = [{}]
+    size = 0
+    for name, tensor in tensors.items():
+        if parts[-1] and size + tensor.nbytes > most:
+            parts.append({})
+            size = 0
+        parts[-1][name] = tensor
+        size += tensor.nbytes
+    if len(parts) == 1:
+        return {WEIGHTS: parts[0]}
+    return {f"model-{i:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts, 1)}
+
+
+def index_text(shards: Mapping[str, Mapping[str, Tensor]]) -> str:
+    total = sum(tensor.nbytes for part in shards.values() for tensor in part.values())
+    table = {name: file for file, part in shards.items() for name in part}
+    return json_text({"metadata": {"total_size": total}, "weight_map": table})
+
+
+def json_text(data: Mapping[str, Any]) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
+
+
+def text_writer(text: str) -> Callable[[Path], object]:
+    return lambda path: path.write_text(text, encoding="utf-8")
+
+
+def tensor_writer(tensors: Mapping[str, Tensor]) -> Callable[[Path], object]:
+    def write(path: Path) -> None:
+        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, {"format": "pt"})
+
+    return write
+
+
+def replace_files(folder: Path, files: Writers) -> None:
+    """Write all under temporary names, let them reach the disk, then rename each to its own."""
+    temporary = {name: folder / f".{name}.partial" for name in files}
+    try:
+        for name, write in files.items():
+            write(temporary[name])
+            flush(temporary[name])
+    except BaseException:
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
+        raise
+    for name, path in temporary.items():
+        path.replace(folder / name)
+    flush(folder)
+
+
+def flush(path: Path) -> None:
+    """To the disk. A folder's entry cannot be flushed on every system, and need not be."""
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def remove_stale(folder: Path, keep: set[str]) -> None:
+    """Weights of an earlier save that this one does not overwrite, and what a killed one left half-written."""
+    weights = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
+    stale = re.compile(rf"{weights}|\.({weights}|config\.json|clearhead\.json|README\.md|tokenizer.*)\.partial")
+    for path in folder.iterdir():
+        if path.name not in keep and stale.fullmatch(path.name):
+            path.unlink()

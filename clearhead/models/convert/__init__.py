@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from clearhead.configs import ConfigError, ModelConfig
@@ -12,6 +13,10 @@ from clearhead.configs.base import nearest
 
 from . import bert, deepseek, gpt, llama, marian, vit
 from .rules import Array, Rule
+from .spelled import differences, spelled_out
+
+OUTSIDE = ("lm_head", "cls", "classifier", "final_logits_bias")
+"""Tensors of heads, which stand beside the base model and not in it."""
 
 
 class CheckpointError(ValueError):
@@ -22,10 +27,30 @@ class CheckpointError(ValueError):
 class Family:
     """What is known of one `model_type`."""
 
-    config: Callable[[Mapping[str, Any]], ModelConfig]
+    from_hf: Callable[[Mapping[str, Any]], ModelConfig]
+    to_hf: Callable[[ModelConfig], dict[str, Any] | None]  # of a config that `spelled_out` has gone over
     rules: Callable[[Any], Iterable[Rule]]
     prefix: str  # of the base model's tensors, absent where the base model was saved alone
     ignored: tuple[str, ...]  # tensors that say nothing new: buffers, and copies of tied weights
+    architectures: tuple[str, ...]  # classes of `transformers`
+
+    def config(self, hf: Mapping[str, Any]) -> ModelConfig:
+        """Our config of their `config.json`."""
+        named = hf.get("architectures") or self.architectures
+        if named[0] not in self.architectures:
+            raise ConfigError(f"the architecture {named[0]!r} is not known{nearest(named[0], self.architectures)}")
+        try:
+            return self.from_hf(hf)
+        except KeyError as error:
+            raise ConfigError(f"config.json of a {hf.get('model_type')} lacks {error}") from None
+
+    def hf(self, spelled: ModelConfig) -> dict[str, Any] | None:
+        """Their `config.json` of our config, spelled out; None where it is not of this family, dropout aside."""
+        hf = self.to_hf(spelled)
+        try:
+            return None if hf is None or differences(spelled, self.from_hf(hf)) else hf
+        except ConfigError:
+            return None
 
     def ours(self, tensors: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
         """Our named weights from theirs; anything missing, left over or misshapen is an error."""
@@ -52,26 +77,57 @@ class Family:
             raise CheckpointError(listing("misshapen", misshapen))
         return weights
 
+    def theirs(self, weights: Mapping[str, Array], config: ModelConfig, architecture: str) -> dict[str, Array]:
+        """Their named tensors from our weights: views, nothing is copied."""
+        alone = architecture == self.architectures[0] and len(self.architectures) > 1
+        return {
+            name if alone or name.split(".")[0] in OUTSIDE else self.prefix + name: array
+            for rule in self.rules(config)
+            for name, array in zip(rule.theirs, rule.scatter(weights[rule.ours]), strict=True)
+        }
+
+
+def own_rules(config: ModelConfig) -> Iterator[Rule]:
+    """Every weight under its own name."""
+    return (Rule(name, (name,)) for name in config.weights())
+
+
+def from_own(hf: Mapping[str, Any]) -> ModelConfig:
+    raise ConfigError("a config.json whose model_type is clearhead says no more: the config is in clearhead.json")
+
+
+OWN = Family(from_own, lambda config: None, own_rules, "", (), ("SequenceModel", "EncoderDecoder"))
+"""An architecture that nobody else has."""
 
 FAMILIES = {
-    "gpt2": Family(gpt.gpt2_config, gpt.gpt2_rules, gpt.PREFIX, gpt.IGNORED),
-    "openai-gpt": Family(gpt.gpt1_config, gpt.gpt1_rules, gpt.PREFIX, gpt.IGNORED),
-    **dict.fromkeys(
-        ("llama", "mistral", "qwen2", "qwen3", "mixtral"),
-        Family(llama.from_hf, llama.rules, llama.PREFIX, llama.IGNORED),
-    ),
-    "bert": Family(bert.from_hf, bert.rules, bert.PREFIX, bert.IGNORED),
-    "vit": Family(vit.from_hf, vit.rules, vit.PREFIX, vit.IGNORED),
-    "marian": Family(marian.from_hf, marian.rules, marian.PREFIX, marian.IGNORED),
-    "deepseek_v2": Family(deepseek.from_hf, deepseek.rules, deepseek.PREFIX, deepseek.IGNORED),
+    "gpt2": Family(gpt.gpt2_config, gpt.gpt2_to_hf, gpt.gpt2_rules, gpt.PREFIX, gpt.IGNORED, gpt.GPT2),
+    "openai-gpt": Family(gpt.gpt1_config, gpt.gpt1_to_hf, gpt.gpt1_rules, gpt.PREFIX, gpt.IGNORED, gpt.GPT1),
+    **{
+        kind: Family(
+            llama.from_hf, partial(llama.to_hf, kind=kind), llama.rules, llama.PREFIX, llama.IGNORED, architectures
+        )
+        for kind, architectures in llama.ARCHITECTURES.items()
+    },
+    **{
+        kind: Family(file.from_hf, file.to_hf, file.rules, file.PREFIX, file.IGNORED, file.ARCHITECTURES)
+        for kind, file in {"bert": bert, "vit": vit, "marian": marian, "deepseek_v2": deepseek}.items()
+    },
 }
 
 
 def family(hf: Mapping[str, Any]) -> Family:
     kind = hf.get("model_type")
+    if kind == "clearhead":
+        return OWN
     if kind not in FAMILIES:
         raise ConfigError(f"the model_type {kind!r} is not known{nearest(kind, FAMILIES)}")
     return FAMILIES[kind]
+
+
+def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+    """The `config.json` by which `transformers` builds this very model; None where it has no such architecture."""
+    spelled = spelled_out(config)
+    return next((hf for kind in FAMILIES.values() if (hf := kind.hf(spelled)) is not None), None)
 
 
 def listing(what: str, names: list[str], most: int = 8) -> str:

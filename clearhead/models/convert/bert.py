@@ -21,7 +21,7 @@ from clearhead.configs import (
 )
 from clearhead.models.bert import bert
 
-from .rules import Rule, activation, architecture, both, classes, copies, hf_activation, joined_qkv, labels
+from .rules import Rule, activation, architecture, both, classes, copies, hf_activation, joined_qkv, labels, with_fields
 
 PREFIX = "bert."
 IGNORED = (r"embeddings\.position_ids", r"cls\.predictions\.decoder\.(weight|bias)", r"cls\.seq_relationship\..*")
@@ -51,15 +51,13 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         head=head,
         dropout=hf.get("hidden_dropout_prob", 0.1),
     )
-    changes = {
+    fields = {
         "embedding.norm.eps": eps,
         "stack.pattern.0.norm.eps": eps,
         "stack.pattern.0.ffn.activation": act,
         "stack.pattern.0.mixer.dropout": hf.get("attention_probs_dropout_prob", 0.1),
     }
-    for path, value in changes.items():
-        config = config.changed(path, value)
-    return config
+    return with_fields(config, fields)
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any] | None:
@@ -70,7 +68,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
     }
     match config:
         case SequenceModelConfig(
-            embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length)) as embedding,
+            embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length), segments=int()) as embedding,
             stack=StackConfig(
                 pattern=(BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block, *_)
             ) as stack,

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from clearhead.configs import (
@@ -32,6 +31,7 @@ from .rules import (
     hf_activation,
     rope_parameters,
     rotary,
+    with_fields,
 )
 
 __all__ = ["ARCHITECTURES", "IGNORED", "PREFIX", "from_hf", "rules", "to_hf"]
@@ -79,9 +79,10 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         eps=float(hf["rms_norm_eps"]),
         tied=bool(hf.get("tie_word_embeddings", False)),
     )
-    for i in range(len(config.stack.first)):
-        config = config.changed(f"stack.first.{i}.ffn.activation", act)
-    return replace(config, head=None) if architecture(hf, "") == ARCHITECTURES[0] else config
+    fields: dict[str, Any] = {f"stack.first.{i}.ffn.activation": act for i in range(len(config.stack.first))}
+    if architecture(hf, "") == ARCHITECTURES[0]:
+        fields["head"] = None
+    return with_fields(config, fields)
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any] | None:

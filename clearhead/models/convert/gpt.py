@@ -1,7 +1,6 @@
 """GPT-2 and GPT-1 as `transformers` stores them: matrices are [in, out], queries, keys and values in one."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from clearhead.configs import (
@@ -18,7 +17,7 @@ from clearhead.configs import (
 )
 from clearhead.models.gpt import gpt
 
-from .rules import Rule, Transposed, activation, architecture, both, copies, hf_activation
+from .rules import Rule, Transposed, activation, architecture, both, copies, hf_activation, with_fields
 
 PREFIX = "transformer."
 IGNORED = (r"h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight")
@@ -48,7 +47,7 @@ def from_hf(hf: Mapping[str, Any], placement: Any, act: str) -> SequenceModelCon
         placement=placement,
     )
     eps = float(hf.get("layer_norm_epsilon", 1e-5))
-    changes = {
+    fields: dict[str, Any] = {
         "embedding.dropout": hf.get("embd_pdrop", 0.1),
         "stack.pattern.0.mixer.dropout": hf.get("attn_pdrop", 0.1),
         "stack.pattern.0.dropout": hf.get("resid_pdrop", 0.1),
@@ -56,12 +55,12 @@ def from_hf(hf: Mapping[str, Any], placement: Any, act: str) -> SequenceModelCon
         "stack.pattern.0.ffn.activation": activation(act),
     }
     if config.stack.final_norm is not None:
-        changes["stack.final_norm.eps"] = eps
-    for path, value in changes.items():
-        config = config.changed(path, value)
+        fields["stack.final_norm.eps"] = eps
     if architecture(hf, "") in (GPT2[0], GPT1[0]):
-        return replace(config, head=None)
-    return config.changed("head.tied", bool(hf.get("tie_word_embeddings", True)))
+        fields["head"] = None
+    else:
+        fields["head.tied"] = bool(hf.get("tie_word_embeddings", True))
+    return with_fields(config, fields)
 
 
 def gpt2_to_hf(config: ModelConfig) -> dict[str, Any] | None:

@@ -102,6 +102,8 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
             ) as stack,
             head=None | LMHeadConfig() as head,
         ):
+            if isinstance(ffn, MoEConfig) != (kind == "mixtral"):
+                return None
             if kind == "llama" and stack.dim % mixer.heads:
                 return None  # `transformers` refuses it, whatever head_dim is
             gated = ffn.expert if isinstance(ffn, MoEConfig) else ffn

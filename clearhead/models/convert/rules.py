@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -17,9 +17,11 @@ from clearhead.configs import (
     RotaryConfig,
     ScalingConfig,
 )
+from clearhead.configs.base import Config, parse
 from clearhead.configs.ffn import Activation
 from clearhead.configs.rotary import LinearScaling, Llama3Scaling, YarnScaling, yarn_magnitude
 
+M = TypeVar("M", bound=Config)
 Array = Any  # np.ndarray | torch.Tensor
 
 
@@ -135,6 +137,18 @@ def activation(name: str) -> Activation:
 def hf_activation(name: Activation) -> str:
     """Their name of it."""
     return {"gelu_tanh": "gelu_pytorch_tanh"}.get(name, name)
+
+
+def with_fields(config: M, fields: Mapping[str, Any]) -> M:
+    """A copy with other values at several paths, checked once and not once for each."""
+    data = config.to_dict()
+    for path, value in fields.items():
+        *parents, last = path.split(".")
+        node: Any = data
+        for name in parents:
+            node = node[int(name) if isinstance(node, list) else name]
+        node[last] = value
+    return parse(data, "config")
 
 
 def architecture(hf: Mapping[str, Any], otherwise: str) -> str:

@@ -19,7 +19,18 @@ from clearhead.configs import (
 )
 from clearhead.models.vit import vit
 
-from .rules import Reshaped, Rule, activation, architecture, both, classes, hf_activation, joined_qkv, labels
+from .rules import (
+    Reshaped,
+    Rule,
+    activation,
+    architecture,
+    both,
+    classes,
+    hf_activation,
+    joined_qkv,
+    labels,
+    with_fields,
+)
 
 PREFIX = "vit."
 IGNORED = ()
@@ -44,16 +55,14 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         dropout=hf.get("hidden_dropout_prob", 0.0),
     )
     eps = float(hf.get("layer_norm_eps", 1e-12))
-    changes = {
+    fields = {
         "stack.final_norm.eps": eps,
         "stack.pattern.0.norm.eps": eps,
         "stack.pattern.0.mixer.qkv_bias": bool(hf.get("qkv_bias", True)),
         "stack.pattern.0.mixer.dropout": hf.get("attention_probs_dropout_prob", 0.0),
         "stack.pattern.0.ffn.activation": activation(hf["hidden_act"]),
     }
-    for path, value in changes.items():
-        config = config.changed(path, value)
-    return config
+    return with_fields(config, fields)
 
 
 def to_hf(config: ModelConfig) -> dict[str, Any] | None:
