@@ -11,8 +11,7 @@ $(READY): pyproject.toml constraints.txt
 	touch $(READY)
 
 demo: $(READY)
-	$(BIN)/clearhead trace tiny-llama --batch 2 --length 20
-	OMP_NUM_THREADS=1 $(BIN)/python examples/numpy_lm.py
+	$(BIN)/python examples/demo.py
 
 # one thread per worker: two workers on two cores must not fight
 test: $(READY)

@@ -18,6 +18,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from . import configs, functional, nn, reference
+    from .checker.check import check
     from .configs import dumps, loads
     from .measure.cost import cost
     from .measure.trace import trace
@@ -34,6 +35,7 @@ PLACES = {
     "cost": "measure.cost",
     "dumps": "configs",
     "loads": "configs",
+    "check": "checker.check",
     "Taps": "nn.tap",
 }
 MODULES = ("configs", "functional", "nn", "reference")

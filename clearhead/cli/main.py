@@ -13,6 +13,12 @@ COMMANDS = {
     "presets": "List the architectures that have a name, or print one as clearhead.json.",
     "trace": "Show every step of a model with its shapes, parameters and FLOPs.",
     "cost": "Count parameters, FLOPs and memory without allocating anything.",
+    "check": "Check attention, norms, masks and models that you wrote, and name what is wrong.",
+    "exercises": "Write starter files for every part, in the order a learner needs them.",
+    "recipes": "List the training runs that have a name, or print one as recipe.json.",
+    "train": "Train a model on your text, from a recipe.",
+    "runs": "List the runs of a folder.",
+    "plot": "Draw the loss curves of runs.",
     "doctor": "Look at this machine: versions, speed, and which precisions really work.",
     "completion": "Print the completion script for a shell.",
 }

@@ -173,7 +173,7 @@ def parse(data: Any, where: str) -> Any:
     if "kind" not in data:
         raise ConfigError(f"{where} has no 'kind'; known kinds: {', '.join(sorted(Config.kinds))}")
     kind = data["kind"]
-    if kind not in Config.kinds:
+    if not isinstance(kind, str) or kind not in Config.kinds:
         raise ConfigError(f"{where} has the unknown kind {kind!r}{nearest(kind, Config.kinds)}")
     cls = Config.kinds[kind]
     names = {f.name for f in fields(cls)}

@@ -13,15 +13,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .base import Config
+from .base import Config, ConfigError
 
 
 @dataclass(frozen=True)
 class Mask(Config):
     """A predicate: True where query i may read key j."""
 
+    def check(self) -> None:
+        if type(self) is Mask:
+            raise ConfigError("Mask is not a mask of its own; use Full, Causal, Window, Global or Blockwise")
+
     def __call__(self, i: Any, j: Any) -> Any:
-        raise TypeError(f"{self.kind()} is not a mask of its own; use Full, Causal, Window, Global or Blockwise")
+        raise TypeError(f"{self.kind()} says of no query what it may read")
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, other)
@@ -89,6 +93,10 @@ class Global(Mask):
     """The first `tokens` positions read all and are read by all."""
 
     tokens: int
+
+    def check(self) -> None:
+        if self.tokens < 0:
+            raise ConfigError(f"Global.tokens is {self.tokens}, but must be at least 0")
 
     def __call__(self, i: Any, j: Any) -> Any:
         return (i < self.tokens) | (j < self.tokens)

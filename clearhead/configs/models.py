@@ -52,6 +52,9 @@ class EncoderDecoderConfig(Part):
         for i, block in enumerate(self.decoder.blocks):
             if not isinstance(block, BlockConfig) or block.cross is None:
                 raise ConfigError(f"decoder block {i} has no cross-attention, so it cannot read the encoder")
+        for i, block in enumerate(self.encoder.blocks):
+            if isinstance(block, BlockConfig) and block.cross is not None:
+                raise ConfigError(f"encoder block {i} has cross-attention, but an encoder has nothing to read")
         if self.encoder.dim != self.decoder.dim:
             raise ConfigError(f"the encoder's width {self.encoder.dim} is not the decoder's, {self.decoder.dim}")
 

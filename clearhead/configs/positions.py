@@ -15,7 +15,7 @@ class SinusoidalConfig(Part):
     layout: Literal["interleaved", "halves"] = "interleaved"  # the paper's; Marian stores all sines, then all cosines
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        yield scope.step("", "sin, cos(pos/base^(2i/D))", "T D", kept=0)
+        yield scope.step("", "sin, cos(pos/base^(2i/D))", "B T D", kept=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class LearnedConfig(Part):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         weights = {"weight": (self.length, scope["D"])}
-        yield scope.step("", "row pos of a learned table", "T D", weights=weights, kept=0)
+        yield scope.step("", "row pos of a learned table", "B T D", weights=weights, kept=0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ def draw_maps(
     heads = len(weights)
     columns = min(heads, 4)
     rows = -(-heads // columns)
-    with figure(3.2 * columns + 0.8, 3.4 * rows) as picture:
+    with figure(3.2 * columns + 0.8, 3.7 * rows + 0.2) as picture:
         axes = picture.subplots(rows, columns, squeeze=False).ravel()
         for head, axis in enumerate(axes):
             axis.set_axis_off()

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
+from clearhead.configs import EncoderDecoderConfig, ModelConfig, SequenceModelConfig, TokenEmbeddingConfig
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Block, ParallelBlock, Residual, Stack
@@ -50,7 +50,8 @@ class SequenceModel(nn.Module):
         taps       values to read or replace
         fused      False: attention in plain operations, every intermediate tapped
         """
-        check_ids(inputs)
+        if isinstance(self.config.embedding, TokenEmbeddingConfig):
+            check_ids(inputs)
         length = self.config.embedding.positions(inputs.shape[1])
         context = make_context(len(inputs), length, inputs.device, readable, documents, positions, state, taps, fused)
         x = self.hidden(inputs, context, segments, state)
@@ -65,6 +66,8 @@ class SequenceModel(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """What the head reads."""
         x = self.embedding(inputs, context.at("embedding"), segments)
+        if state is not None:  # only now: a token that is refused must not have moved it
+            state.advance(context.positions, context.readable)
         return self.stack(x, context.at("stack"), None if state is None else state.blocks)
 
     def init_state(self, batch: int, length: int) -> State:
@@ -100,6 +103,10 @@ class EncoderDecoder(nn.Module):
         fused: bool = True,
     ) -> Float[Tensor, "B T V"]:
         """The logits of each next target token, given the source and the target before it."""
+        check_ids(source)
+        check_ids(target)
+        if len(source) != len(target):
+            raise ValueError(f"the source has {len(source)} rows, but the target has {len(target)}")
         memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
         context = make_context(len(target), target.shape[1], target.device, readable, None, None, None, taps, fused)
         return self.decode_in(target, self.crossing(context, memory, source_readable), None)
@@ -127,6 +134,7 @@ class EncoderDecoder(nn.Module):
         fused: bool = True,
     ) -> Float[Tensor, "B T V"]:
         """The logits of more target tokens, after those that `state` holds."""
+        check_ids(target)
         context = make_context(len(target), target.shape[1], target.device, readable, None, None, state, taps, fused)
         source = state.blocks[0].cross
         assert source is not None, "a decoder's block state holds the source's keys"
@@ -144,9 +152,10 @@ class EncoderDecoder(nn.Module):
         return state
 
     def decode_in(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T V"]:
-        check_ids(target)
         embedding = self.source if self.target is None else self.target
         x = embedding(target, context.at("target"))
+        if state is not None:
+            state.advance(context.positions, context.readable)
         x = self.decoder(x, context.at("decoder"), None if state is None else state.blocks)
         return self.head(x, context.at("head"), embedding.table)
 
@@ -181,6 +190,10 @@ def build(config: ModelConfig) -> Model:
     return model
 
 
+LAST = (".mixer.out.weight", ".cross.out.weight", ".ffn.down.weight", ".experts.down.weight", ".shared.down.weight")
+"""What is added to the residual stream."""
+
+
 def initialise(model: nn.Module) -> None:
     """Fresh weights: normal of variance 2/(5·D), which is GPT-2's 0.02 at its width (Nguyen & Salazar 2019, 3.1);
     what is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0,
@@ -192,7 +205,7 @@ def initialise(model: nn.Module) -> None:
         elif parameter.dim() > 1:
             dim = parameter.shape[-1]
             std = 0.02 if "tokens." in name or "position." in name else math.sqrt(2 / (5 * dim))
-            if name.endswith(("out.weight", "down.weight")):
+            if name.endswith(LAST):
                 std /= math.sqrt(max(branches, 1))
             nn.init.normal_(parameter, std=std)
 
@@ -208,17 +221,22 @@ def make_context(
     taps: Taps | None,
     fused: bool,
 ) -> Context:
-    """Where the tokens of this pass stand. A state makes room for them."""
+    """Where the tokens of this pass stand: after those that the state holds."""
+    for name, given in {"readable": readable, "documents": documents, "positions": positions}.items():
+        if given is not None and given.shape != (batch, length):
+            raise ValueError(f"{name} is {tuple(given.shape)}, but there are {batch} rows of {length} tokens")
+    if readable is not None and readable.dtype != torch.bool:
+        raise ValueError(f"readable is {readable.dtype}, but must be boolean, True where a token is real")
+    if state is not None and len(state.lengths) != batch:
+        raise ValueError(f"the state holds {len(state.lengths)} rows, but the inputs have {batch}")
+    if state is not None and documents is not None:
+        raise ValueError("documents were given with a state; a state's rows are one document each")
     fresh = state is None or all(slots.filled == 0 for slots in state.slots)
     aligned = fresh and positions is None and readable is None
     if positions is None and state is not None:
         positions = state.next_positions(readable, length)
     elif positions is None:
         positions = count_positions(readable, batch, length, device)
-    if state is not None:
-        if len(state.lengths) != batch:
-            raise ValueError(f"the state holds {len(state.lengths)} rows, but the inputs have {batch}")
-        state.advance(positions, readable)
     return Context(positions, positions, readable, documents, aligned=aligned, taps=taps, fused=fused)
 
 
@@ -229,6 +247,7 @@ def make_state(stack: Stack, batch: int, length: int) -> State:
     return State(blocks, list(room.slots.values()), torch.zeros(batch, dtype=torch.long, device=weight.device))
 
 
-def check_ids(inputs: Tensor) -> None:
-    if not inputs.is_floating_point() and inputs.dim() != 2:
-        raise ValueError(f"token ids are {tuple(inputs.shape)}, but must be [batch, length]")
+def check_ids(tokens: Tensor) -> None:
+    if tokens.is_floating_point() or tokens.dtype == torch.bool or tokens.dim() != 2:
+        kind = f"{tokens.dtype} of shape {tuple(tokens.shape)}"
+        raise ValueError(f"token ids are {kind}, but must be whole numbers of shape [batch, length]")

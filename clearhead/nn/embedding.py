@@ -29,6 +29,8 @@ class TokenEmbedding(nn.Module):
         self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         check_range(tokens, self.tokens.num_embeddings, "token", "the vocabulary")
+        if segments is not None and self.segments is None:
+            raise ValueError("segments were given, but this model has no segment table")
         x = context.tap("tokens", self.tokens(tokens) * self.scale)
         if self.position is not None:
             x = x + context.tap("position", self.position(context.positions, x.dtype))

@@ -62,7 +62,7 @@ class FirstToken(nn.Module):
         super().__init__()
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
-        return context.tap("pooled", x[:, 0])
+        return context.tap("pooled", first_real(x, context))
 
 
 @builds(MeanPoolConfig)
@@ -88,7 +88,7 @@ class Pooler(nn.Module):
         self.dense = nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
-        return context.tap("dense", torch.tanh(self.dense(x[:, 0])))
+        return context.tap("dense", torch.tanh(self.dense(first_real(x, context))))
 
 
 @builds(ClassHeadConfig)
@@ -102,6 +102,13 @@ class ClassHead(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B C"]:
         return context.tap("classes", self.classes(self.pool(x, context.at("pool"), table)))
+
+
+def first_real(x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B D"]:
+    """The first position that is not padding."""
+    if context.readable is None:
+        return x[:, 0]
+    return x[torch.arange(len(x), device=x.device), context.readable.int().argmax(dim=1)]
 
 
 def own_or_tied(weight: Table, table: Table) -> Float[Tensor, "V D"]:

@@ -38,6 +38,8 @@ class Learned(nn.Module):
         length = len(self.weight)
         if positions.numel() and int(positions.max()) >= length:
             raise ValueError(f"position {int(positions.max())} is past the {length} learned positions of this model")
+        if positions.numel() and int(positions.min()) < 0:
+            raise ValueError(f"position {int(positions.min())} is before the first learned position, 0")
         return self.weight[positions]
 
 

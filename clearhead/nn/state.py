@@ -34,10 +34,12 @@ class Slots:
     beside: bool = False
     reads: tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None] | None = None  # positions read, and which are real
 
-    def check(self, positions: Int[Tensor, "B T"]) -> None:
+    def check(self, positions: Int[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
         size = self.at.shape[1]
         if not self.ring and positions.numel() and int(positions.max()) >= size:
             raise ValueError(f"position {int(positions.max())} does not fit a state made for {size} positions")
+        if self.ring and self.filled and bool((real & (positions <= self.at.amax(dim=1, keepdim=True))).any()):
+            raise ValueError("a state that keeps a window cannot go back to positions it has passed")
 
     def place(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
         """Decide where the tokens of this pass are kept and what they read; done once for all layers."""
@@ -79,10 +81,11 @@ class Slots:
     def write(self, buffer: Float[Tensor, "B G N K"], new: Float[Tensor, "B G T K"]) -> Float[Tensor, "B G S K"]:
         """Keep the new vectors in a layer's buffer, and give all that this pass reads."""
         old = buffer[:, :, : self.before].clone() if self.beside else None
+        kept = new.detach()  # what is remembered is a value, not a way to compute it
         if self.start is not None:
-            buffer[:, :, self.start : self.start + new.shape[2]] = new
+            buffer[:, :, self.start : self.start + new.shape[2]] = kept
         else:
-            buffer[self.rows, :, self.slots] = new.transpose(1, 2)[self.rows, self.columns]
+            buffer[self.rows, :, self.slots] = kept.transpose(1, 2)[self.rows, self.columns]
         return buffer[:, :, : self.filled] if old is None else torch.cat((old, new), dim=2)
 
     def reading(self, context: Context) -> Context:
@@ -182,12 +185,15 @@ class State:
     source_readable: Bool[Tensor, "B S"] | None = None  # of an encoder–decoder: which source tokens are real
 
     def next_positions(self, readable: Bool[Tensor, "B T"] | None, length: int) -> Int[Tensor, "B T"]:
-        return self.lengths[:, None] + count_positions(readable, len(self.lengths), length, self.lengths.device)
+        count = count_positions(readable, len(self.lengths), length, self.lengths.device)
+        positions = self.lengths[:, None] + count
+        return positions if readable is None else torch.where(readable, positions, 0)
 
     def advance(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
         """Make room in every block for the tokens of one forward pass; if one has none, none is changed."""
+        real = torch.ones_like(positions, dtype=torch.bool) if readable is None else readable
         for slots in self.slots:
-            slots.check(positions)
+            slots.check(positions, real)
         for slots in self.slots:
             slots.place(positions, readable)
         if positions.shape[1]:
@@ -211,4 +217,4 @@ def count_positions(
     """0, 1, 2 …, counting only real tokens, so that padding on either side moves nobody."""
     if readable is None:
         return torch.arange(length, device=device).expand(batch, length)
-    return (readable.cumsum(dim=1) - 1).clamp(min=0)
+    return torch.where(readable, readable.cumsum(dim=1) - 1, 0)

@@ -43,7 +43,7 @@ def masked_lm_head(
 @runs(FirstTokenConfig)
 def first_token(config: FirstTokenConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
     """The first position's vector."""
-    return here.note("pooled", x[:, 0])
+    return here.note("pooled", first_real(x, here))
 
 
 @runs(MeanPoolConfig)
@@ -56,7 +56,7 @@ def mean_pool(config: MeanPoolConfig, x: Hidden, here: Here, table: Table = None
 @runs(PoolerConfig)
 def pooler(config: PoolerConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
     """tanh of a dense layer over the first position."""
-    return here.note("dense", np.tanh(linear(x[:, 0], here["dense.weight"], here["dense.bias"])))
+    return here.note("dense", np.tanh(linear(first_real(x, here), here["dense.weight"], here["dense.bias"])))
 
 
 @runs(ClassHeadConfig)
@@ -64,3 +64,8 @@ def class_head(config: ClassHeadConfig, x: Hidden, here: Here, table: Table = No
     """Logits over classes from one pooled vector."""
     pooled = here.run("pool", config.pool, x)
     return here.note("classes", linear(pooled, here["classes.weight"], here["classes.bias"]))
+
+
+def first_real(x: Hidden, here: Here) -> Float[np.ndarray, "B D"]:
+    """The first position that is not padding."""
+    return x[np.arange(len(x)), here.readable.argmax(1)]

@@ -188,11 +188,11 @@ def place(
 ) -> Here:
     """Where the new tokens stand: after what the state holds, counting real tokens only."""
     readable = np.ones((batch, length), bool) if readable is None else readable
-    positions = np.maximum(readable.cumsum(1) - 1, 0)
+    positions = np.where(readable, readable.cumsum(1) - 1, 0)
     if state is None:
         return Here(weights, positions, positions, readable, record=record)
     if state.positions is not None and state.readable is not None:
-        positions = positions + state.readable.sum(1, keepdims=True)
+        positions = np.where(readable, positions + state.readable.sum(1, keepdims=True), 0)
         state.positions = np.concatenate((state.positions, positions), 1)
         state.readable = np.concatenate((state.readable, readable), 1)
     else:

@@ -17,7 +17,7 @@ from torch import nn
 from clearhead.configs.train import RecipeConfig
 from clearhead.data import Batch, Batches, windows
 from clearhead.measure.cost import cost
-from clearhead.models.assemble import SequenceModel, initialise
+from clearhead.models.assemble import LAST, SequenceModel, initialise
 from clearhead.models.checkpoint import save
 
 from .checkpoint import Snapshot, random_state, read_last, write
@@ -211,7 +211,7 @@ def make_fresh(model: SequenceModel, recipe: RecipeConfig) -> None:
     if recipe.zero_out:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name.endswith(("out.weight", "down.weight")) or name == "head.weight":
+                if name.endswith(LAST) or name == "head.weight":
                     parameter.zero_()
 
 

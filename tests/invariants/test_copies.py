@@ -93,7 +93,7 @@ def test_a_state_is_copied_whole() -> None:
         close(model(tokens[:, 6:], state=state), model(tokens)[:, 6:])
 
 
-@pytest.mark.parametrize("name", once_each(CASES))
+@pytest.mark.parametrize("name", ["mha; pre", "hybrid", "patches", "head: masked lm, untied", "translator, two tables"])
 def test_weights_are_loaded_by_name(name: str) -> None:
     model, inputs = model_of(name), inputs_of(CASES[name])
     other = build(CASES[name]).double().eval()

@@ -24,7 +24,6 @@ from .tools import (
     close,
     fresh,
     ids,
-    known_bug,
     model_of,
     once_each,
     padded,
@@ -83,9 +82,7 @@ def test_pieces_with_gradients_on(name: str) -> None:
     close(pieces.detach(), model(tokens).detach())
 
 
-@pytest.mark.parametrize(
-    ("name", "side"), [(name, "right") for name in CAUSAL] + [(name, "left") for name in once_each(CAUSAL)]
-)
+@pytest.mark.parametrize(("name", "side"), [(name, "right") for name in CAUSAL] + [(name, "left") for name in MIXED])
 def test_ragged_rows_are_decoded_on(name: str, side: str) -> None:
     """Prompts of 5, 2 and 4 tokens, then 1, 1 and 2 more of each, in one batch and alone."""
     model, texts = sequence_model(name), [row[:n] for row, n in zip(ids(3, 9), (9, 6, 8), strict=True)]
@@ -140,7 +137,6 @@ def test_rows_are_selected_as_beam_search_does(name: str) -> None:
     close(third, last)
 
 
-@pytest.mark.xfail(strict=True, reason="padding after a full row is looked up past the table")
 def test_a_finished_row_needs_no_learned_position() -> None:
     model, tokens = sequence_model("position: learned"), ids(2, POSITIONS)
     readable = torch.ones(2, POSITIONS, dtype=torch.bool)
@@ -152,7 +148,6 @@ def test_a_finished_row_needs_no_learned_position() -> None:
         close(out[1, 0], model(tokens[1:, :3])[0, 2])
 
 
-@pytest.mark.xfail(strict=True, reason="keys are kept with their graph")
 @pytest.mark.parametrize("name", ["window; pre", "latent; pre"])
 def test_a_state_keeps_no_graph(name: str) -> None:
     """Or every token decoded with gradients on would hold on to all before it, and the state could not be copied."""
@@ -263,7 +258,7 @@ def test_a_state_holds_what_the_config_says(name: str) -> None:
     assert sum(buffer.numel() for buffer in buffers(state)) == sum(math.prod(shape) for shape in shapes.values())
 
 
-@pytest.mark.parametrize("name", known_bug(MIXED, MIXED, "the state advances before the tokens are checked"))
+@pytest.mark.parametrize("name", MIXED)
 def test_a_refused_call_leaves_the_state_as_it_was(name: str) -> None:
     """A server that refuses one request goes on with the state it has."""
     model, tokens = sequence_model(name), ids(BATCH, LENGTH)
@@ -297,10 +292,7 @@ def test_a_full_state_refuses_more_and_stays_as_it_was(name: str) -> None:
         close(torch.cat((first, model(tokens[:, 5:], state=state)), 1), model(tokens))
 
 
-FULL_CACHES = [name for name in MIXED if "window" not in name]
-
-
-@pytest.mark.parametrize("name", known_bug(MIXED, FULL_CACHES, "a padding column of a full row is refused"))
+@pytest.mark.parametrize("name", MIXED)
 def test_a_row_that_is_done_takes_no_room(name: str) -> None:
     """A full row may stand in a batch whose other rows go on: its column is padding."""
     model, tokens = sequence_model(name), ids(2, 4)

@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from .tools import known_bug
-
 MISTAKES = {
     # of the inputs
     "token too large": ("gpt(ids(2, 7) + 30)", r"token \d\d is outside the vocabulary, which has ids 0 to 22"),
@@ -115,30 +113,7 @@ def told() -> dict[str, tuple[str, str]]:
     return json.loads(done.stdout)
 
 
-SILENT = {
-    "a position below zero",
-    "segments of a model without",
-    "padding for one row only",
-    "a document while decoding one token",
-    "one source for two targets",
-    "a mask of no kind",
-    "no global tokens",
-}
-OBSCURE = {
-    "tokens that are floats",
-    "an image for a reader of tokens",
-    "padding of another length",
-    "padding in ones and zeros",
-    "documents of another length",
-    "positions of another length",
-    "documents while decoding",
-    "target without a batch",
-    "source and target of different rows",
-    "decoding without a batch",
-}
-
-
-@pytest.mark.parametrize("name", known_bug(MISTAKES, SILENT | OBSCURE, "not refused, or by torch's own error"))
+@pytest.mark.parametrize("name", MISTAKES)
 def test_a_mistake_is_named(name: str, told: dict[str, tuple[str, str]]) -> None:
     kind, message = told[name]
     assert kind == "ValueError", f"{MISTAKES[name][0]} -> {kind}: {message}"

@@ -28,7 +28,6 @@ from .tools import (
     inputs_of,
     is_causal,
     kinds,
-    known_bug,
     model_of,
     once_each,
     randomise,
@@ -248,10 +247,7 @@ def test_a_head_cut_out_of_one_row_leaves_the_others() -> None:
     assert ((before[1] - after[1]).abs().amax(-1) > 1e-6).all()
 
 
-ADDED = [name for name, config in CASES.items() if kinds(config) & {"Sinusoidal", "Learned", "PatchEmbedding"}]
-
-
-@pytest.mark.parametrize("name", known_bug(once_each(CASES), ADDED, "the trace says T D of a position that is B T D"))
+@pytest.mark.parametrize("name", once_each(CASES))
 def test_the_trace_is_what_happens(name: str) -> None:
     """Every step that the trace tells of is a value of that name and shape in a real pass."""
     model, config, taps = model_of(name), CASES[name], Taps(read=["*"])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor, nn
 
@@ -67,12 +66,6 @@ def once_each(names: Iterable[str]) -> list[str]:
         for name in names
         if name.endswith("; pre") or name.startswith(("mha; ", "translator; ")) or "; " not in name
     ]
-
-
-def known_bug(names: Iterable[str], where: Container[str], reason: str) -> list[Any]:
-    """The names, those at which the package is wrong marked so: the test fails there, and must, until it is mended."""
-    mark = pytest.mark.xfail(strict=True, reason=reason)
-    return [pytest.param(name, marks=mark) if name in where else name for name in names]
 
 
 def randomise(model: nn.Module, seed: int = 0) -> None:

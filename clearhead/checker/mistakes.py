@@ -1,0 +1,124 @@
+"""Every finding by its key: how bad it is, and the page that explains it.
+
+wrong      the numbers are not those of the definition
+fragile    right on ordinary inputs; fails on empty rows, in float16, at odd sizes …
+unchecked  there was nothing to judge
+note       worth knowing; no fault
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mistake(NamedTuple):
+    severity: str
+    page: str
+
+
+SOFTMAX = "docs/attention.md#softmax"
+SCALED = "docs/attention.md#scaled-dot-product-attention"
+SCALE = "docs/attention.md#why-1d_k"
+MASK = "docs/attention.md#masks-true-means-may-attend"
+CAUSAL = "docs/attention.md#causal"
+HEADS = "docs/attention.md#many-heads"
+CROSS = "docs/attention.md#cross-attention"
+GROUPS = "docs/attention.md#grouped-queries"
+PADDING = "docs/masks.md#padding-and-documents"
+SINES = "docs/positions.md#sinusoidal"
+LEARNED = "docs/positions.md#learned"
+ROPE = "docs/positions.md#rotary-rope"
+NONE = "docs/positions.md#none"
+NORMS = "docs/blocks.md#norms"
+PLACES = "docs/blocks.md#where-the-norm-stands"
+FFN = "docs/blocks.md#feed-forward-layers"
+DROPOUT = "docs/blocks.md#dropout"
+MODELS = "docs/models.md#building-one"
+CACHE = "docs/decoding.md#pieces-equal-one-pass"
+GRADIENT = "docs/numpy_training.md#checking-a-gradient"
+COST = "docs/cost.md#one-block-by-hand"
+CHECKER = "docs/checker.md"
+
+BY_PAGE: dict[tuple[str, str], str] = {
+    (
+        "wrong",
+        SOFTMAX,
+    ): "softmax-unstable softmax-global-max softmax-axis softmax-everything not-normalised log-softmax "
+    "sigmoid normalised-by-sum softmax-negative divided-by-max divided-by-exp-max axis-ignored softmax-queries "
+    "softmax-heads softmax-batch softmax-all no-softmax softmax-twice",
+    ("wrong", SCALE): "no-scale scale-dv scale-dmodel scale-heads scale-no-root scale-multiplied scale-constant "
+    "scale-twice scale-after-softmax",
+    ("wrong", SCALED): "mixes-keys weights-transposed queries-only keys-only scores-from-values value weights-returned "
+    "wrong-in-batch wrong-shape value-at-extremes",
+    ("fragile", SCALED): "value-width odd-sizes needs-contiguous half-fails half-differs dtype-changed",
+    (
+        "wrong",
+        MASK,
+    ): "mask-ignored mask-inverted mask-inverted-beside mask-after-softmax mask-inverted-after mask-to-zero "
+    "mask-to-one mask-to-minus-one mask-added-as-number mask-subtracted-as-number mask-positive mask-additive-sign "
+    "mask-value mask-raises",
+    ("fragile", MASK): "fill-too-small empty-row-nan empty-row-raises half-mask",
+    ("note", MASK): "empty-row-mean",
+    ("wrong", CAUSAL): "causal-transposed causal-inverted causal-strict causal-one-ahead causal-missing causal-value "
+    "causal-allows-all causal-hides-all future-leak",
+    ("wrong", PADDING): "padding-masks-queries padding-off-by-one padding-value",
+    (
+        "wrong",
+        HEADS,
+    ): "split-no-transpose merge-no-transpose split-and-merge-no-transpose attends-over-heads heads-summed "
+    "heads-averaged out-unused out-transposed one-head four-as-three attends-over-batch batch-mixed positions-mixed",
+    ("wrong", CROSS): "cross-length cross-value memory-ignored",
+    ("wrong", SINES): "pe-off-by-one pe-exponent pe-swapped pe-only-sine pe-only-cosine pe-base pe-degrees pe-scaled "
+    "pe-replaces pe-not-added pe-trained",
+    ("wrong", LEARNED): "pe-same-everywhere pe-over-batch",
+    ("fragile", LEARNED): "pe-too-short",
+    ("wrong", ROPE): "rope-on-values rope-on-queries-only rope-direction rope-off-by-one rope-exponent rope-base "
+    "rope-mixed-layout rope-no-minus rope-not-turned rope-only-cosine rope-wrong-axis rope-changes-length",
+    ("wrong", NORMS): "eps-outside unbiased unbiased-eps-outside unbiased-no-eps no-root gamma-unused beta-unused "
+    "gamma-beta-unused gamma-beta-missing gamma-added gamma-after-beta not-centred is-rms not-divided "
+    "norm-over-positions norm-over-batch norm-over-everything norm-over-both norm-as-batch-norm rms-sum rms-centred "
+    "rms-by-deviation rms-of-mean rms-multiplied norm-start",
+    ("fragile", NORMS): "no-eps",
+    ("wrong", PLACES): "residual-missing residual-from-normed residual-doubled residual-from-start norm-missing "
+    "norm-of-input norm-twice norm-mixed norm-shared self-inputs-differ order-swapped block-value residual-inside",
+    ("note", PLACES): "norm-on-branch",
+    ("fragile", PLACES): "final-norm-missing",
+    (
+        "wrong",
+        FFN,
+    ): "ffn-no-activation ffn-activation-last ffn-activation-both ffn-activation-first ffn-softmax ffn-sigmoid "
+    "ffn-mixes-positions bias-unused glu-sigmoid glu-both glu-after glu-sum glu-no-activation glu-gate-unused "
+    "glu-gate-missing glu-activation",
+    ("wrong", DROPOUT): "dropout-in-eval dropout-scale not-deterministic",
+    ("wrong", MODELS): "unregistered layers-shared weight-unused no-attention encoder-one-way loss-value loss-summed",
+    ("fragile", MODELS): "length-fails",
+    ("fragile", NONE): "no-positions",
+    ("wrong", CACHE): "cache-differs",
+    ("wrong", GRADIENT): "gradient-cut gradient-fails gradient-wrong",
+    ("wrong", COST): "flops-multiply-add flops-no-scores flops-no-out flops-no-ffn",
+    ("wrong", CHECKER): "inputs-changed raises timeout crash memory heat-map-transposed",
+    ("unchecked", CHECKER): "not-written cannot-call not-understood nothing-found",
+}
+# where the key says nothing about the subject, the part does
+BY_PART = {
+    "softmax": SOFTMAX,
+    "attention": SCALED,
+    "causal_mask": CAUSAL,
+    "padding_mask": PADDING,
+    "multi_head": HEADS,
+    "sinusoidal": SINES,
+    "position_likeness": SINES,
+    "learned": LEARNED,
+    "rotary": ROPE,
+    "layer_norm": NORMS,
+    "rms_norm": NORMS,
+    "feed_forward": FFN,
+    "swiglu": FFN,
+    "encoder_block": PLACES,
+    "decoder_block": PLACES,
+    "flops": COST,
+    "encoder": MODELS,
+    "lm": MODELS,
+}
+ANY_PART = ("value", "wrong-shape", "raises", "value-at-extremes", "odd-sizes")
+MISTAKES = {key: Mistake(severity, page) for (severity, page), keys in BY_PAGE.items() for key in keys.split()}

@@ -1,0 +1,173 @@
+"""What learners call things: arguments, sizes, weights and parts, by name."""
+
+from __future__ import annotations
+
+import re
+
+# role of an argument -> names, in lower case without underscores
+ARGUMENTS = {
+    "q": "q query queries qs queryvec xq querystates qmat",
+    "k": "k key keys ks xk keystates kmat",
+    "v": "v value values vs xv valuestates vmat",
+    "x": "x xs inputs input inp hiddenstates hidden h src tgt trg seq embeddings embedding emb sequence target scores "
+    "logits z a arr array vec tensor xin xinput dec decinput",
+    "memory": "memory context encout encoderout encoutput encoderoutput encoderoutputs source kv mem enc xkv ctx cond",
+    "mask": "mask attnmask attentionmask srcmask tgtmask trgmask causalmask keypaddingmask paddingmask srcpaddingmask "
+    "selfmask lookaheadmask padmask keymask targetmask m decmask encmask bias attnbias additivemask maskbias",
+    "memory_mask": "memorymask crossmask encdecmask encoderdecodermask crossattnmask contextmask",
+    "causal": "causal iscausal usecausal masked autoregressive usecausalmask usemask",
+    "weights_too": "returnweights needweights returnattn returnattention returnattentionweights outputattentions",
+    "dropout": "dropout dropoutp p drop droprate dropoutrate attndropout pdrop dropprob attnpdrop residpdrop embdpdrop",
+    "training": "training train istraining",
+    "axis": "axis dim",
+    "eps": "eps epsilon e",
+    "gamma": "gamma g weight scale w alpha gain a2",
+    "beta": "beta b bias shift b2 offset",
+    "cache": "cache kvcache past pastkeyvalue pastkeyvalues layerpast pastkv state pastkvs",
+    "positions": "positions pos positionids inputpos tokenpositions startpos offset position",
+    "tokens": "tokens ids idx inputids tokenids x src batch seq sequences inputs",
+    "targets": "targets target labels y tgt trg",
+    "lengths": "lengths lens validlens seqlens seqlengths validlen length",
+    "pad": "pad padid padidx padtoken padtokenid padindex",
+    "length": "n t l size length seqlen maxlen numpositions seqlength sequencelength maxlength positions pos sz "
+    "blocksize ntokens numtokens maxseqlen contextlength queries numpos",
+    "keys_length": "m s keys keylen klen",
+}
+# size -> names of the constructor's arguments, of config fields and of globals
+SIZES = {
+    "D": "dmodel dim embeddim nembd hiddensize embdim embeddingdim embedsize d modeldim features normalizedshape size "
+    "embsize nembed numhiddens demb width emb din inputdim indim dout querysize keysize valuesize c channels dimension "
+    "queryinputdim hiddensz embeddingsize ndim shape dmod",
+    "H": "heads numheads nheads nhead h numattentionheads head numberofheads",
+    "G": "kvheads nkvheads numkvheads nkvhead numkeyvalueheads groups ngroups numgroups",
+    "K": "headsize headdim dk dhead dv dkey dvalue dimhead",
+    "F": "dff ff ffdim hiddendim dimfeedforward dhidden ffndim mlpdim intermediatesize innerdim dinner ffsize hidden "
+    "ffnhidden ffhidden feedforwarddim ffnnumhiddens hiddenfeatures",
+    "V": "vocabsize vocab nvocab numtokens ntoken srcvocabsize tgtvocabsize srcvocab tgtvocab vocabularysize voc",
+    "L": "maxlen blocksize contextlength maxseqlen seqlen maxlength nctx contextsize maxpositionembeddings "
+    "maxpositions ctxlen maxsequencelength maxseqlength contextlen maxposition length t numpositions maxpos",
+    "N": "numlayers nlayers nlayer layers depth numblocks n nblocks numencoderlayers numdecoderlayers",
+    "expansion": "expansion mult forwardexpansion ffnmultiplier expansionfactor ffmult mlpratio",
+    "dropout": ARGUMENTS["dropout"],
+    "rope_base": "base theta ropetheta",
+}
+# what the name of a function or class says it is; the first that matches counts
+PARTS = (
+    ("backward", r"backward|grad|_bwd|test_|loss|train|plot|^main$|generate|sample"),
+    ("flops", r"flops"),
+    ("heat_map", r"heat_?map"),
+    ("position_likeness", r"likeness|position_similarity"),
+    (
+        "lm",
+        r"^(gpt|minigpt|nanogpt|tinygpt|llama|transformer_?lm|lm|language_?model|bigram|decoder_?only.*)\d*"
+        r"(_?(model|lm|language_?model))?$|language_?model|transformer_lm|^(gpt|llama).*model|^transformer$",
+    ),
+    ("decoder_block", r"decoder_?(layer|block)|^(decoder|gpt|llama)?_?block$|transformer_?block|pre_?norm_?block"),
+    ("encoder_block", r"encoder_?(layer|block)|^layer$|post_?norm_?block|transformer_?layer"),
+    ("encoder", r"^(transformer)?_?encoder(_?stack)?$"),
+    (
+        "causal_mask",
+        r"causal_?mask|subsequent_?mask|look_?ahead|future_?mask|no_?peek|tril_?mask|autoregressive_?mask"
+        r"|triangular_?mask|square_subsequent|subsequent$",
+    ),
+    ("padding_mask", r"pad(ding)?_?mask|mask_?pad|length(s)?_?(to_)?mask|sequence_?mask|make_src_mask|key_?mask"),
+    ("rotary", r"rope|rotary|rotate(?!_?half)"),
+    ("learned", r"learn(ed|able)_?pos|learned_?pe"),
+    ("sinusoidal", r"sinus|pos(ition(al)?)?_?enc(oding)?|^pe$|positional|get_pe|pos_?emb"),
+    ("rms_norm", r"rms"),
+    ("layer_norm", r"layer_?norm|^ln$|^norm(alize)?$"),
+    ("swiglu", r"swi_?glu|gated|llama_?(mlp|ffn|feed)|geglu"),
+    ("feed_forward", r"feed_?forward|^ffn?$|^mlp$|ffn$|mlp$|position_?wise|^ffn?_|_ff$"),
+    (
+        "multi_head",
+        r"multi_?(query|head)|multihead|mha|grouped|gqa|mqa|self_?att|cross_?att|causal_?.*att|masked_?att"
+        r"|^head$|att(entio)?n_?(head|layer|block)|single_?head",
+    ),
+    ("attention", r"scaled_?dot|^sdpa?$|dot_?product|^attention$|^attend$|attn$|attention"),
+    ("softmax", r"soft_?max"),
+    ("lm", r"gpt|llama|transformer"),
+)
+
+
+def plain(name: str) -> str:
+    return name.lower().replace("_", "")
+
+
+def role_of(name: str, among: tuple[str, ...] | None = None) -> str | None:
+    """The role that an argument of this name plays, of those that can be."""
+    for role in among or tuple(ARGUMENTS):
+        if plain(name) in ARGUMENTS[role].split():
+            return role
+    return None
+
+
+def size_of(name: str) -> str | None:
+    for size, names in SIZES.items():
+        if plain(name) in names.split():
+            return size
+    return None
+
+
+def part_of(name: str) -> str | None:
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
+    for part, pattern in PARTS:
+        if re.search(pattern, snake):
+            return None if part == "backward" else part
+    return None
+
+
+FILLERS = {
+    "w",
+    "weight",
+    "weights",
+    "proj",
+    "projection",
+    "linear",
+    "lin",
+    "fc",
+    "to",
+    "layer",
+    "mat",
+    "matrix",
+    "net",
+    "map",
+    "b",
+    "bias",
+    "c",
+    "dense",
+    "heads",
+    "head",
+    "linears",
+    "attn",
+    "attention",
+    "mha",
+    "sa",
+    "self",
+}
+ROLES = {
+    "q": {"q", "query", "queries", "wq"},
+    "k": {"k", "key", "keys", "wk"},
+    "v": {"v", "value", "values", "wv"},
+    "o": {"o", "out", "output", "wo", "final", "unify", "unifyheads", "concat", "combine", "result", "mix"},
+    "qkv": {"qkv", "wqkv", "kqv", "in"},
+    "kv": {"kv", "wkv"},
+}
+
+
+def weight_role(path: str) -> str | None:
+    """`heads.0.W_q.weight` -> q: what an attention weight is for, by its name."""
+    last = re.sub(r"[._](weight|bias|w|b)$|^(weight|bias)s?$", "", path)
+    words = re.split(r"[._]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last.split(".")[-1]).lower())
+    if words and words[0].isdigit() and "." in last:
+        words = re.split(r"_", last.split(".")[-2].lower())
+    joined = "".join(words)
+    for role, names in ROLES.items():
+        if joined in names or re.fullmatch(f"[wb]?_?({'|'.join(names)})(proj|linear|net|weight|bias|s)?", joined):
+            return role
+    rest = [word for word in words if word not in FILLERS and not word.isdigit()]
+    for role, names in ROLES.items():
+        if len(rest) >= 1 and rest[0] in names:
+            return role
+    if not rest:
+        return "qkv" if "attn" in words else "o"
+    return None

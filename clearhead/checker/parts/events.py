@@ -1,0 +1,147 @@
+"""Watching a block at work: which sublayer was called, on what, and calling it again on something else."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ..engine import NumPy
+from ..names import part_of
+
+KINDS = {
+    "multi_head": "attention",
+    "attention": "attention",
+    "feed_forward": "ffn",
+    "swiglu": "ffn",
+    "layer_norm": "norm",
+    "rms_norm": "norm",
+    "encoder_block": "block",
+    "decoder_block": "block",
+}
+
+
+@dataclass
+class Event:
+    """One call of a sublayer."""
+
+    kind: str
+    target: Any  # what was called
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    result: Any
+    engine: NumPy
+    order: int = 0
+
+    @property
+    def main(self) -> Any:
+        return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+    def again(self, h: np.ndarray) -> np.ndarray:
+        """The sublayer on h, in every place where its first argument stood."""
+        first = self.main
+        new = self.engine.give(h)
+
+        def swap(value: Any) -> Any:
+            return new if value is first or same(value, first) else value
+
+        result = self.target(*map(swap, self.args), **{n: swap(v) for n, v in self.kwargs.items()})
+        taken = self.engine.take(result[0] if isinstance(result, tuple | list) else result)
+        assert taken is not None
+        return taken
+
+
+def same(a: Any, b: Any) -> bool:
+    if getattr(a, "shape", None) != getattr(b, "shape", ()) or getattr(a, "dtype", None) != getattr(b, "dtype", ()):
+        return False
+    return bool((a == b).all())
+
+
+def kind_of(name: str, thing: Any) -> str | None:
+    """What a sublayer is, by its class, else by the name it is kept under."""
+    cls = type(thing).__name__
+    if cls in ("Dropout", "ModuleList", "ModuleDict", "Identity", "Embedding"):
+        return None
+    if cls == "MultiheadAttention":
+        return "attention"
+    by_class = None if inspect.isfunction(thing) or inspect.ismethod(thing) else KINDS.get(part_of(cls) or "")
+    if by_class or cls in ("Linear", "Tensor", "Parameter"):
+        return by_class
+    low = name.lower()
+    if re.search(r"norm|^ln|_ln|layernorm", low):
+        return "norm"
+    if re.search(r"attn|attention|mha|^sa$|heads", low):
+        return "attention"
+    return "ffn" if re.search(r"ff|mlp|feed", low) else None
+
+
+@contextmanager
+def watched(thing: Any, engine: NumPy, neighbours: Mapping[str, Any]) -> Iterator[list[Event]]:
+    """The events of the outermost sublayers while the block runs."""
+    events: list[Event] = []
+    depth = [0]
+
+    def around(kind: str, target: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            depth[0] += 1
+            try:
+                result = target(*args, **kwargs)
+            finally:
+                depth[0] -= 1
+            if depth[0] == 0 and (args or kwargs):
+                events.append(Event(kind, target, args, kwargs, result, engine))
+            return result
+
+        return call
+
+    undo: list[Callable[[], Any]] = []
+    if hasattr(thing, "named_modules"):
+        for name, module in thing.named_modules():
+            kind = kind_of(name.split(".")[-1], module) if name else None
+            if kind is not None:
+                plain = module.forward
+                module.forward = around(kind, plain)
+                undo.append(partial(module.__dict__.pop, "forward", None))
+    else:
+        for name, value in list(vars(thing).items()) + [
+            (n, m) for n, m in inspect.getmembers(thing, inspect.ismethod) if not n.startswith("_") and n != "forward"
+        ]:
+            kind = kind_of(name, value) if callable(value) or hasattr(value, "forward") else None
+            if kind is not None:
+                undo.append(proxied(thing, name, value, kind, around))
+        for name, value in list(neighbours.items()):
+            kind = KINDS.get(part_of(name) or "") if inspect.isfunction(value) else None
+            if kind in ("norm", "attention", "ffn") and isinstance(neighbours, dict):
+                neighbours[name] = around(kind, value)
+                undo.append(partial(neighbours.__setitem__, name, value))
+    try:
+        yield events
+    finally:
+        for back in undo:
+            back()
+
+
+def proxied(thing: Any, name: str, value: Any, kind: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """A NumPy sublayer is an object with __call__ or forward: a stand-in of it watches."""
+    if inspect.ismethod(value) or inspect.isfunction(value):
+        setattr(thing, name, around(kind, value))
+        return lambda: delattr(thing, name) if inspect.ismethod(value) else setattr(thing, name, value)
+    run = value.forward if hasattr(value, "forward") else value
+
+    class StandIn:
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            return around(kind, run)(*args, **kwargs)
+
+        forward = __call__
+
+        def __getattr__(self, inner: str) -> Any:
+            return getattr(value, inner)
+
+    setattr(thing, name, StandIn())
+    return lambda: setattr(thing, name, value)

@@ -1,0 +1,261 @@
+"""Attention step by step in NumPy, and what each step looks like when it is wrong.
+
+A mistake is a step put in the place of the right one; two mistakes are two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from clearhead.reference import causal_mask, rotate, softmax
+
+from ..weights import Projections
+
+Array = np.ndarray
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a scale may be made of."""
+
+    K: int
+    U: int
+    D: int
+    H: int
+
+
+def scaled(sizes: Sizes) -> float:
+    return sizes.K**-0.5
+
+
+def product(q: Array, k: Array, v: Array) -> Array:
+    return q @ k.swapaxes(-1, -2)
+
+
+def hide(scores: Array, allowed: Array) -> Array:
+    return np.where(allowed, scores, -np.inf)
+
+
+def weigh(scores: Array, allowed: Array, sizes: Sizes) -> Array:
+    return softmax(scores)
+
+
+def mix(weights: Array, v: Array, k: Array) -> Array:
+    return weights @ v
+
+
+def split(x: Array, heads: int) -> Array:
+    """[B, T, H·K] -> [B, H, T, K]."""
+    return x.reshape(*x.shape[:2], heads, -1).transpose(0, 2, 1, 3)
+
+
+def merge(x: Array) -> Array:
+    """[B, H, T, K] -> [B, T, H·K]."""
+    return x.transpose(0, 2, 1, 3).reshape(x.shape[0], x.shape[2], -1)
+
+
+def finish(merged: Array, w: Projections, x: Array, mixed: Array) -> Array:
+    return merged if w.o is None else merged @ w.o.T + w.o_bias
+
+
+def turn(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    return q, k, v
+
+
+def share(x: Array, times: int) -> Array:
+    """Key head g serves the query heads g·R … g·R + R − 1."""
+    return x.repeat(times, 1)
+
+
+def same(allowed: Array) -> Array:
+    return allowed
+
+
+@dataclass(frozen=True)
+class Steps:
+    allow: Callable[[Array], Array] = same
+    scale: Callable[[Sizes], float] = scaled
+    score: Callable[[Array, Array, Array], Array] = product
+    hide: Callable[[Array, Array], Array] = hide
+    weigh: Callable[[Array, Array, Sizes], Array] = weigh
+    mix: Callable[[Array, Array, Array], Array] = mix
+    split: Callable[[Array, int], Array] = split
+    turn: Callable[[Array, Array, Array], tuple[Array, Array, Array]] = turn
+    share: Callable[[Array, int], Array] = share
+    merge: Callable[[Array], Array] = merge
+    finish: Callable[[Array, Projections, Array, Array], Array] = finish
+
+
+RIGHT = Steps()
+
+
+def attend(q: Array, k: Array, v: Array, allowed: Array, steps: Steps, D: int = 0, H: int = 1) -> tuple[Array, Array]:
+    """Mixed values and weights. Rows that may read nothing get zeros."""
+    sizes = Sizes(q.shape[-1], v.shape[-1], D or q.shape[-1], H)
+    with np.errstate(all="ignore"):
+        allowed = steps.allow(allowed)
+        scores = steps.hide(steps.score(q, k, v) * steps.scale(sizes), allowed)
+        weights = steps.weigh(scores, allowed, sizes)
+        return steps.mix(weights, v, k), weights
+
+
+def multi_head(
+    x: Array, source: Array, value_source: Array, w: Projections, H: int, G: int, allowed: Array, steps: Steps = RIGHT
+) -> Array:
+    """x [B,T,D], source [B,S,D], allowed [B,1,T,S]: the layer with the learner's weights."""
+    q, k, v = x @ w.q.T + w.q_bias, source @ w.k.T + w.k_bias, value_source @ w.v.T + w.v_bias
+    q, k, v = steps.split(q, H), steps.split(k, G), steps.split(v, G)
+    q, k, v = steps.turn(q, k, v)
+    k, v = steps.share(k, H // G), steps.share(v, H // G)
+    if k.shape[2] != allowed.shape[-1] or q.shape[2] != allowed.shape[-2]:  # heads attend to heads
+        allowed = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
+    mixed, _ = attend(q, k, v, allowed, steps, x.shape[-1], H)
+    return steps.finish(steps.merge(mixed), w, x, mixed)
+
+
+def over(axis: int | tuple[int, ...]) -> Callable[[Array, Array, Sizes], Array]:
+    def wrong(scores: Array, allowed: Array, sizes: Sizes) -> Array:
+        if isinstance(axis, int) and axis < -2 and scores.ndim < 4:  # no such axis here
+            return np.full_like(scores, np.nan)
+        top = np.nan_to_num(scores.max(axis, keepdims=True), neginf=0.0)
+        powers = np.exp(scores - top)
+        return powers / powers.sum(axis, keepdims=True)
+
+    return wrong
+
+
+def over_positions_and_heads(x: Array, heads: int) -> Array:
+    return x.reshape(x.shape[0], heads, -1, x.shape[-1] // heads)
+
+
+def shifted(by: int) -> Callable[[Array], Array]:
+    """The causal mask one diagonal off."""
+
+    def wrong(allowed: Array) -> Array:
+        T, S = allowed.shape[-2:]
+        i, j = np.arange(T)[:, None], np.arange(S)
+        return np.broadcast_to(j <= i + S - T + by, allowed.shape)
+
+    return wrong
+
+
+def rotated(
+    values: bool = False, only_q: bool = False, layout: str = "halves", late: int = 0
+) -> Callable[[Array, Array, Array], tuple[Array, Array, Array]]:
+    def turned(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+        def at(x: Array) -> Array:
+            return rotate(x, np.arange(x.shape[-2]) + late, layout=layout)
+
+        if q.shape[-1] % 2:
+            return q, k, v
+        return at(q), k if only_q else at(k), at(v) if values and v.shape[-1] % 2 == 0 else v
+
+    return turned
+
+
+def keep(*_: Any) -> float:
+    return 1.0
+
+
+def unmasked(scores: Array, allowed: Array) -> Array:
+    return scores
+
+
+Change = Mapping[str, Any]
+# key -> the steps that the mistake changes
+SCALES: dict[str, Change] = {
+    "no-scale": {"scale": lambda s: 1.0},
+    "scale-dv": {"scale": lambda s: s.U**-0.5},
+    "scale-dmodel": {"scale": lambda s: s.D**-0.5},
+    "scale-heads": {"scale": lambda s: s.H**-0.5},
+    "scale-no-root": {"scale": lambda s: 1 / s.K},
+    "scale-multiplied": {"scale": lambda s: s.K**0.5},
+    "scale-constant": {"scale": lambda s: 8**-0.5},
+    "scale-constant.64": {"scale": lambda s: 1 / 8},
+    "scale-constant.512": {"scale": lambda s: 512**-0.5},
+    "scale-twice": {"scale": lambda s: s.K**-0.25},
+    "scale-after-softmax": {"scale": keep, "weigh": lambda x, a, s: softmax(x) * s.K**-0.5},
+}
+WEIGHTS: dict[str, Change] = {
+    "softmax-queries": {"weigh": over(-2)},
+    "softmax-heads": {"weigh": over(-3)},
+    "softmax-batch": {"weigh": over(0)},
+    "softmax-all": {"weigh": over((-1, -2))},
+    "no-softmax": {"weigh": lambda x, a, s: np.where(np.isfinite(x), x, 0)},
+    "not-normalised": {"weigh": lambda x, a, s: np.exp(x)},
+    "sigmoid": {"weigh": lambda x, a, s: 1 / (1 + np.exp(-x))},
+    "softmax-twice": {"weigh": lambda x, a, s: softmax(softmax(x))},
+    "normalised-by-sum": {"weigh": lambda x, a, s: x / x.sum(-1, keepdims=True)},
+}
+MIXES: dict[str, Change] = {
+    "mixes-keys": {"mix": lambda w, v, k: w @ k},
+    "weights-transposed": {"mix": lambda w, v, k: w.swapaxes(-1, -2) @ v if w.shape[-1] == w.shape[-2] else w @ v},
+    "queries-only": {"score": lambda q, k, v: q @ q.swapaxes(-1, -2) if q.shape == k.shape else product(q, k, v)},
+    "keys-only": {"score": lambda q, k, v: k @ k.swapaxes(-1, -2) if q.shape == k.shape else product(q, k, v)},
+    "scores-from-values": {"score": lambda q, k, v: q @ v.swapaxes(-1, -2) if k.shape == v.shape else product(q, k, v)},
+}
+MASKS: dict[str, Change] = {
+    "mask-ignored": {"hide": unmasked},
+    "mask-inverted": {"allow": lambda a: ~a},
+    "mask-after-softmax": {"hide": unmasked, "weigh": lambda x, a, s: softmax(x) * a},
+    "mask-inverted-after": {"hide": unmasked, "weigh": lambda x, a, s: softmax(x) * ~a},
+    "mask-to-zero": {"hide": lambda x, a: x * a},
+    "mask-to-one": {"hide": lambda x, a: np.where(a, x, 1.0)},
+    "mask-to-minus-one": {"hide": lambda x, a: np.where(a, x, -1.0)},
+    "mask-added-as-number": {"hide": lambda x, a: x + a},
+    "mask-subtracted-as-number": {"hide": lambda x, a: x - ~a},
+    "mask-positive": {"hide": lambda x, a: np.where(a, x, 1e9)},
+    "mask-additive-sign": {"hide": lambda x, a: x + ~a * 1e9},
+}
+CAUSAL: dict[str, Change] = {
+    "causal-transposed": {"allow": lambda a: np.broadcast_to(causal_mask(a.shape[-1]).T, a.shape)},
+    "causal-inverted": {"allow": lambda a: np.broadcast_to(~causal_mask(a.shape[-1]), a.shape)},
+    "causal-strict": {"allow": shifted(-1)},
+    "causal-one-ahead": {"allow": shifted(1)},
+    "causal-missing": {"allow": lambda a: np.ones_like(a)},
+}
+HEADS: dict[str, Change] = {
+    "split-no-transpose": {"split": over_positions_and_heads},
+    "merge-no-transpose": {"merge": lambda x: x.reshape(x.shape[0], x.shape[2], -1)},
+    "split-and-merge-no-transpose": {
+        "split": over_positions_and_heads,
+        "merge": lambda x: x.reshape(x.shape[0], x.shape[2], -1),
+    },
+    "attends-over-heads": {
+        "split": lambda x, h: x.reshape(*x.shape[:2], h, -1).reshape(*x.shape[:2], h, -1),
+        "merge": lambda x: x.reshape(*x.shape[:2], -1),
+    },
+    "heads-summed": {"merge": lambda x: x.sum(1)},
+    "heads-averaged": {"merge": lambda x: x.mean(1)},
+    "out-unused": {"finish": lambda merged, w, x, mixed: merged},
+    "residual-inside": {"finish": lambda merged, w, x, mixed: x + finish(merged, w, x, mixed)},
+    "out-transposed": {"finish": lambda merged, w, x, mixed: merged @ (w.o if w.o is not None else 1) + w.o_bias},
+    "one-head": {"split": lambda x, h: split(x, 1)},
+    "rope-on-values": {"turn": rotated(values=True)},
+    "rope-on-values.interleaved": {"turn": rotated(values=True, layout="interleaved")},
+    "rope-on-queries-only": {"turn": rotated(only_q=True)},
+    "rope-on-queries-only.interleaved": {"turn": rotated(only_q=True, layout="interleaved")},
+}
+# what is right though it is not the plainest: not a mistake but an assumption
+TURNS: dict[str, Change] = {
+    "plain": {},
+    "rope_halves": {"turn": rotated()},
+    "rope_interleaved": {"turn": rotated(layout="interleaved")},
+    "merged_width_first": {"merge": lambda x: x.transpose(0, 2, 3, 1).reshape(x.shape[0], x.shape[2], -1)},
+    "groups_interleaved": {"share": lambda x, times: np.tile(x, (1, times, 1, 1))},
+}
+
+
+def mistakes(*banks: Mapping[str, Change]) -> Iterator[tuple[tuple[str, ...], Steps]]:
+    """Every single mistake, then every two that change different steps."""
+    changes = [(key, change) for bank in banks for key, change in bank.items()]
+    for key, change in changes:
+        yield (key.split(".")[0],), replace(RIGHT, **change)
+    for (one, first), (two, second) in combinations(changes, 2):
+        if not set(first) & set(second):
+            yield (one.split(".")[0], two.split(".")[0]), replace(RIGHT, **first, **second)

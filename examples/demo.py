@@ -1,0 +1,45 @@
+"""From Python's own library to a model that writes Python: tokenizer, training, samples, curve and attention map.
+
+`make demo` runs it: a few minutes on two cores, nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+import torch
+
+from clearhead.cli.train import continued, watching
+from clearhead.inspect.maps import attention_map, draw_maps
+from clearhead.tokenize import Tokenizer
+from clearhead.train.curves import draw_curves
+from clearhead.train.loop import train
+from clearhead.train.recipes import recipe
+
+PROMPTS = ("def ", "class ", "import os\n\n\n", "    for i in range(")
+LINE = "def add(self, other):\n    return self"
+
+
+def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
+    out = next(path for number in count(1) if not (path := folder / f"demo-{number}").exists())
+    wanted = recipe("lm") if steps is None else recipe("lm").changed("steps", steps)
+    with watching(wanted.steps) as report:
+        model = train(wanted, (), out, report=report)
+    for prompt in PROMPTS:
+        print(f"\n――― {prompt!r}\n{continued(model, out, prompt)}")
+    tokenizer = Tokenizer.load(out)
+    ids = tokenizer.encode(LINE)
+    layer = len(model.config.stack.blocks) - 2
+    weights = attention_map(model, torch.tensor([ids]), layer)
+    draw_maps(weights, [tokenizer.decode([i]) for i in ids], out / "attention.png", f"layer {layer} reads {LINE!r}")
+    draw_curves([out], out / "loss.png")
+    print(f"\nThe run is in {out}: loss.png, attention.png, metrics.jsonl, and the model. Next:")
+    print(f"  clearhead train lm --data YOUR_TEXT --out {folder}/mine")
+    print(f"  clearhead plot {out} {folder}/mine --out compared.png")
+    print(f"  clearhead trace {out}")
+    return out
+
+
+if __name__ == "__main__":
+    main()

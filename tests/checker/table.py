@@ -1,0 +1,88 @@
+"""The kill rate of the checker, for docs/checker.md: `python -m tests.checker.table` runs the bank and writes it."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from .judge import Judge, keys, verdict
+from .snippets import Snippet, snippets
+
+PAGE = Path(__file__).parents[2] / "docs" / "checker.md"
+START, END = "<!-- bank: python -m tests.checker.table -->", "<!-- end of bank -->"
+NAMES = {
+    "softmax": "softmax",
+    "attention": "attention",
+    "masks": "masks",
+    "multihead": "multi-head attention",
+    "positions": "positions",
+    "norms": "norms",
+    "feedforward": "feed-forward",
+    "blocks": "blocks",
+    "models": "models",
+}
+
+
+def row(snippet: Snippet, result: str, found: list[str]) -> str:
+    """One line of the long table."""
+    said = ", ".join(f"`{key}`" for key in dict.fromkeys(found)) or "nothing"
+    return f"| {NAMES[snippet.part]} | {snippet.title} | {snippet.engine} | {result} | {said} |"
+
+
+def summary(results: list[tuple[Snippet, str]]) -> list[str]:
+    lines = ["| part | wrong | caught | named | right | blamed |", "|---|--:|--:|--:|--:|--:|"]
+    for part in [*NAMES, None]:
+        count: Counter[str] = Counter(result for snippet, result in results if part in (None, snippet.part))
+        wrong = count["missed"] + count["caught"] + count["named"]
+        cells = (wrong, wrong - count["missed"], count["named"], count["passed"] + count["blamed"], count["blamed"])
+        name = "**all**" if part is None else NAMES[part]
+        lines.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    return lines
+
+
+def written(page: str) -> list[tuple[Snippet, str]]:
+    """The results that the page states, by snippet."""
+    found = []
+    for snippet in snippets():
+        start = f"| {NAMES[snippet.part]} | {snippet.title} | {snippet.engine} | "
+        line = next((line for line in page.splitlines() if line.startswith(start)), None)
+        if line is not None:
+            found.append((snippet, line.removeprefix(start).split(" | ")[0]))
+    return found
+
+
+def main() -> None:
+    rows, results = [], []
+    with tempfile.TemporaryDirectory() as folder:
+        judge = Judge(Path(folder))
+        for snippet in snippets():
+            report = judge.check(snippet.text)
+            result = verdict(snippet, report)
+            results.append((snippet, result))
+            rows.append(row(snippet, result, keys(report)))
+            print(".", end="", file=sys.stderr, flush=True)
+        judge.close()
+    long = ["| part | implementation | in | result | found |", "|---|---|---|---|---|", *rows]
+    lines = [
+        START,
+        "",
+        *summary(results),
+        "",
+        "<details><summary>Each of them</summary>",
+        "",
+        *long,
+        "",
+        "</details>",
+        "",
+        END,
+    ]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    after = rest.partition(END)[2]
+    PAGE.write_text(before + "\n".join(lines) + after, encoding="utf-8")
+    print("\n" + "\n".join(summary(results)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Code that loops, dies, does not parse or cannot import: it is said, and the other parts are still checked."""
+
+import pytest
+
+from clearhead.checker.check import check_file
+
+GOOD = """
+import numpy as np
+def softmax(x):
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+"""
+
+
+def checked(tmp_path, text: str, seconds: float = 10.0):
+    path = tmp_path / "learner.py"
+    path.write_text(text, encoding="utf-8")
+    return check_file(str(path), seconds=seconds)
+
+
+def by_name(report, name: str):
+    return next(part for part in report.parts if part.name == name)
+
+
+@pytest.mark.parametrize(
+    ("body", "key", "said"),
+    [
+        ("while True: pass", "timeout", "shapes"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGILL)", "crash", "SIGILL"),
+        ("import os; os._exit(3)", "crash", "exit code 3"),
+        ("np.zeros(1 << 40)", "memory", ""),
+        ("raise ValueError('no')", "raises", "ValueError: no"),
+        ("raise NotImplementedError", "not-written", ""),
+        ("pass", "not-written", ""),
+        ("import sys; sys.exit()", "nothing", ""),
+    ],
+)
+def test_a_part_that_fails_does_not_take_the_others(tmp_path, body: str, key: str, said: str) -> None:
+    text = GOOD + f"def attention(q, k, v):\n    {body}\n"
+    report = checked(tmp_path, text, seconds=3.0)
+    assert by_name(report, "softmax").passes()
+    bad = by_name(report, "attention")
+    if key != "nothing":
+        assert [f.key for f in bad.findings][-1:] == [key] or key == "memory"
+        assert said in str(bad.findings[-1].values)
+    assert not report.ok
+
+
+def test_a_syntax_error_is_shown_with_its_line(tmp_path) -> None:
+    report = checked(tmp_path, "import numpy as np\ndef softmax(x:\n    return x\n")
+    assert report.syntax is not None
+    assert report.syntax["line"] == 2
+    assert not report.ok
+    assert "line 2 is no Python" in str(report)
+
+
+def test_an_import_that_fails_and_a_line_that_fails(tmp_path) -> None:
+    report = checked(tmp_path, "import no_such_module\n" + GOOD + "y = softmax(undefined)\n")
+    assert [(p["line"], p["is_import"]) for p in report.problems] == [(1, True), (7, False)]
+    assert by_name(report, "softmax").passes()
+
+
+def test_loops_and_training_at_the_top_level_are_not_run(tmp_path) -> None:
+    report = checked(tmp_path, GOOD + "while True:\n    pass\n", seconds=5.0)
+    assert report.ok
+
+
+def test_findings_before_a_crash_are_kept(tmp_path) -> None:
+    text = """
+import os, numpy as np
+calls = []
+def softmax(x):
+    calls.append(0)
+    if len(calls) > 25:
+        os.abort()
+    e = np.exp(x - x.max())
+    return e / e.sum()
+"""
+    keys = [f.key for f in checked(tmp_path, text).findings]
+    assert "crash" in keys or "softmax-everything" in keys
+
+
+def test_a_numpy_file_does_not_load_torch(tmp_path) -> None:
+    import subprocess
+    import sys
+
+    (tmp_path / "learner.py").write_text(GOOD + "import sys\nassert 'torch' not in sys.modules\n")
+    code = "import sys, clearhead; print(clearhead.check(sys.argv[1]).ok, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "learner.py")], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "False"], done.stderr
+
+
+def test_nothing_to_check(tmp_path) -> None:
+    report = checked(tmp_path, "x = 1\n")
+    assert [f.key for f in report.findings] == ["nothing-found"]
+    assert not report.ok
