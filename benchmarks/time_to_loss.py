@@ -21,9 +21,9 @@ from clearhead.configs.train import RecipeConfig
 from clearhead.data import Shards, build, documents, split, windows
 from clearhead.models.assemble import SequenceModel
 from clearhead.tokenize import make
-from clearhead.train.loop import Trainer, to_torch
-from clearhead.train.prepare import TextData, fitted
-from clearhead.train.recipes import chars
+from clearhead.training.loop import Trainer, to_torch
+from clearhead.training.prepare import TextData, fitted
+from clearhead.training.recipes import chars
 
 SHARED = Path(os.environ.get("CLEARHEAD_SHARED", Path(__file__).parents[2] / "shared"))
 TEXT = SHARED / "data/tinyshakespeare/input.txt"
@@ -108,7 +108,7 @@ class Silent:
 
 def train_ours(recipe: RecipeConfig, data: TextData) -> tuple[SequenceModel, float]:
     """The product's own trainer, step by step, from making the optimizer to the last step."""
-    from clearhead.train.loop import Report
+    from clearhead.training.loop import Report
 
     torch.manual_seed(recipe.seed)
     model = SequenceModel(fitted(recipe, data.tokenizer.vocabulary))

@@ -7,6 +7,8 @@
     clearhead.cost(config).parameters.total      # 124439808
     model = clearhead.build(config)              # a torch module
     model = clearhead.load("path/to/checkpoint") # a Hugging Face folder
+    model = clearhead.train("chars", ["input.txt"], "runs/mine")
+    clearhead.check("my_attention.py")           # what is wrong with it?
 
 Names are imported when they are first used, so `import clearhead` loads neither torch nor NumPy.
 """
@@ -26,11 +28,15 @@ if TYPE_CHECKING:
     from .models.checkpoint import load
     from .models.presets import preset
     from .nn.tap import Taps
+    from .training.loop import train
+    from .training.recipes import recipe
 
 PLACES = {
     "preset": "models.presets",
     "build": "models.assemble",
     "load": "models.checkpoint",
+    "train": "training.loop",
+    "recipe": "training.recipes",
     "trace": "measure.trace",
     "cost": "measure.cost",
     "dumps": "configs",

@@ -13,9 +13,9 @@ import torch
 from clearhead.cli.train import continued, watching
 from clearhead.inspect.maps import attention_map, draw_maps
 from clearhead.tokenize import Tokenizer
-from clearhead.train.curves import draw_curves
-from clearhead.train.loop import train
-from clearhead.train.recipes import recipe
+from clearhead.training.curves import draw_curves
+from clearhead.training.loop import train
+from clearhead.training.recipes import recipe
 
 PROMPTS = ("def ", "class ", "import os\n\n\n", "    for i in range(")
 LINE = "def add(self, other):\n    return self"

@@ -17,7 +17,7 @@ def command(runs: tuple[str, ...], out: str | None) -> None:
     """
     from pathlib import Path
 
-    from clearhead.train.curves import draw_curves
+    from clearhead.training.curves import draw_curves
 
     path = Path(out) if out else Path(runs[0]) / "loss.png"
     draw_curves(runs, path)

@@ -18,7 +18,7 @@ def command(name: str | None, as_json: bool) -> None:
     clearhead recipes lm > recipe.json
     """
     from clearhead.configs import dumps
-    from clearhead.train.recipes import RECIPES, recipe
+    from clearhead.training.recipes import RECIPES, recipe
 
     if name is not None:
         click.echo(dumps(recipe(name)), nl=False)

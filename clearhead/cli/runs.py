@@ -19,7 +19,7 @@ def command(folder: str, as_json: bool) -> None:
     """
     from pathlib import Path
 
-    from clearhead.train.run import Run
+    from clearhead.training.run import Run
 
     found = []
     for path in sorted(Path(folder).glob("**/recipe.json")):

@@ -16,7 +16,7 @@ from .options import parsed
 if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
     from clearhead.models.assemble import SequenceModel
-    from clearhead.train.loop import Report
+    from clearhead.training.loop import Report
 
 QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 SAMPLE_TOKENS = 200
@@ -58,7 +58,7 @@ def command(
     """
     folder = Path(out or f"runs/{Path(recipe).stem}")
     wanted = find_recipe(recipe, changes, steps, seed)
-    from clearhead.train.loop import Interrupted, TrainingError, train
+    from clearhead.training.loop import Interrupted, TrainingError, train
 
     with watching(wanted.steps) as report:
         try:
@@ -91,7 +91,7 @@ def find_recipe(name: str, changes: tuple[str, ...], steps: int | None, seed: in
 
     from clearhead.configs import SequenceModelConfig, loads
     from clearhead.configs.train import RecipeConfig
-    from clearhead.train.recipes import lm, recipe
+    from clearhead.training.recipes import lm, recipe
 
     path = Path(name)
     config: Any
@@ -117,7 +117,7 @@ def find_recipe(name: str, changes: tuple[str, ...], steps: int | None, seed: in
 @contextlib.contextmanager
 def watching(steps: int) -> Iterator[Report]:
     """A bar on a terminal; elsewhere a line now and then. All of it on stderr."""
-    from clearhead.train.loop import Report
+    from clearhead.training.loop import Report
 
     if not sys.stderr.isatty():
         yield lines(steps)
@@ -146,7 +146,7 @@ def watching(steps: int) -> Iterator[Report]:
 
 
 def lines(steps: int) -> Report:
-    from clearhead.train.loop import Report
+    from clearhead.training.loop import Report
 
     said = [time.monotonic() - QUIET_SECONDS]
 

@@ -22,7 +22,7 @@ LAYERS = (
     {"nn"},
     {"models"},
     {"generate", "measure", "checker", "inspect"},
-    {"train"},
+    {"training"},
     {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from clearhead.train import loss as module
-from clearhead.train.loss import linear_cross_entropy
+from clearhead.training import loss as module
+from clearhead.training.loss import linear_cross_entropy
 
 
 @pytest.mark.parametrize("chunk", [1, 29 * 3, 2**22])

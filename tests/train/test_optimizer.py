@@ -6,7 +6,7 @@ import torch
 
 import clearhead
 from clearhead.configs.train import AdamWConfig, MuonConfig
-from clearhead.train.optimizer import make_optimizer, orthogonal, parts
+from clearhead.training.optimizer import make_optimizer, orthogonal, parts
 
 
 def test_orthogonal_takes_singular_values_near_one() -> None:

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from clearhead.configs import dumps, loads
 from clearhead.configs.train import RecipeConfig
-from clearhead.train.checkpoint import ResumeError, listed
-from clearhead.train.loop import Report, Trainer, TrainingError, train
-from clearhead.train.recipes import RECIPES, chars, recipe
-from clearhead.train.run import Run, first_difference
+from clearhead.training.checkpoint import ResumeError, listed
+from clearhead.training.loop import Report, Trainer, TrainingError, train
+from clearhead.training.recipes import RECIPES, chars, recipe
+from clearhead.training.run import Run, first_difference
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 300
 
@@ -184,11 +184,11 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays(corpus: Path, tmp_pat
     file, out = tmp_path / "recipe.json", tmp_path / "run"
     file.write_text(dumps(small(steps=8)))
     code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-    code += "from clearhead.train import checkpoint as c; original = c.write\n"
+    code += "from clearhead.training import checkpoint as c; original = c.write\n"
     code += "def limited(folder, snapshot):\n"
     code += "    if snapshot.step == 8: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
     code += "    return original(folder, snapshot)\n"
-    code += "import clearhead.train.loop as loop; loop.write = limited\n" + COMMAND
+    code += "import clearhead.training.loop as loop; loop.write = limited\n" + COMMAND
     command = [sys.executable, "-c", code, "train", str(file), "--data", str(corpus), "--out", str(out)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 1

@@ -24,6 +24,7 @@ from .checkpoint import Snapshot, random_state, read_last, write
 from .objective import Objective, TrainBatch, first_trouble
 from .optimizer import Optimizer, make_optimizer
 from .prepare import TextData, fitted, prepare_text
+from .recipes import recipe as recipe_named
 from .run import Run
 
 
@@ -44,7 +45,7 @@ class Report:
 
 
 def train(
-    recipe: RecipeConfig,
+    recipe: RecipeConfig | str,
     data: Sequence[str | Path] = (),
     out: str | Path = "runs/latest",
     *,
@@ -56,6 +57,7 @@ def train(
     Killed at any moment and called again with `resume`, it ends with the very weights of an uninterrupted run.
     """
     report = report or Report()
+    recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
     run = Run(out)
     with run.held(), leaving_well() as asked_to_leave:
         run.begin(recipe, resume)

@@ -1,0 +1,40 @@
+"""A real trained checkpoint: the same logits as `transformers`, and the story word for word."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead
+from clearhead.generate.loop import decode
+from clearhead.tokenize import Tokenizer
+
+SHARED = Path(os.environ.get("CLEARHEAD_SHARED", Path(__file__).parents[3] / "shared"))
+STORIES = SHARED / "models/stories15M"
+pytestmark = pytest.mark.skipif(not STORIES.exists(), reason=f"{STORIES} is not there; set CLEARHEAD_SHARED")
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine. "
+    "One day, she saw a big, red ball in the sky. It was the sun!"
+)
+
+
+def test_the_story_comes_out_word_for_word() -> None:
+    model = clearhead.load(STORIES)
+    written = [int(token) for token in decode(model, torch.tensor([[1]]), steps=60)]
+    assert Tokenizer.load(STORIES).decode(written).strip().startswith(STORY)
+
+
+def test_logits_equal_transformers_and_the_numpy_engine() -> None:
+    transformers = pytest.importorskip("transformers")
+    model = clearhead.load(STORIES)
+    tokens = torch.randint(3, 32000, (2, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours = model(tokens)
+        theirs = transformers.LlamaForCausalLM.from_pretrained(STORIES)(tokens).logits
+    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    weights = {name: weight.numpy() for name, weight in model.state_dict().items()}
+    again = clearhead.reference.run(model.config, weights, tokens.numpy())
+    torch.testing.assert_close(torch.from_numpy(again), theirs, atol=1e-3, rtol=1e-3)
