@@ -6,6 +6,7 @@ what f took, and returns the gradients by f's real-valued arrays in their order,
 """
 
 from clearhead.reference.attention import attention, attention_backward
+from clearhead.reference.embedding import embedding, embedding_backward
 from clearhead.reference.ffn import (
     ACTIVATIONS,
     feed_forward,
@@ -26,7 +27,7 @@ from clearhead.reference.ffn import (
     swiglu_backward,
 )
 from clearhead.reference.flash import flash_attention, flash_attention_backward
-from clearhead.reference.linear import embedding, embedding_backward, linear, linear_backward
+from clearhead.reference.linear import linear, linear_backward
 from clearhead.reference.loss import cross_entropy, cross_entropy_backward
 from clearhead.reference.moe import load_balancing_loss, load_balancing_loss_backward
 from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward

@@ -1,4 +1,4 @@
-"""From token ids or pixels to vectors of width D."""
+"""From token ids or pixels to vectors of width D: a row of a matrix, or a matrix."""
 
 from __future__ import annotations
 
@@ -7,9 +7,26 @@ from jaxtyping import Float, Int
 
 from clearhead.configs import LearnedConfig, PatchEmbeddingConfig, SinusoidalConfig, TokenEmbeddingConfig
 
-from .linear import embedding, linear
+from .linear import linear
 from .positions import sinusoidal_positions
 from .run import Here, runs
+
+
+def embedding(tokens: Int[np.ndarray, "..."], weight: Float[np.ndarray, "V D"]) -> Float[np.ndarray, "... D"]:
+    """weight[token]: `linear` applied to one-hot vectors, without the multiplications by zero."""
+    outside = tokens[(tokens < 0) | (tokens >= len(weight))]
+    if outside.size:
+        raise IndexError(f"token {outside.flat[0]} is outside a vocabulary of {len(weight)}")
+    return weight[tokens]  # … D
+
+
+def embedding_backward(
+    d_out: Float[np.ndarray, "... D"], tokens: Int[np.ndarray, "..."], weight: Float[np.ndarray, "V D"]
+) -> Float[np.ndarray, "V D"]:
+    """d_weight: each row gathers the gradients of all the places its token stood at."""
+    d_weight = np.zeros_like(weight)
+    np.add.at(d_weight, tokens, d_out)  # unlike d_weight[tokens] += d_out, it counts a repeated token each time
+    return d_weight
 
 
 @runs(TokenEmbeddingConfig)

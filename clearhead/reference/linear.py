@@ -1,7 +1,7 @@
-"""The two ways into a Transformer's width: a matrix, and a row of a matrix."""
+"""A matrix: the way from one width to another."""
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 
 def linear(
@@ -21,20 +21,3 @@ def linear_backward(
     """d_x = d_out W, d_W = d_outᵀ x, d_b = Σ d_out, the last two summed over every leading dimension."""
     d_rows, rows = d_out.reshape(-1, d_out.shape[-1]), x.reshape(-1, x.shape[-1])  # positions in one row each
     return d_out @ weight, d_rows.T @ rows, None if bias is None else d_rows.sum(0)
-
-
-def embedding(tokens: Int[np.ndarray, "..."], weight: Float[np.ndarray, "V D"]) -> Float[np.ndarray, "... D"]:
-    """weight[token]: `linear` applied to one-hot vectors, without the multiplications by zero."""
-    outside = tokens[(tokens < 0) | (tokens >= len(weight))]
-    if outside.size:
-        raise IndexError(f"token {outside.flat[0]} is outside a vocabulary of {len(weight)}")
-    return weight[tokens]  # … D
-
-
-def embedding_backward(
-    d_out: Float[np.ndarray, "... D"], tokens: Int[np.ndarray, "..."], weight: Float[np.ndarray, "V D"]
-) -> Float[np.ndarray, "V D"]:
-    """d_weight: each row gathers the gradients of all the places its token stood at."""
-    d_weight = np.zeros_like(weight)
-    np.add.at(d_weight, tokens, d_out)  # unlike d_weight[tokens] += d_out, it counts a repeated token each time
-    return d_weight

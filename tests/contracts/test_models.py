@@ -109,3 +109,13 @@ def test_numpy_engine_says_what_is_wrong() -> None:
         reference.run(config, good, np.zeros((1, 65), int))
     with pytest.raises(ValueError, match="no decoder of its own"):
         reference.run(config, good, tokens, tokens)
+
+
+def test_no_file_hides_the_function_of_its_name() -> None:
+    """`reference.embedding` is the function, also after a model has loaded the file of that name."""
+    for name in ("tiny-gpt", "tiny-deepseek", "tiny-mixtral"):
+        config = clearhead.preset(name)
+        reference.run(config, weights(build(config)), np.zeros((1, 3), int))
+    for engine in (reference, clearhead.functional):
+        hidden = [name for name in engine.__all__ if name != "ACTIVATIONS" and not callable(getattr(engine, name))]
+        assert hidden == []
