@@ -21,7 +21,9 @@ def lm() -> RecipeConfig:
         schedule=StableConfig(warmup=20, decay=0.5),
         batch=16,
         context=256,
-        steps=400,
+        steps=240,
+        evaluate_every=80,
+        save_every=80,
     )
 
 
