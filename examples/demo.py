@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import count
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from clearhead.cli.train import continued, watching
 from clearhead.inspect.maps import attention_map, draw_maps
 from clearhead.tokenize import Tokenizer
 from clearhead.training.curves import draw_curves
-from clearhead.training.loop import train
+from clearhead.training.loop import Interrupted, train
 from clearhead.training.recipes import recipe
 
 PROMPTS = ("def ", "class ", "import os\n\n\n", "    for i in range(")
@@ -42,4 +43,7 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Interrupted as left:
+        sys.exit(str(left))
