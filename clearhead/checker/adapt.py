@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,11 @@ class MaskForm:
     sense: str
     shape: str
     kind: str
+
+    @property
+    def finite(self) -> MaskForm:
+        """Which number to add is the caller's choice: -inf on a whole row is no fault of the function."""
+        return replace(self, sense="additive_finite") if self.sense == "additive" else self
 
     def __call__(self, allowed: Array) -> Array:
         """allowed is [B, 1, T, S]."""

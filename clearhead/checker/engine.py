@@ -24,6 +24,8 @@ class NumPy:
         """A copy that the learner's code may keep; real numbers in this engine's precision."""
         if isinstance(value, np.ndarray):
             return value.astype(self.dtype) if value.dtype.kind == "f" else value.copy()
+        if type(value) is dict:  # weights by name
+            return {name: self.give(part) for name, part in value.items()}
         return value
 
     def take(self, value: Any) -> np.ndarray | None:
@@ -43,7 +45,8 @@ class Torch(NumPy):
     def give(self, value: Any) -> Any:
         import torch
 
-        return torch.from_numpy(super().give(value)) if isinstance(value, np.ndarray) else value
+        given = super().give(value)
+        return torch.from_numpy(given) if isinstance(given, np.ndarray) else given
 
     def take(self, value: Any) -> np.ndarray | None:
         import torch
@@ -57,6 +60,17 @@ class Torch(NumPy):
         import torch
 
         return thing.to(getattr(torch, self.dtype)).eval() if isinstance(thing, torch.nn.Module) else thing
+
+
+class Elsewhere(Torch):
+    """Another device than the CPU. `meta` is on every machine: it has shapes and no numbers."""
+
+    def give(self, value: Any) -> Any:
+        given = super().give(value)
+        return given.to("meta") if hasattr(given, "to") else given
+
+    def quiet(self, thing: Any) -> Any:
+        return super().quiet(thing).to("meta")
 
 
 def engine(name: str, dtype: str = "float64") -> NumPy:

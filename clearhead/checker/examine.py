@@ -8,10 +8,9 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .parts.common import Voice
+from .parts.common import OURS, Voice
 from .suspect import CannotCall, NotWritten, Suspect
 
-OURS = r"clearhead/checker/|site-packages|dist-packages|/lib/python"
 # part -> where its check is, in the order a learner meets the parts
 PARTS = {
     "softmax": "softmax.check",
@@ -56,7 +55,7 @@ def examine(suspect: Suspect, tell: Callable[[dict[str, Any]], None] = lambda ev
         said = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {said[0] if said else ''}"[:160]
         frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if not re.search(OURS, frame.filename.replace("\\", "/"))]
+        theirs = [frame for frame in frames if not re.search(OURS, frame.filename)]
         if theirs:
             voice.say("raises", error=text, line=theirs[-1].lineno)
         else:  # the checker failed, not the learner

@@ -15,6 +15,7 @@ import numpy as np
 
 from .names import part_of, plain, role_of, weight_role
 from .suspect import Sizes, Suspect, construct, forward_of, parameters_of
+from .weights import keys_of, walk
 
 # statements that define something; loops, prints and training at the top level are not run
 DEFINING = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Try)
@@ -127,6 +128,7 @@ def by_signature(suspect: Suspect, part: str | None) -> str | None:
     names = [p.name for p in parameters_of(suspect.thing)]
     roles = {role_of(n, ("q", "k", "v")) for n in names}
     has_weights = sum(bool(re.match(r"^w_?[qkvo]|^w_?(query|key|value|qkv)", n.lower())) for n in names) >= 1
+    has_weights = has_weights or any(weight_role(n) and keys_of(n, suspect) for n in names)
     if part in ("attention", "multi_head"):
         return "multi_head" if has_weights else "attention" if {"q", "k", "v"} <= roles else None
     if part is None and {"q", "k", "v"} <= roles:
@@ -150,8 +152,6 @@ def by_weights(suspect: Suspect, part: str | None) -> str | None:
         is_learned = not re.search(r"\bsin\b|\.sin\(|cos\(", suspect.source)
         return "learned" if is_learned and re.search("Embedding|Parameter|randn|normal", suspect.source) else part
     if part in ("attention", "multi_head", "rotary", None):
-        from .weights import walk
-
         try:
             thing = construct(suspect.thing, Sizes(), suspect.neighbours)
         except Exception:

@@ -58,7 +58,7 @@ BY_PAGE: dict[tuple[str, str], str] = {
     "mask-to-one mask-to-minus-one mask-added-as-number mask-subtracted-as-number mask-positive mask-additive-sign "
     "mask-value mask-raises",
     ("fragile", MASK): "fill-too-small empty-row-nan empty-row-raises half-mask",
-    ("note", MASK): "empty-row-mean",
+    ("note", MASK): "empty-row-mean nan-leaks",
     ("wrong", CAUSAL): "causal-transposed causal-inverted causal-strict causal-one-ahead causal-missing causal-value "
     "causal-allows-all causal-hides-all future-leak",
     ("wrong", PADDING): "padding-masks-queries padding-off-by-one padding-value",
@@ -97,6 +97,7 @@ BY_PAGE: dict[tuple[str, str], str] = {
     ("wrong", GRADIENT): "gradient-cut gradient-fails gradient-wrong",
     ("wrong", COST): "flops-multiply-add flops-no-scores flops-no-out flops-no-ffn",
     ("wrong", CHECKER): "inputs-changed raises timeout crash memory heat-map-transposed",
+    ("note", f"{CHECKER}#what-it-looks-for"): "device device-changed",
     ("unchecked", CHECKER): "not-written cannot-call not-understood nothing-found",
 }
 # where the key says nothing about the subject, the part does

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,24 +15,24 @@ from .messages import assumption, message, part_name, word
 from .report import PartReport, Report
 
 if TYPE_CHECKING:
-    from rich.padding import Padding
+    from rich.console import Console, ConsoleOptions
     from rich.text import Text
 
 STYLES = {"wrong": "red", "fragile": "yellow", "note": "cyan", "unchecked": "magenta"}
-ROWS = 6
+ROWS, COLUMNS = 6, 6
 
 
-def lines(report: Report, explain: bool = False, allow: tuple[str, ...] = ()) -> Iterator[Text | Padding]:
+def lines(report: Report, explain: bool = False, allow: tuple[str, ...] = ()) -> Iterator[Text | Indented]:
     from rich.text import Text
 
     say = report.language
     yield Text(report.where, "bold")
     if report.syntax is not None:
-        yield indented(Text(word("syntax", say).format(**report.syntax), "red"), 2)
+        yield Indented(Text(word("syntax", say).format(**report.syntax), "red"), 2)
         if report.syntax["text"]:
-            yield indented(Text(report.syntax["text"].strip()), 4)
+            yield Indented(Text(report.syntax["text"].strip()), 4)
     for problem in report.problems:
-        yield indented(Text(word("problem", say).format(**problem), "yellow"), 2)
+        yield Indented(Text(word("problem", say).format(**problem), "yellow"), 2)
     for finding in report.failed:
         yield from finding_lines(finding, say, explain)
     for part in report.parts:
@@ -58,7 +59,7 @@ def summary(report: Report, allow: tuple[str, ...]) -> Text:
     return Text(text, "bold green" if report.passes(allow) else "bold")
 
 
-def part_lines(part: PartReport, say: str, explain: bool, allow: tuple[str, ...]) -> Iterator[Text | Padding]:
+def part_lines(part: PartReport, say: str, explain: bool, allow: tuple[str, ...]) -> Iterator[Text | Indented]:
     from rich.text import Text
 
     passes = part.passes(allow)
@@ -68,41 +69,50 @@ def part_lines(part: PartReport, say: str, explain: bool, allow: tuple[str, ...]
     head = Text(f"{mark} ", style).append(part.name, "bold").append(f"  {part_name(part.part, say)}", "dim")
     yield head
     for finding in part.findings:
-        if finding.severity == "note" and passes and not explain:
+        if finding.severity == "note" and not explain:
             continue
         yield from finding_lines(finding, say, explain)
     if part.assumed and (explain or not passes):
         told = "; ".join(assumption(key, say) for key in part.assumed)
-        yield indented(Text(f"{word('assumed', say)}: {told}", "dim"), 2)
+        yield Indented(Text(f"{word('assumed', say)}: {told}", "dim"), 2)
 
 
-def finding_lines(finding: Finding, say: str, explain: bool) -> Iterator[Text | Padding]:
+def finding_lines(finding: Finding, say: str, explain: bool) -> Iterator[Text | Indented]:
     from rich.text import Text
 
     text, advice = message(finding, say)
     head = Text(f"{word(finding.severity, say)}: ", STYLES[finding.severity]).append(text.rstrip(), "default")
-    yield indented(head, 2)
+    yield Indented(head, 2)
     if finding.example is not None:
         yield from example_lines(finding.example, say, explain)
     if finding.severity != "unchecked" or finding.key != "not-written":
-        yield indented(Text(f"{word('advice', say)}: ", "green").append(advice, "default"), 4)
-        yield indented(Text(f"{word('read', say)}: {finding.page}", "dim"), 4)
+        yield Indented(Text(f"{word('advice', say)}: ", "green").append(advice, "default"), 4)
+        yield Indented(Text(f"{word('read', say)}: {finding.page}", "dim"), 4)
 
 
-def indented(text: Text, by: int) -> Padding:
-    from rich.padding import Padding
+@dataclass(frozen=True)
+class Indented:
+    """Wrapped to the width that is left, with nothing behind the last word."""
 
-    return Padding(text, (0, 0, 0, by), expand=False)
+    text: Text
+    by: int
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        from rich.text import Text
+
+        for line in self.text.wrap(console, options.max_width - self.by):
+            line.rstrip()
+            yield Text(" " * self.by).append_text(line)
 
 
-def example_lines(example: Example, say: str, explain: bool) -> Iterator[Padding]:
+def example_lines(example: Example, say: str, explain: bool) -> Iterator[Indented]:
     """The input in one line, then expected and got side by side."""
     from rich.text import Text
 
     inputs = dict(example.inputs) | (dict(example.weights) if explain else {})
     given = "  ".join(f"{name} = {flat(value)}" for name, value in inputs.items() if small(value))
     if given:
-        yield indented(Text(f"{word('on', say)} {given}", "cyan"), 4)
+        yield Indented(Text(f"{word('on', say)} {given}", "cyan"), 4)
     if example.expected is None and example.got is None:
         return
     left, right = grid(example.expected), grid(example.got)
@@ -113,14 +123,14 @@ def example_lines(example: Example, say: str, explain: bool) -> Iterator[Padding
     width = max([cells(title), *map(cells, left)]) + 3
     together = max([width + cells(line) for line in right] or [0]) <= 72
     if together:
-        yield indented(Text(padded(title, width) + other, "dim"), 4)
+        yield Indented(Text(padded(title, width) + other, "dim"), 4)
         for one, two in zip(left, right, strict=True):
-            yield indented(Text(padded(one, width) + two), 4)
+            yield Indented(Text(padded(one, width) + two), 4)
         return
     for name, rows in ((title, left), (other, right)):
         for index, row in enumerate(row for row in rows if row):
             head = padded(name if index == 0 else "", max(cells(title), cells(other)) + 2)
-            yield indented(Text(head, "dim").append(row, "default"), 4)
+            yield Indented(Text(head, "dim").append(row, "default"), 4)
 
 
 def cells(text: str) -> int:
@@ -168,7 +178,7 @@ def grid(value: Any) -> list[str]:
     if not isinstance(value, list):
         return [] if value is None else [number(value)]
     rows = matrix(value)
-    texts = [[number(item) for item in row] for row in rows]
+    texts = [[number(item) for item in row[:COLUMNS]] + ["…"] * (len(row) > COLUMNS) for row in rows]
     wide = max((len(text) for row in texts for text in row), default=0)
     more = ["…"] if len(texts) > ROWS else []
     return ["[" + " ".join(text.rjust(wide) for text in row) + "]" for row in texts[:ROWS]] + more

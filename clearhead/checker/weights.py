@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from inspect import isfunction, signature
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
 
 from .names import weight_role
+from .suspect import Suspect
 
 
 @dataclass
@@ -88,6 +92,23 @@ def callable_only(thing: Any) -> bool:
     return type(thing).__name__ in ("function", "builtin_function_or_method", "method", "module")
 
 
+def keys_of(name: str, suspect: Suspect) -> tuple[str, str] | None:
+    """Matrix and bias in a weight that is handed over as a dict: `linear(x, **c_fc)`, or `c_fc["w"]`."""
+    try:
+        nodes = list(ast.walk(ast.parse(dedent(suspect.source))))
+    except SyntaxError:
+        return None
+    read = re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", suspect.source)
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    for call in calls:
+        if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in call.keywords):
+            function = suspect.neighbours.get(getattr(call.func, "id", ""))
+            read += list(signature(function).parameters)[1:] if isfunction(function) else ["w", "b"]
+    biases = [key for key in read if is_bias(key)]
+    matrices = [key for key in read if not is_bias(key)]
+    return (matrices[0], biases[0]) if matrices and biases else None
+
+
 @dataclass
 class Projections:
     """The four matrices of multi-head attention as [out, in], with their biases, whatever they were stored as."""
@@ -144,6 +165,8 @@ def projections(weights: list[Weight], heads: int, groups: int, width: int | Non
     known = all(w.linear or w.array.ndim == 3 for ws in by_role.values() for w in ws)
     for is_out_in in (True,) if known else (False, True):
         full = {role: flat([w.array for w in ws], is_out_in, role) for role, ws in by_role.items()}
+        if "qkv" in full and full["qkv"].shape[0] < full["qkv"].shape[1]:
+            continue  # three matrices side by side, read the wrong way round
         shift = {role: np.concatenate(b) for role, b in biases.items()}
         if "o" in shift and "o" in full and shift["o"].shape[0] != full["o"].shape[0]:
             del shift["o"]

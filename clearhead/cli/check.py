@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.command("check")
 @click.argument("file", metavar="FILE.py[:NAME]")
 @click.option("part", "--as", metavar="PART", help="What it is, where that cannot be told: attention, multi_head, …")
-@click.option("--explain", is_flag=True, help="Say what was assumed, and show the weights of each example.")
+@click.option("--explain", is_flag=True, help="Say what was assumed; show notes and the weights of each example.")
 @click.option("allow", "--allow", type=click.Choice(["fragile"]), multiple=True, help="Let what is only fragile pass.")
 @click.option("lang", "--lang", type=click.Choice(["en", "zh"]), help="Language.  [default: the locale's]")
 @click.option("--watch", is_flag=True, help="Check again whenever the file is saved.")

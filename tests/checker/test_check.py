@@ -188,3 +188,109 @@ def test_solved_exercises_pass(name: str, judge: Judge) -> None:
 def test_half_the_flops_are_named(judge: Judge) -> None:
     report = judge.check("def block_flops(n, d, d_ff):\n    return 4 * n * d * d + 2 * n * n * d + 2 * n * d * d_ff\n")
     assert report["parts"][0]["findings"][0]["key"] == "flops-multiply-add"
+
+
+def multi_head(mask: str, kept: str = "") -> str:
+    return f"""
+import torch
+from torch import nn
+
+class CausalSelfAttention(nn.Module):
+    def __init__(self, d_model, n_heads):
+        super().__init__()
+        self.h = n_heads
+        self.qkv, self.out = nn.Linear(d_model, 3 * d_model), nn.Linear(d_model, d_model)
+        {kept}
+
+    def forward(self, x):
+        B, T, D = x.shape
+        q, k, v = (y.reshape(B, T, self.h, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        scores = scores.masked_fill({mask} == 0, float("-inf"))
+        return self.out((scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, D))
+"""
+
+
+@pytest.mark.parametrize(
+    ("mask", "kept", "notes"),
+    [
+        ("torch.tril(torch.ones(T, T))", "", ["device"]),
+        ("torch.tril(torch.ones(T, T, device=x.device))", "", []),
+        ("self.tril[:T, :T]", "self.tril = torch.tril(torch.ones(50, 50))", ["device"]),
+        ("self.tril[:T, :T]", "self.register_buffer('tril', torch.tril(torch.ones(50, 50)))", []),
+    ],
+)
+def test_what_stays_on_the_cpu_is_a_note(judge: Judge, mask: str, kept: str, notes: list[str]) -> None:
+    report = judge.check(multi_head(mask, kept))
+    findings = report["parts"][0]["findings"]
+    assert report["ok"]
+    assert [finding["key"] for finding in findings] == notes
+    assert all(finding["severity"] == "note" and "device=x.device" in finding["advice"] for finding in findings)
+    assert all("masked_fill" in finding["values"]["code"] for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("code", "line"),
+    [
+        ("class LearnedPositions(nn.Module):\n"
+         "    def __init__(self, d_model, max_len):\n"
+         "        super().__init__()\n"
+         "        self.table = nn.Embedding(max_len, d_model)\n"
+         "    def forward(self, x):\n"
+         "        return x + self.table(torch.arange(x.shape[1]{device}))\n", 8),
+        ("def rope(x):\n"
+         "    T, d = x.shape[-2:]\n"
+         "    angles = torch.outer(torch.arange(T{device}), 10000 ** (-torch.arange(0, d, 2{device}) / d))\n"
+         "    a, b = x.chunk(2, -1)\n"
+         "    return torch.cat([a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()], -1)\n", 7),
+    ],
+)  # fmt: skip
+def test_the_line_that_needs_a_device(judge: Judge, code: str, line: int) -> None:
+    """The operation at which CPU and other device meet; an index for a table counts, as on a GPU."""
+    for device, lines in (("", [line]), (", device=x.device", [])):
+        report = judge.check("import torch\nfrom torch import nn\n" + code.format(device=device))
+        found = [f for part in report["parts"] for f in part["findings"]]
+        assert report["ok"]
+        assert [finding["values"]["line"] for finding in found if finding["key"] == "device"] == lines
+
+
+CLEAN = """
+import torch
+def attention(q, k, v, mask):
+    scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(~mask, float("-inf"))
+    weights = torch.where(mask.any(-1, keepdim=True), scores.softmax(-1), 0.0)
+    {extra}
+    return weights @ v
+"""
+
+
+def test_nan_in_hidden_places_is_a_note(tmp_path: Path, judge: Judge) -> None:
+    report = judge.check(CLEAN.format(extra=""))
+    assert report["ok"]
+    assert [finding["key"] for finding in report["parts"][0]["findings"]] == ["nan-leaks"]
+    clean = judge.check(CLEAN.format(extra="v = torch.where(v.isnan(), 0.0, v)"))
+    assert [finding["key"] for finding in clean["parts"][0]["findings"]] == []
+    path = saved(tmp_path, CLEAN.format(extra=""))
+    plain, explained = (typed("check", path, "--lang", "en", *more) for more in ((), ("--explain",)))
+    assert plain.returncode == explained.returncode == 0
+    assert "NaN" not in plain.stdout
+    assert "note: NaN in a hidden key" in explained.stdout
+
+
+@pytest.mark.parametrize("title", ["a mask that nobody gives", "mask not passed on", "values not normed"])
+def test_a_block_shows_an_example(judge: Judge, title: str) -> None:
+    snippet = next(s for s in snippets() if s.title == title)
+    report = judge.check(snippet.text)
+    found = [f for part in report["parts"] for f in part["findings"] if f["key"] == snippet.key]
+    example = found[0]["example"]
+    assert example["expected"] != example["got"]
+    assert np.size(example["expected"]) <= 4
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_no_line_ends_in_a_space(tmp_path: Path, lang: str) -> None:
+    path = saved(tmp_path, next(s for s in snippets() if s.title == "mask after softmax").text)
+    for columns in ("80", "50"):
+        text = typed("check", path, "--lang", lang, "--explain", COLUMNS=columns).stdout
+        assert max(cell_len(line) for line in text.splitlines()) <= int(columns)
+        assert not [line for line in text.splitlines() if line != line.rstrip()]

@@ -49,6 +49,8 @@ FINDINGS = {
     "half-fails": ("It fails in float16. {error}", "Use numbers that exist in the dtype: torch.finfo(x.dtype).min or -inf, not -1e9."),
     "half-differs": ("In float16 the result is far off.", "Take sums and exponentials in float32, then go back."),
     "dtype-changed": ("The result is {got} though the input was {given}.", "Make constants and buffers in the dtype of the input."),
+    "device": ("Line {line} fails when the input is on another device, for something is made on the CPU: {code}", "Pass device=x.device to torch.ones, torch.arange …, or keep it with register_buffer."),
+    "device-changed": ("The result is on the CPU though the input is on another device.", "Pass device=x.device to torch.ones, torch.arange …, or keep it with register_buffer."),
     # masks
     "mask-ignored": ("The mask is taken and not used.", "Pass it on to the scores, before the softmax."),
     "mask-inverted": ("The mask works the wrong way round: it hides what it should show.", "Fill the scores with -inf where reading is forbidden."),
@@ -68,7 +70,8 @@ FINDINGS = {
     "empty-row-nan": ("A query that may read nothing gets NaN.", "Give it zeros: torch.where(allowed.any(-1, keepdim=True), out, 0)."),
     "empty-row-raises": ("A query that may read nothing ends in an error. {error}", "Give it zeros."),
     "half-mask": ("With a mask it fails in float16, where -1e9 does not exist.", "Use -inf, or torch.finfo(scores.dtype).min."),
-    "empty-row-mean": ("A query that may read nothing gets the mean of all values.", "Harmless if that never happens; -inf and zeros are cleaner."),
+    "empty-row-mean": ("A query that may read nothing gets a mixture of all values.", "Harmless if that never happens; -inf and zeros are cleaner."),
+    "nan-leaks": ("NaN in a hidden key or value reaches the result, for 0 · NaN is NaN.", "Harmless while what is hidden is finite, and torch's own kernel does the same; else put zeros there first."),
     "causal-transposed": ("The causal mask is transposed: every position sees itself and the future.", "Query i may read key j if j ≤ i: the lower triangle (tril)."),
     "causal-inverted": ("The causal mask is inverted: only the future is read.", "Hide where j > i, that is triu(diagonal=1)."),
     "causal-strict": ("A position may not read itself.", "The diagonal belongs to what may be read: j ≤ i, so hide triu(diagonal=1)."),

@@ -49,6 +49,8 @@ FINDINGS = {
     "half-fails": ("float16 下出错。{error}", "使用该类型存在的数：torch.finfo(x.dtype).min 或 -inf，不要用 -1e9。"),
     "half-differs": ("float16 下结果相差很大。", "求和与指数用 float32 计算，再转回来。"),
     "dtype-changed": ("输入是 {given}，结果却是 {got}。", "常数和缓冲区使用输入的类型。"),
+    "device": ("输入在别的设备上时第 {line} 行会失败，因为有张量建在 CPU 上：{code}", "给 torch.ones、torch.arange 等加上 device=x.device，或用 register_buffer 保存。"),
+    "device-changed": ("输入在别的设备上，结果却在 CPU 上。", "给 torch.ones、torch.arange 等加上 device=x.device，或用 register_buffer 保存。"),
     # 掩码
     "mask-ignored": ("接收了掩码，却没有使用。", "在 softmax 之前把它用到分数上。"),
     "mask-inverted": ("掩码方向反了：该看的被遮住。", "在禁止读取的位置把分数填成 -inf。"),
@@ -68,7 +70,8 @@ FINDINGS = {
     "empty-row-nan": ("没有任何键可读的查询得到 NaN。", "给它零：torch.where(allowed.any(-1, keepdim=True), out, 0)。"),
     "empty-row-raises": ("没有任何键可读的查询导致错误。{error}", "给它零。"),
     "half-mask": ("float16 下使用掩码会出错：-1e9 在其中不存在。", "用 -inf，或 torch.finfo(scores.dtype).min。"),
-    "empty-row-mean": ("没有任何键可读的查询得到所有值的平均。", "如果从不发生则无害；用 -inf 和零更干净。"),
+    "empty-row-mean": ("没有任何键可读的查询得到所有值的混合。", "如果从不发生则无害；用 -inf 和零更干净。"),
+    "nan-leaks": ("被遮住的键或值里的 NaN 进入了结果，因为 0 · NaN 还是 NaN。", "只要被遮住的都是有限数就无害，torch 自带的内核也是如此；否则先把它们换成零。"),
     "causal-transposed": ("因果掩码转置了：每个位置看见自己和未来。", "查询 i 可读键 j 当且仅当 j ≤ i：下三角（tril）。"),
     "causal-inverted": ("因果掩码反了：只读未来。", "遮住 j > i 处，即 triu(diagonal=1)。"),
     "causal-strict": ("位置不能读自己。", "对角线属于可读部分：j ≤ i，因此遮住 triu(diagonal=1)。"),

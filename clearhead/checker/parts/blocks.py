@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -25,28 +24,8 @@ from ..suspect import Caller, Sizes, Suspect, forward_of
 from . import common
 from .common import Inputs, Runner, Voice
 from .events import Event, watched
+from .residuals import POST, PRE, Array, matching, quiet_grad
 
-Array = np.ndarray
-Layer = Callable[[Array], Array]
-Form = Callable[[Array, Layer, Layer], Array]
-# one residual branch around sublayer f with norm n
-PRE: Form = lambda x, f, n: x + f(n(x))
-POST: Form = lambda x, f, n: n(x + f(x))
-FORMS: dict[str, Form] = {
-    "pre": PRE,
-    "post": POST,
-    "residual-missing": lambda x, f, n: f(n(x)),
-    "residual-missing.post": lambda x, f, n: n(f(x)),
-    "residual-missing.bare": lambda x, f, n: f(x),
-    "residual-from-normed": lambda x, f, n: n(x) + f(n(x)),
-    "residual-doubled": lambda x, f, n: 2 * f(n(x)),
-    "residual-doubled.post": lambda x, f, n: n(2 * f(x)),
-    "norm-missing": lambda x, f, n: x + f(x),
-    "norm-on-branch": lambda x, f, n: x + n(f(x)),
-    "norm-of-input": lambda x, f, n: n(x) + f(x),
-    "norm-twice": lambda x, f, n: n(x + f(n(x))),
-}
-RIGHT = ("pre", "post")
 MEMORY = [
     "memory",
     "context",
@@ -62,6 +41,9 @@ MEMORY = [
     "ctx",
     "encx",
 ]
+
+# places in [B, T, D]
+FIRST, LAST = (slice(None), 0), (slice(None), -1)
 
 
 @dataclass
@@ -91,7 +73,7 @@ class Subject:
         return own or [n for n in found if not re.search("src|mem|cross|enc|pad", n.lower())]
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
-        thing = common.halved(self.thing, engine) if engine.dtype != self.engine.dtype else self.thing
+        thing = common.halved(self.thing, engine)
         caller = Caller(forward_of(thing), engine, ("mask", "cache", "training"), Sizes(D=self.D))
         x = inputs["x"][0] if self.unbatched else inputs["x"]
         fixed = {self.parameters[0].name: x}
@@ -143,9 +125,10 @@ def check(suspect: Suspect, voice: Voice) -> None:
         return
     judge_structure(suspect, subject, voice, x)
     judge_masks(suspect, subject, voice)
-    judge_rows(subject, voice)
+    judge_rows(suspect, subject, voice)
     common.keeps_inputs(voice, run, [{"x": x}])
     common.has_gradient(voice, run, {"x": x})
+    common.keeps_device(voice, run, {"x": x}, thing)
     if subject.memory is not None:
         judge_memory(subject, voice, x)
 
@@ -172,14 +155,17 @@ def judge_structure(suspect: Suspect, subject: Subject, voice: Voice, x: Array) 
     if subject.unbatched:
         x, got = x[0], got[0]
     own = [e for e in layers if e.kind == "attention"][:1]
-    if any(differs(value, event.main) for event in own for value in event.args[1:3]):
-        voice.say("self-inputs-differ")
+    for other in (value for event in own for value in event.args[1:3] if differs(value, event.main)):
+        main, value = (subject.engine.take(a) for a in (own[0].main, other))
+        assert main is not None
+        assert value is not None
+        voice.say("self-inputs-differ", Example({}, main[0, :1, :4], value[0, :1, :4]))
     wanted = 3 if subject.memory is not None else 2
     if len(layers) != wanted:
         voice.assume("sublayers_not_found")
         return
     try:
-        found = matching(events, layers, x, got, subject)
+        found = matching(events, layers, x, got, subject.engine)
     except Exception:
         voice.assume("sublayers_not_found")
         return
@@ -208,90 +194,6 @@ def has_spare_norm(thing: Any) -> bool:
 
     kept = thing.named_modules() if hasattr(thing, "named_modules") else vars(thing).items()
     return sum(kind_of(name.split(".")[-1], value) == "norm" for name, value in kept if name) > 1
-
-
-def quiet_grad(engine: NumPy) -> Any:
-    if engine.name == "torch":
-        import torch
-
-        return torch.no_grad()
-    return np.errstate()
-
-
-def matching(
-    events: list[Event], layers: list[Event], x: Array, got: Array, subject: Subject
-) -> tuple[str, ...] | None:
-    """What the block did, branch by branch; the plain names if it is right, mistakes if not."""
-    norms: list[Layer] = [e.again for e in events if e.kind == "norm"]
-    unnormed: Layer = lambda h: h
-    tolerance = max(subject.engine.tolerance, 1e-6)
-    with quiet_grad(subject.engine):
-        if len(norms) == 2 * len(layers):
-            h = x
-            for i, layer in enumerate(layers):
-                h = h + norms[2 * i + 1](layer.again(norms[2 * i](h)))
-            if equal(got, h, tolerance):
-                return ("sandwich",)
-        padded = (norms + [norms[-1] if norms else unnormed] * len(layers))[: len(layers)]
-        if len(layers) == 2:
-            first, second = (layer.again for layer in layers)
-            for n, m in ((padded[0], padded[0]), (padded[0], padded[1])):
-                if equal(got, x + first(n(x)) + second(m(x)), tolerance):
-                    return ("parallel",)
-            y = x + first(padded[0](x))
-            if equal(got, x + second(padded[1](y)), tolerance):
-                return ("residual-from-start",)
-        for order in ([*range(len(layers))],):
-            found = search(order, layers, padded, norms, x, got, tolerance)
-            if found:
-                return named(found, layers, norms)
-    return None
-
-
-def search(
-    order: list[int],
-    layers: list[Event],
-    padded: list[Layer],
-    norms: list[Layer],
-    x: Array,
-    got: Array,
-    tolerance: float,
-) -> tuple[str, ...] | None:
-    """Right ones first, then with the fewest mistakes."""
-    choices = [padded] if len(norms) >= len(layers) else [padded, *shifted(norms, len(layers))]
-    combos = sorted(product(FORMS, repeat=len(layers)), key=badness)
-    for assigned in choices:
-        for forms in combos:
-            h = x
-            for index, form in zip(order, forms, strict=True):
-                h = FORMS[form](h, layers[index].again, assigned[index])
-            if equal(got, h, tolerance):
-                return forms
-    return None
-
-
-def shifted(norms: list[Layer], count: int) -> Iterator[list[Layer]]:
-    """One norm fewer than branches: it may belong to any of them."""
-    for gap in range(count):
-        filled = [*norms[:gap], norms[0] if norms else (lambda h: h), *norms[gap:]]
-        if len(filled) >= count:
-            yield filled[:count]
-
-
-def badness(forms: tuple[str, ...]) -> tuple[int, int, int]:
-    wrong = sum(form not in RIGHT for form in forms)
-    rank = sum(list(FORMS).index(form) for form in forms)
-    return wrong, len(set(forms)), rank
-
-
-def named(forms: tuple[str, ...], layers: list[Event], norms: list[Layer]) -> tuple[str, ...]:
-    keys = tuple(dict.fromkeys(form.split(".")[0] for form in forms))
-    wrong = tuple(key for key in keys if key not in RIGHT)
-    if wrong:
-        return wrong
-    if layers[0].kind == "ffn":
-        return ("order-swapped",)
-    return keys if len(keys) == 1 else ("norm-mixed",)
 
 
 def small(events: list[Event], layers: list[Event], subject: Subject, suspect: Suspect) -> Example | None:
@@ -354,10 +256,32 @@ def judge_masks(suspect: Suspect, subject: Subject, voice: Voice) -> None:
         if answers and future_leaks(subject, None) is not False:
             keys_only = any(keys_leak(subject, form) is False for form in mask_forms() if form.kind == "keys")
             if not keys_only:
-                voice.say("mask-ignored" if unmoved(subject) else "future-leak")
+                key = "mask-ignored" if unmoved(subject) else "future-leak"
+                form = next(form for form in mask_forms() if form.sense in answers and form.kind != "keys")
+                voice.say(key, witness(suspect, replace(subject, form=form), LAST, FIRST))
         return
     if suspect.part == "decoder_block" and not is_encoder(suspect) and future_leaks(subject, None):
-        voice.say("future-leak")
+        voice.say("future-leak", witness(suspect, subject, LAST, FIRST))
+
+
+def witness(suspect: Suspect, subject: Subject, changed: Any, read: Any) -> Example | None:
+    """The smallest input on which a change in one place shows in another, where it must not."""
+    B = 1 if subject.unbatched or changed is LAST else 2
+    allowed = np.broadcast_to(causal_mask(2), (B, 1, 2, 2)).copy() if subject.form is not None else None
+    for D, seed in product((2, 4, 12), range(4)):
+        x = common.whole(common.rng(seed), B, 2, D)
+        other = x.copy()
+        other[changed] = common.whole(common.rng(seed + 10), *x[changed].shape)
+        try:
+            thing = subject.engine.quiet(suspect.made(Sizes(D=D, H=1 if D == 2 else 2, F=3)))
+            tiny = replace(subject, thing=thing, D=width_of(thing))
+            one, two = (tiny.runner()({"x": value, "allowed": allowed}) for value in (x, other))
+        except Exception:
+            continue
+        if one is not None and two is not None and np.isfinite(one).all() and not equal(one[read], two[read], 1e-5):
+            mask = {} if allowed is None else {"allowed": allowed[0, 0].astype(int)}
+            return Example({"x": x, "and": other, **mask}, one[read], two[read])
+    return None
 
 
 def is_encoder(suspect: Suspect) -> bool:
@@ -393,7 +317,7 @@ def unmoved(subject: Subject) -> bool:
     return True
 
 
-def judge_rows(subject: Subject, voice: Voice) -> None:
+def judge_rows(suspect: Suspect, subject: Subject, voice: Voice) -> None:
     voice.at("batch")
     if subject.unbatched:
         return
@@ -402,7 +326,7 @@ def judge_rows(subject: Subject, voice: Voice) -> None:
     other[1] *= -2
     one, two = subject.runner().attempt({"x": x})[0], subject.runner().attempt({"x": other})[0]
     if one is not None and two is not None and not equal(one[0], two[0], 1e-5):
-        voice.say("batch-mixed")
+        voice.say("batch-mixed", witness(suspect, subject, 1, 0))
 
 
 def judge_memory(subject: Subject, voice: Voice, x: Array) -> None:
@@ -411,4 +335,4 @@ def judge_memory(subject: Subject, voice: Voice, x: Array) -> None:
     one = subject.runner().attempt({"x": x, "memory": memory})[0]
     two = subject.runner().attempt({"x": x, "memory": -2 * memory})[0]
     if one is not None and two is not None and equal(one, two, 1e-9):
-        voice.say("memory-ignored")
+        voice.say("memory-ignored", Example({"memory": memory[0, 0, :2], "and": -2 * memory[0, 0, :2]}, "≠", "="))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,11 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import NumPy, equal
+from ..engine import Elsewhere, NumPy, equal
 from ..finding import Example, Finding
-from ..suspect import CannotCall, NotWritten, Suspect, pick
+from ..suspect import CannotCall, NotWritten, Sizes, Suspect, pick
+from ..weights import Weight, is_array, walk
 
 Inputs = Mapping[str, Any]
+OURS = (
+    r"clearhead[/\\]checker[/\\]|site-packages|dist-packages|[/\\]lib[/\\]python"  # frames that are not the learner's
+)
 
 
 class Voice:
@@ -41,6 +46,11 @@ class Voice:
     def at(self, check: str) -> None:
         """Which check is running, in case the code never comes back."""
         self.tell({"at": check})
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing but notes so far."""
+        return all(finding.severity == "note" for finding in self.findings)
 
     @property
     def is_wrong(self) -> bool:
@@ -129,9 +139,10 @@ def keeps_inputs(voice: Voice, run: Runner, cases: Iterable[Inputs]) -> None:
 
 
 def _as_is(engine: NumPy) -> NumPy:
-    """The engine without its copying, so that a change reaches our own array."""
+    """The engine without its copying, so that a change reaches our own array; for torch, ours are tensors already."""
     same = copy.copy(engine)
-    same.give = lambda value: value  # type: ignore[method-assign]
+    ours = () if engine.name == "numpy" else (np.ndarray, dict)
+    same.give = lambda value: engine.give(value) if isinstance(value, ours) else value  # type: ignore[method-assign]
     return same
 
 
@@ -180,6 +191,29 @@ def keeps_dtype(voice: Voice, run: Runner, inputs: Inputs) -> None:
     got = str(getattr(first, "dtype", "")).removeprefix("torch.")
     if got and got != run.engine.dtype and got.startswith(("float", "bfloat")):
         voice.say("dtype-changed", Example({}, run.engine.dtype, got), given=run.engine.dtype, got=got)
+
+
+def keeps_device(voice: Voice, run: Runner, inputs: Inputs, thing: Any = None) -> None:
+    """With weights and inputs on another device, nothing is left on the CPU. Code that reads numbers is not judged."""
+    voice.at("device")
+    if run.engine.name != "torch" or voice.is_wrong or not (hasattr(thing, "state_dict") or voice.suspect.is_function):
+        return
+    from ..device import OneDevice, TwoDevices
+
+    try:
+        with warnings.catch_warnings(), OneDevice():
+            warnings.simplefilter("ignore")
+            result = run.native(inputs, Elsewhere(run.engine.dtype))
+    except TwoDevices as error:
+        theirs = [f for f in traceback.extract_tb(error.__traceback__) if not re.search(OURS, f.filename)]
+        if theirs:
+            voice.say("device", line=theirs[-1].lineno, code=theirs[-1].line or "")
+        return
+    except Exception:
+        return
+    first = result[0] if isinstance(result, tuple | list) else result
+    if str(getattr(first, "device", "meta")) == "cpu":
+        voice.say("device-changed")
 
 
 def has_gradient(voice: Voice, run: Runner, inputs: Inputs) -> None:
@@ -243,14 +277,12 @@ def works_in_half(
 
 
 def halved(thing: Any, engine: NumPy) -> Any:
-    """A module's copy in the engine's precision, or the module itself if it has that precision already."""
+    """A module's copy in the engine's precision and place, or the module itself if it is there already."""
     if engine.name != "torch" or not hasattr(thing, "state_dict"):
         return thing
     real = [p for p in thing.parameters() if p.is_floating_point()]
-    if all(str(p.dtype).endswith(engine.dtype) for p in real):
+    if all(str(p.dtype).endswith(engine.dtype) for p in real) and not isinstance(engine, Elsewhere):
         return thing
-    from ..weights import is_array
-
     for module in thing.modules():  # a map of weights that the last pass left behind cannot be copied with its history
         for name, value in list(vars(module).items()):
             if is_array(value) and value.grad_fn is not None:
@@ -286,11 +318,18 @@ def dropout_scales(voice: Voice, sizes: Any, value: Callable[[Any, np.ndarray], 
 
 def all_registered(voice: Voice, thing: Any) -> None:
     """The optimiser sees every weight: nothing in plain lists or plain tensors."""
-    from ..suspect import Sizes
-    from ..weights import walk
-
     suspect = voice.suspect
     fresh = suspect.made(Sizes()) if suspect.is_class else thing  # a forward pass may have left a map of weights behind
-    loose = [w.path for w in walk(fresh) if not w.registered and w.array.ndim >= 2]
+    loose = [w for w in walk(fresh) if not w.registered and w.array.ndim >= 2]
+    if loose and suspect.is_class:
+        again = {w.path: w.array for w in walk(suspect.made(Sizes(), seed=1))}
+        loose = [w for w in loose if not is_constant(w, again.get(w.path))]
     if loose:
-        voice.say("unregistered", weights=", ".join(loose[:3]))
+        voice.say("unregistered", weights=", ".join(w.path for w in loose[:3]))
+
+
+def is_constant(weight: Weight, again: np.ndarray | None) -> bool:
+    """A mask or a table of sines is the same under every seed; a weight is not, or it starts as all zeros or ones."""
+    if again is None or getattr(weight.value, "requires_grad", False):
+        return False
+    return np.array_equal(weight.array, again) and np.unique(again).size > 1

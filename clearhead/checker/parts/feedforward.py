@@ -15,7 +15,7 @@ from ..engine import NumPy, equal
 from ..finding import Example
 from ..names import role_of
 from ..suspect import Caller, CannotCall, Sizes, Suspect, forward_of
-from ..weights import Weight, walk
+from ..weights import Weight, keys_of, walk
 from . import common
 from .common import Inputs, Runner, Voice
 
@@ -81,7 +81,7 @@ class Subject:
         self.caller = Caller(forward_of(self.thing), self.engine, ("x", "training"), sizes)
         self.D = D
         self.given: dict[str, Any] = {}
-        self.layers = list(self.from_arguments(F) if suspect.is_function else self.from_weights())
+        self.layers = list(self.from_arguments(F, suspect) if suspect.is_function else self.from_weights())
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
         thing = common.halved(self.thing, engine)
@@ -108,11 +108,13 @@ class Subject:
         if layers:
             yield layers
 
-    def from_arguments(self, F: int) -> Iterator[list[Layer]]:
-        """ffn(x, W1, b1, W2, b2): we make the weights, as x @ W and as W @ x."""
+    def from_arguments(self, F: int, suspect: Suspect) -> Iterator[list[Layer]]:
+        """ffn(x, W1, b1, W2, b2), or dicts of W and b: we make the weights, as x @ W and as W @ x."""
         generator = common.rng(5)
         names = [p.name for p in self.caller.parameters if role_of(p.name, ("x",)) is None and p.default is p.empty]
         matrices = [n for n in names if n.lower().startswith(("w", "k", "u", "v", "gate", "up", "down"))]
+        bundles = {n: keys for n in names if (keys := keys_of(n, suspect))}
+        matrices = list(bundles) or matrices
         if len(matrices) not in (2, 3):
             raise CannotCall(", ".join(names))
         for first in ((self.D, F), (F, self.D)):
@@ -127,6 +129,9 @@ class Subject:
             for index, name in enumerate(n for n in names if n not in matrices):
                 size = layers[min(index, len(layers) - 1)].matrix.shape[0]
                 self.given[name] = layers[min(index, len(layers) - 1)].bias = generator.normal(size=size)
+            for layer, (name, keys) in zip(layers, bundles.items(), strict=False):
+                layer.bias = generator.normal(size=layer.matrix.shape[0])
+                self.given[name] = dict(zip(keys, (self.given[name], layer.bias), strict=True))
             try:
                 Runner(self.native, self.engine, lambda i: i["x"].shape)({"x": np.ones((1, 2, self.D))})
             except Exception:
@@ -189,6 +194,7 @@ def check(suspect: Suspect, voice: Voice) -> None:
             voice.say("glu-activation", activation=found)
     common.keeps_inputs(voice, run, [{"x": x}])
     common.has_gradient(voice, run, {"x": x})
+    common.keeps_device(voice, run, {"x": x}, subject.thing)
     dropout_scales(suspect, voice, x)
 
 
@@ -220,9 +226,10 @@ def report(
                 for name, wrong in bank.items():
                     if key == "value" and equal(got, wrong(x, *order, act), run.engine.tolerance):
                         key = name.split(".")[0]
-    if key == "value" and not is_positionwise(run):
-        key = "ffn-mixes-positions"
-    example = None
+    example = mixing(run) if key == "value" else None
+    if example is not None:
+        voice.say("ffn-mixes-positions", example)
+        return
     for D, F in ((1, 2), (2, 3), (3, 4), (6, 10)):
         try:
             small = Subject(suspect, D, F)
@@ -245,18 +252,23 @@ def registered(subject: Subject, voice: Voice) -> None:
         voice.say("unregistered", weights=", ".join(loose[:3]))
 
 
-def is_positionwise(run: Runner) -> bool:
-    x = common.rng(0).normal(size=(2, 3, 6))
-    other = x.copy()
-    other[:, 1:] += 1
-    one, two = run.attempt({"x": x})[0], run.attempt({"x": other})[0]
-    return one is None or two is None or equal(one[:, 0], two[:, 0], run.engine.tolerance)
+def mixing(run: Runner) -> Example | None:
+    """A change in the second position that shows in the first."""
+    for B in (1, 2):
+        x = common.whole(common.rng(0), B, 2, 6)
+        other = x.copy()
+        other[:, 1:] += common.whole(common.rng(1), B, 1, 6)
+        one, two = run.attempt({"x": x})[0], run.attempt({"x": other})[0]
+        if one is not None and two is not None and not equal(one[:, 0], two[:, 0], run.engine.tolerance):
+            return Example({"x": x, "and": other}, one[0, 0], two[0, 0])
+    return None
 
 
 def positionwise(voice: Voice, run: Runner) -> None:
     voice.at("positions")
-    if not is_positionwise(run):
-        voice.say("ffn-mixes-positions")
+    example = mixing(run)
+    if example is not None:
+        voice.say("ffn-mixes-positions", example)
 
 
 def dropout_scales(suspect: Suspect, voice: Voice, x: Array) -> None:

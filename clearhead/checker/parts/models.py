@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..finding import Example
 from ..names import plain
 from ..suspect import Caller, CannotCall, Sizes, Suspect, arrays, forward_of
 from . import common
-from .common import Voice
+from .common import Inputs, Runner, Voice
 from .events import watched
 
 SOURCE = ("src", "source", "srcids", "encinput", "srctokens", "inputs")
@@ -57,6 +58,11 @@ class Subject:
         if self.wants_targets and self.targets() and self.targets() != names[0]:
             given[str(self.targets())] = tokens
         return self.caller.having(**given, **fixed)()
+
+    def elsewhere(self, inputs: Inputs, engine: NumPy) -> Any:
+        moved = copy(self)
+        moved.engine, moved.thing = engine, common.halved(self.thing, engine)
+        return moved.raw(inputs["x"])
 
     def __call__(self, tokens: np.ndarray, **fixed: Any) -> np.ndarray:
         with quiet(self.engine):
@@ -104,6 +110,12 @@ def check_lm(suspect: Suspect, voice: Voice) -> None:
     judge_loss(subject, voice, logits)
     judge_length(subject, voice)
     judge_cache(subject, voice, logits)
+    judge_device(subject, voice, TOKENS)
+
+
+def judge_device(subject: Subject, voice: Voice, inputs: np.ndarray) -> None:
+    run = Runner(subject.elsewhere, subject.engine, lambda inputs: ())
+    common.keeps_device(voice, run, {"x": inputs}, subject.thing)
 
 
 def judge_future(subject: Subject, voice: Voice, logits: np.ndarray) -> None:
@@ -128,8 +140,10 @@ def judge_rows(subject: Subject, voice: Voice, logits: np.ndarray) -> None:
     voice.at("batch")
     changed = TOKENS.copy()
     changed[1] = (changed[1] + 1) % 10
-    if not equal(subject(changed)[0], logits[0], 1e-5):
-        voice.say("batch-mixed")
+    other = subject(changed)
+    if not equal(other[0], logits[0], 1e-5):
+        t = int(np.abs(other[0] - logits[0]).max(-1).argmax())
+        voice.say("batch-mixed", Example({"tokens": TOKENS, "and": changed}, logits[0, t, :4], other[0, t, :4]))
 
 
 def judge_order(suspect: Suspect, subject: Subject, voice: Voice) -> None:
@@ -283,13 +297,14 @@ def check_encoder(suspect: Suspect, voice: Voice) -> None:
     changed = inputs.copy()
     changed[:, -1] = (changed[:, -1] + 1) % 10 if inputs.dtype.kind == "i" else -2 * changed[:, -1]
     if equal(subject(changed)[:, 0], out[:, 0], 1e-9):
-        voice.say("encoder-one-way")
+        voice.say("encoder-one-way", Example({"x": inputs[0, -1:], "and": changed[0, -1:]}, "≠", "="))
     other = inputs.copy()
     other[1] = (other[1] + 1) % 10 if inputs.dtype.kind == "i" else -2 * other[1]
     if not equal(subject(other)[0], out[0], 1e-5):
-        voice.say("batch-mixed")
+        voice.say("batch-mixed", Example({}, out[0, :2, :4], subject(other)[0, :2, :4]))
     judge_layers(suspect, subject, voice, inputs)
     judge_padding(subject, voice, inputs, changed)
+    judge_device(subject, voice, inputs)
 
 
 def judge_padding(subject: Subject, voice: Voice, inputs: np.ndarray, changed: np.ndarray) -> None:
@@ -298,16 +313,17 @@ def judge_padding(subject: Subject, voice: Voice, inputs: np.ndarray, changed: n
     if not masks:
         return
     allowed = np.broadcast_to(np.arange(5) < 4, (2, 1, 5, 5)).copy()
-    ran = False
+    ran: Example | None = None
     for form in mask_forms():
         fixed = {masks[0]: form(allowed)}
         try:
             one, two = subject(inputs, **fixed), subject(changed, **fixed)
         except Exception:
             continue
-        ran = ran or not np.isnan(one).any()
+        if ran is None and not np.isnan(one).any():
+            ran = Example({"allowed": [1, 1, 1, 1, 0]}, one[0, :2, :4], two[0, :2, :4])
         if equal(one[:, :4], two[:, :4], 1e-5):
             voice.assume(form.sense)
             return
-    if ran:
-        voice.say("mask-ignored")
+    if ran is not None:
+        voice.say("mask-ignored", ran)

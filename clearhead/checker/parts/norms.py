@@ -181,7 +181,8 @@ def check(suspect: Suspect, voice: Voice) -> None:
     common.keeps_inputs(voice, run, [{"x": cases(6)[0]}])
     constant_row(subject, voice, run, right, eps)
     common.has_gradient(voice, run, {"x": cases(6)[0]})
-    if not voice.findings:
+    common.keeps_device(voice, run, {"x": cases(6)[0]}, subject.thing)
+    if voice.is_clean:
         whole = np.array([[[1.0, 2.0, 3.0, 6.0, 0.0, 0.0]]])
         common.works_in_half(voice, run, {"x": whole}, subject.value(right, whole, eps))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from ..names import size_of
 from ..suspect import Caller, CannotCall, NotWritten, Sizes, Suspect, arrays, forward_of
 from ..weights import walk
 from . import common
-from .common import Voice
+from .common import Inputs, Runner, Voice
 
 Array = np.ndarray
 
@@ -211,6 +212,18 @@ def adds_to_input(suspect: Suspect, voice: Voice, subject: Subject, tolerance: f
     loose = [w for w in walk(subject.thing) if w.value is not None and getattr(w.value, "requires_grad", False)]
     if loose:
         voice.say("pe-trained", weights=loose[0].path)
+    keeps_device(voice, run_on, subject.thing, x)
+
+
+def keeps_device(voice: Voice, caller: Caller, thing: Any, argument: Any) -> None:
+    """The table goes where the module and its input go."""
+
+    def native(inputs: Inputs, engine: NumPy) -> Any:
+        function = forward_of(common.halved(thing, engine))
+        first = caller.parameters[0].name if caller.parameters else ""
+        return replace(caller, engine=engine, function=function).having(**{first: inputs["x"]})()
+
+    common.keeps_device(voice, Runner(native, caller.engine, lambda inputs: ()), {"x": argument}, thing)
 
 
 def check_learned(suspect: Suspect, voice: Voice) -> None:
@@ -248,6 +261,7 @@ def check_learned(suspect: Suspect, voice: Voice) -> None:
         equal(got.reshape(-1, 4)[: want.reshape(-1, 4).shape[0]], want.reshape(-1, 4), 1e-5) for want in wants.values()
     ):
         longest(suspect, voice, thing, engine, sizes, first)
+        keeps_device(voice, caller, thing, argument)
         return
     key = "value"
     if len(E) > T and equal(got, base + E[1 : T + 1], 1e-5):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,12 @@ import numpy as np
 
 from clearhead.reference import rotate
 
-from ..engine import equal
+from ..engine import NumPy, equal
 from ..finding import Example
 from ..names import plain
 from ..suspect import Caller, CannotCall, NotWritten, Sizes, Suspect, arrays, forward_of
 from . import common
-from .common import Voice
+from .common import Inputs, Runner, Voice
 
 Array = np.ndarray
 LAYOUTS = ("halves", "interleaved")
@@ -109,6 +110,13 @@ class Subject:
         self.heads_third = False
 
     def __call__(self, x: Array) -> Array:
+        found = arrays(self.raw(x), self.engine)
+        if not found:
+            raise CannotCall("x")
+        self.all = [a.transpose(0, 2, 1, 3) if self.heads_third and a.ndim == 4 else a for a in found]
+        return self.all[0]
+
+    def raw(self, x: Array) -> Any:
         given = x.transpose(0, 2, 1, 3) if self.heads_third else x
         caller = Caller(self.function, self.engine, ("q", "k", "v", "x", "positions"), self.sizes)
         fixed: dict[str, Any] = {}
@@ -126,15 +134,13 @@ class Subject:
         caller = caller.having(**fixed)
         if {"q", "k"} <= caller.known:
             values = {"v": given} if "v" in caller.known else {}
-            found = arrays(caller(q=given, k=given, **values), self.engine)
-        elif "x" in caller.known:
-            found = arrays(caller(x=given), self.engine)
-        else:
-            found = arrays(caller(given), self.engine)
-        if not found:
-            raise CannotCall("x")
-        self.all = [a.transpose(0, 2, 1, 3) if self.heads_third and a.ndim == 4 else a for a in found]
-        return self.all[0]
+            return caller(q=given, k=given, **values)
+        return caller(x=given) if "x" in caller.known else caller(given)
+
+    def elsewhere(self, inputs: Inputs, engine: NumPy) -> Any:
+        moved = copy(self)
+        moved.engine, moved.function = engine, forward_of(common.halved(self.thing, engine))
+        return moved.raw(inputs["x"])
 
     def trig(self, which: str, T: int) -> Array:
         """cos and sin as this function wants them: half as wide, or repeated."""
@@ -179,6 +185,8 @@ def check(suspect: Suspect, voice: Voice) -> None:
                     results.append((got, subject))
                     if matches_right(voice, subject, value, got):
                         after(suspect, voice, subject, value)
+                        run = Runner(subject.elsewhere, subject.engine, lambda inputs: ())
+                        common.keeps_device(voice, run, {"x": value}, subject.thing)
                         return
     if not results:
         voice.say("raises" if error else "wrong-shape", Example({"x": "[2, 3, 5, 8]"}, None, error), error=error)

@@ -1,0 +1,116 @@
+"""Residual branches: the sublayers of a block put together in every known way, right and wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ..engine import NumPy, equal
+from .events import Event
+
+Array = np.ndarray
+Layer = Callable[[Array], Array]
+Form = Callable[[Array, Layer, Layer], Array]
+# one residual branch around sublayer f with norm n
+PRE: Form = lambda x, f, n: x + f(n(x))
+POST: Form = lambda x, f, n: n(x + f(x))
+FORMS: dict[str, Form] = {
+    "pre": PRE,
+    "post": POST,
+    "residual-missing": lambda x, f, n: f(n(x)),
+    "residual-missing.post": lambda x, f, n: n(f(x)),
+    "residual-missing.bare": lambda x, f, n: f(x),
+    "residual-from-normed": lambda x, f, n: n(x) + f(n(x)),
+    "residual-doubled": lambda x, f, n: 2 * f(n(x)),
+    "residual-doubled.post": lambda x, f, n: n(2 * f(x)),
+    "norm-missing": lambda x, f, n: x + f(x),
+    "norm-on-branch": lambda x, f, n: x + n(f(x)),
+    "norm-of-input": lambda x, f, n: n(x) + f(x),
+    "norm-twice": lambda x, f, n: n(x + f(n(x))),
+}
+RIGHT = ("pre", "post")
+
+
+def quiet_grad(engine: NumPy) -> Any:
+    if engine.name == "torch":
+        import torch
+
+        return torch.no_grad()
+    return np.errstate()
+
+
+def matching(events: list[Event], layers: list[Event], x: Array, got: Array, engine: NumPy) -> tuple[str, ...] | None:
+    """What the block did, branch by branch; the plain names if it is right, mistakes if not."""
+    norms: list[Layer] = [e.again for e in events if e.kind == "norm"]
+    unnormed: Layer = lambda h: h
+    tolerance = max(engine.tolerance, 1e-6)
+    with quiet_grad(engine):
+        if len(norms) == 2 * len(layers):
+            h = x
+            for i, layer in enumerate(layers):
+                h = h + norms[2 * i + 1](layer.again(norms[2 * i](h)))
+            if equal(got, h, tolerance):
+                return ("sandwich",)
+        padded = (norms + [norms[-1] if norms else unnormed] * len(layers))[: len(layers)]
+        if len(layers) == 2:
+            first, second = (layer.again for layer in layers)
+            for n, m in ((padded[0], padded[0]), (padded[0], padded[1])):
+                if equal(got, x + first(n(x)) + second(m(x)), tolerance):
+                    return ("parallel",)
+            y = x + first(padded[0](x))
+            if equal(got, x + second(padded[1](y)), tolerance):
+                return ("residual-from-start",)
+        for order in ([*range(len(layers))],):
+            found = search(order, layers, padded, norms, x, got, tolerance)
+            if found:
+                return named(found, layers, norms)
+    return None
+
+
+def search(
+    order: list[int],
+    layers: list[Event],
+    padded: list[Layer],
+    norms: list[Layer],
+    x: Array,
+    got: Array,
+    tolerance: float,
+) -> tuple[str, ...] | None:
+    """Right ones first, then with the fewest mistakes."""
+    choices = [padded] if len(norms) >= len(layers) else [padded, *shifted(norms, len(layers))]
+    combos = sorted(product(FORMS, repeat=len(layers)), key=badness)
+    for assigned in choices:
+        for forms in combos:
+            h = x
+            for index, form in zip(order, forms, strict=True):
+                h = FORMS[form](h, layers[index].again, assigned[index])
+            if equal(got, h, tolerance):
+                return forms
+    return None
+
+
+def shifted(norms: list[Layer], count: int) -> Iterator[list[Layer]]:
+    """One norm fewer than branches: it may belong to any of them."""
+    for gap in range(count):
+        filled = [*norms[:gap], norms[0] if norms else (lambda h: h), *norms[gap:]]
+        if len(filled) >= count:
+            yield filled[:count]
+
+
+def badness(forms: tuple[str, ...]) -> tuple[int, int, int]:
+    wrong = sum(form not in RIGHT for form in forms)
+    rank = sum(list(FORMS).index(form) for form in forms)
+    return wrong, len(set(forms)), rank
+
+
+def named(forms: tuple[str, ...], layers: list[Event], norms: list[Layer]) -> tuple[str, ...]:
+    keys = tuple(dict.fromkeys(form.split(".")[0] for form in forms))
+    wrong = tuple(key for key in keys if key not in RIGHT)
+    if wrong:
+        return wrong
+    if layers[0].kind == "ffn":
+        return ("order-swapped",)
+    return keys if len(keys) == 1 else ("norm-mixed",)
