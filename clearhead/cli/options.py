@@ -61,13 +61,19 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
         raise click.UsageError(f"there is no file {model}")
     else:
         config = preset(model)
+    config = changed(config, changes)
+    if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
+        raise click.UsageError(f"{model} describes a {config.kind()}, not a whole model")
+    return config
+
+
+def changed(config: Any, changes: tuple[str, ...]) -> Any:
+    """The config with every `--set PATH=VALUE` in it."""
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:
             raise click.UsageError(f"--set takes PATH=VALUE, not {change!r}")
         config = config.changed(name.strip(), parsed(value.strip()))
-    if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
-        raise click.UsageError(f"{model} describes a {config.kind()}, not a whole model")
     return config
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import parsed
+from .options import changed
 
 if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
@@ -105,11 +105,7 @@ def find_recipe(name: str, changes: tuple[str, ...], steps: int | None, seed: in
             raise click.UsageError(f"{name} describes a {config.kind()}, neither a recipe nor a model")
     else:
         config = recipe(name)
-    for change in changes:
-        field, equals, value = change.partition("=")
-        if not equals:
-            raise click.UsageError(f"--set takes PATH=VALUE, not {change!r}")
-        config = config.changed(field.strip(), parsed(value.strip()))
+    config = changed(config, changes)
     given = {"steps": steps, "seed": seed}
     return replace(config, **{key: value for key, value in given.items() if value is not None})
 

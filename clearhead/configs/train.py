@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from clearhead import schedules
 
@@ -108,11 +107,8 @@ class RecipeConfig(Config):
     accumulate: int = 1  # a batch is read in this many parts
     clip: float | None = 1.0  # the largest norm that the gradient may have
     label_smoothing: float = 0.0
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
     zero_out: bool = False  # what is added to the residual stream starts at zero, as does the head
     apart: bool = True  # documents do not read each other
-    recompute: bool = False  # blocks are run again in the backward pass instead of kept
-    compiled: bool = False
     validation: float = 0.1
     evaluate_every: int = 250
     evaluate_tokens: int = 65536

@@ -194,4 +194,4 @@ def test_broken_links_and_paths_are_seen(tmp_path: Path) -> None:
     assert len(broken_links(page)) == 3
     assert MACHINE.search("free in /home/someone")
     assert MACHINE.search("`/tmp/x`")
-    assert not MACHINE.search("~/.config/fish, ../work/main.py, https://a.b/home/x")
+    assert not MACHINE.search("~/.config/fish, ../job/main.py, https://a.b/home/x")
