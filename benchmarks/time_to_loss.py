@@ -127,8 +127,9 @@ def main() -> None:
         print(f"skipped: {TEXT} is not there; set CLEARHEAD_SHARED")
         return
     with tempfile.TemporaryDirectory() as folder:
-        training, validation = split(documents([TEXT]), 0.1)
-        tokenizer = make(chars().tokenizer, training.texts())
+        corpus = documents([TEXT])
+        training, validation = split(corpus, 0.1)
+        tokenizer = make(chars().tokenizer, corpus.texts())
         parts = [build(part, tokenizer, Path(folder, name)) for name, part in (("t", training), ("v", validation))]
         data = TextData(tokenizer, *parts)
         torch.manual_seed(1337)
