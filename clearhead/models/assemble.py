@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from clearhead.configs import EncoderDecoderConfig, ModelConfig, SequenceModelConfig, TokenEmbeddingConfig
 from clearhead.nn.build import build_part
@@ -188,6 +189,21 @@ def build(config: ModelConfig) -> Model:
     model = SequenceModel(config) if isinstance(config, SequenceModelConfig) else EncoderDecoder(config)
     initialise(model)
     return model
+
+
+class Unset(TorchFunctionMode):
+    """Weights as they come, where each is about to be replaced; torch would start its compiler to draw meta ones."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return (args or list(kwargs.values()))[0]
+        return func(*args, **(kwargs or {}))
+
+
+def bare(config: ModelConfig) -> Model:
+    """A model whose weights have shapes and no values, for `load_state_dict(…, assign=True)`."""
+    with torch.device("meta"), Unset():
+        return SequenceModel(config) if isinstance(config, SequenceModelConfig) else EncoderDecoder(config)
 
 
 LAST = (".mixer.out.weight", ".cross.out.weight", ".ffn.down.weight", ".experts.down.weight", ".shared.down.weight")

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, SequenceModelConfig, dumps, loads
 
-from .assemble import Model, build
+from .assemble import Model, bare
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing, to_hf
 from .convert.card import model_card
 from .convert.spelled import differences
@@ -55,8 +55,7 @@ def load(path: str | Path) -> Model:
     with told_of(folder):
         weights = kind.ours(tensors, config)
         check_floating(weights)
-    with torch.device("meta"):
-        model = build(config)
+    model = bare(config)
     model.load_state_dict({name: weight.contiguous() for name, weight in weights.items()}, assign=True)
     return model.eval()
 
