@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
@@ -101,6 +103,8 @@ def attend(
 
     Who only reads scores or weights has them computed beside the kernel; who replaces them takes the written-out path.
     """
+    for look in context.looks():
+        look(Attending(q, k, v, mask, context, bias, scale))
     if context.aligned:
         mask = mask.within(k.shape[2])
     if not context.fused or context.replaces("scores", "weights"):
@@ -110,6 +114,29 @@ def attend(
     causal = context.plainly_causal(mask) and bias is None
     allowed = None if causal else context.allowed(mask)
     return fused_attention(q, k, v, allowed, causal, bias, scale, dropout)
+
+
+@dataclass(frozen=True)
+class Attending:
+    """What one attention reads, and by what rule: enough to write out any of its rows beside the kernel."""
+
+    q: Float[Tensor, "B H T K"]
+    k: Float[Tensor, "B G S K"]
+    v: Float[Tensor, "B G S U"]
+    mask: Mask
+    context: Context
+    bias: Float[Tensor, "#B H T S"] | None
+    scale: float | None
+
+    def scores(self, heads: slice, rows: slice) -> Float[Tensor, "B Heads Rows S"]:
+        """scale·qkᵀ + bias of some heads and queries, what the mask hides included."""
+        group = torch.arange(self.q.shape[1], device=self.q.device)[heads] // (self.q.shape[1] // self.k.shape[1])
+        bias = None if self.bias is None else self.bias[:, heads, rows]
+        return attention_scores(self.q[:, heads, rows], self.k[:, group], bias, self.scale)
+
+    def weights(self, heads: slice, rows: slice) -> Float[Tensor, "B Heads Rows S"]:
+        """What these queries read, in O(heads × rows × keys) memory."""
+        return attention_weights(self.scores(heads, rows), self.context.allowed_rows(self.mask, rows))
 
 
 def written_out_attention(

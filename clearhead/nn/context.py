@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -54,6 +54,10 @@ class Context:
     def replaces(self, *names: str) -> bool:
         return self.taps is not None and any(self.taps.replaces(self.named(name)) for name in names)
 
+    def looks(self) -> Sequence[Callable[[Any], None]]:
+        """Who looks at what the attention of this part reads."""
+        return () if self.taps is None else self.taps.looks(self.path)
+
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """A value that all layers share, made by the first that asks."""
         if key not in self.memo:
@@ -67,16 +71,17 @@ class Context:
 
     def allowed(self, mask: Mask) -> Bool[Tensor, "#B 1 T S"] | None:
         """Who may read whom: the mask, padding and documents together; None where everyone may."""
-        return self.once(("allowed", mask, id(self.key_positions)), lambda: self._allowed(mask))
+        return self.once(("allowed", mask, id(self.key_positions)), lambda: self.allowed_rows(mask, slice(None)))
 
-    def _allowed(self, mask: Mask) -> Bool[Tensor, "#B 1 T S"] | None:
+    def allowed_rows(self, mask: Mask, rows: slice) -> Bool[Tensor, "#B 1 Rows S"] | None:
+        """The same of some queries only."""
         if mask == Full() and self.readable is None and self.documents is None:
             return None
-        allowed = mask(self.positions[:, None, :, None], self.key_positions[:, None, None, :])
+        allowed = mask(self.positions[:, None, rows, None], self.key_positions[:, None, None, :])
         if self.readable is not None:
             allowed = allowed & self.readable[:, None, None, :]
         if self.documents is not None:
-            allowed = allowed & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
+            allowed = allowed & (self.documents[:, None, rows, None] == self.documents[:, None, None, :])
         return None if bool(allowed.all()) else allowed
 
     def plainly_causal(self, mask: Mask) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from typing import Any
 
 from torch import Tensor
 
@@ -15,14 +16,19 @@ class Taps:
     logits = model(tokens, taps=taps)
     taps.values["stack.blocks.3.mixer.weights"]   # B H T S
 
-    The paths are those that `trace` prints.
+    The paths are those that `trace` prints. `look` is for attention whose whole map would be too much: by the path of
+    a layer, such as `stack.blocks.*.mixer`, who is handed what it reads (`Attending`) and writes out the rows he likes.
     """
 
     def __init__(
-        self, read: Iterable[str] = (), replace: Mapping[str, Callable[[Tensor], Tensor]] | None = None
+        self,
+        read: Iterable[str] = (),
+        replace: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
+        look: Mapping[str, Callable[[Any], None]] | None = None,
     ) -> None:
         self.read = tuple(read)
         self.replace = dict(replace or {})
+        self.look = dict(look or {})
         self.values: dict[str, Tensor] = {}
 
     def reads(self, path: str) -> bool:
@@ -30,6 +36,9 @@ class Taps:
 
     def replaces(self, path: str) -> bool:
         return any(fnmatchcase(path, pattern) for pattern in self.replace)
+
+    def looks(self, path: str) -> list[Callable[[Any], None]]:
+        return [look for pattern, look in self.look.items() if fnmatchcase(path, pattern)]
 
     def __call__(self, path: str, value: Tensor) -> Tensor:
         for pattern, change in self.replace.items():

@@ -87,6 +87,22 @@ def test_watching_changes_nothing(name: str) -> None:
             assert any(path.endswith("mixer.weights") for path in taps.values)
 
 
+@pytest.mark.parametrize("name", CASES)
+def test_looking_changes_nothing_and_any_rows_are_rows_of_the_weights(name: str) -> None:
+    model, inputs, looked = model_of(name), inputs_of(CASES[name]), []
+    whole = Taps(read=["*.weights"])
+    with torch.no_grad():
+        unseen, seen = model(*inputs), model(*inputs, taps=Taps(look={"*": looked.append}))
+        model(*inputs, taps=whole)
+    assert torch.equal(seen, unseen)
+    assert {attending.context.named("weights") for attending in looked} == set(whole.values)
+    for attending in looked:
+        weights = whole.values[attending.context.named("weights")]
+        heads, rows = slice(1, 3), slice(2, 5)
+        close(attending.weights(heads, rows), weights[:, heads, rows])
+        close(attending.weights(slice(None), slice(None)), weights)
+
+
 @BOTH
 @pytest.mark.parametrize(
     "name", ["mha; pre", "gqa, head_dim; post", "latent; parallel", "two windows", "translator; post"]
