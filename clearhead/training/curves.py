@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clearhead.inspect.draw import figure, save
+from clearhead.inspect.draw import COLOURS, figure, save
 
 from .checkpoint import ResumeError
 from .run import Run
-
-# Okabe & Ito's colours, told apart by all kinds of colour vision
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000")
 
 
 def draw_curves(folders: Sequence[str | Path], path: str | Path) -> None:

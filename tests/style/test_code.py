@@ -36,6 +36,7 @@ LIGHT = (
     "clearhead.models.convert",
     "clearhead.measure.trace",
     "clearhead.measure.cost",
+    "clearhead.inspect.positions",
     "clearhead.cli.main",
     "clearhead.cli.doctor",
 )

@@ -1,0 +1,54 @@
+"""`clearhead positions`: how positions look."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from .options import json_option, print_json
+
+NAMES = ("curves", "table", "products", "rotation", "rotary", "alibi")
+
+
+@click.command("positions")
+@click.argument("figures", nargs=-1, type=click.Choice(NAMES), metavar="[FIGURE]...")
+@click.option(
+    "--out", default="positions", show_default=True, metavar="PATH", help="A folder, or a file for one FIGURE."
+)
+@click.option("form", "--format", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True)
+@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
+@click.option("--length", type=int, default=100, show_default=True, help="Positions shown.")
+@click.option("--dim", type=int, default=64, show_default=True, help="Width of the encoding and of a rotary head.")
+@click.option("--base", type=float, default=10000.0, show_default=True, help="Of the sinusoids; rotary's θ.")
+@click.option("--step", type=int, default=5, show_default=True, help="The k of the rotation from pos to pos + k.")
+@click.option("--heads", type=int, default=8, show_default=True, help="Heads of ALiBi.")
+@click.option("--factor", type=float, default=8.0, show_default=True, help="How far rotary is stretched.")
+@click.option("--trained", type=int, default=4096, show_default=True, help="The context that it was trained at.")
+@json_option
+def command(figures: tuple[str, ...], out: str, form: str, as_json: bool, **sizes: float | str) -> None:
+    """Draw how positions are told apart, as pictures or, with --json, as numbers; all FIGUREs unless some are named.
+
+    \b
+    curves    the first 8 dimensions of the sinusoids
+    table     their heat map, position by dimension
+    products  PE(a)·PE(b) against the distance b − a
+    rotation  the matrix that turns PE(pos) into PE(pos + k)
+    rotary    RoPE's wavelengths, plain and stretched four ways
+    alibi     the penalty of each head by distance
+
+    \b
+    clearhead positions
+    clearhead positions rotary --factor 32 --out rotary.svg
+    clearhead positions rotation --dim 16 --step 3 --theme dark
+    """
+    from clearhead.inspect.positions import Positions, draw_positions, numbers
+
+    asked = Positions(**sizes)  # type: ignore[arg-type]
+    if as_json:
+        print_json(numbers(asked))
+        return
+    for name in figures or NAMES:
+        path = Path(out) if len(figures) == 1 and Path(out).suffix else Path(out, f"{name}.{form}")
+        draw_positions(name, path, asked)
+        click.echo(path)

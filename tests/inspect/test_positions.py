@@ -1,0 +1,117 @@
+"""`clearhead positions`: the numbers against direct transcriptions, and pictures that show them, light and dark."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from numpy.testing import assert_allclose
+
+from clearhead.cli.main import cli
+from clearhead.inspect.draw import figure
+from clearhead.inspect.positions import (
+    FIGURES,
+    Positions,
+    draw_positions,
+    draw_table,
+    numbers,
+    products,
+    rotation,
+    wavelengths,
+)
+from clearhead.reference.positions import sinusoidal_positions
+
+matplotlib_image = pytest.importorskip("matplotlib.image")
+SMALL = {"length": 13, "dim": 10, "step": 3, "heads": 6}
+
+
+def test_the_rotation_is_the_exponential_of_its_generator_and_moves_every_position() -> None:
+    from scipy.linalg import expm
+
+    dim, step = 10, 7
+    generator = np.zeros((dim, dim))
+    for i in range(0, dim, 2):
+        generator[i, i + 1], generator[i + 1, i] = 10000 ** (-i / dim), -(10000 ** (-i / dim))
+    turn = rotation(dim, step)
+    assert_allclose(turn, expm(step * generator), atol=1e-12)
+    table = sinusoidal_positions(50, dim)
+    assert_allclose(table[:-step] @ turn.T, table[step:], atol=1e-12)
+    assert_allclose(turn @ turn.T, np.eye(dim), atol=1e-12)
+
+
+def test_products_are_those_of_the_table_at_any_place() -> None:
+    table = sinusoidal_positions(60, 14, 500.0)
+    for start in (0, 9):
+        assert_allclose(products(np.arange(40.0), 14, 500.0), table[start : start + 40] @ table[start], atol=1e-12)
+
+
+def test_wavelengths() -> None:
+    waves = wavelengths(Positions(dim=16, factor=4.0, trained=512))
+    plain = 2 * np.pi * 10000 ** (np.arange(8) / 8)
+    assert_allclose(waves["plain"], plain)
+    assert_allclose(waves["linear"], 4 * plain)
+    assert_allclose(waves["NTK"][[0, -1]], plain[[0, -1]] * [1, 4])
+    for name in ("Llama 3", "YaRN"):
+        assert_allclose(waves[name][[0, -1]], plain[[0, -1]] * [1, 4])
+        assert (np.diff(waves[name] / plain) >= -1e-12).all()
+
+
+def test_numbers_for_programs() -> None:
+    told = numbers(Positions(**SMALL))
+    assert told["sinusoidal"]["rotation_error"] < 1e-12
+    assert_allclose(told["alibi"], [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])  # Press et al.'s own rule for six
+    assert len(told["rotary"]["plain"]) == 5
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_each_figure_in_both_themes(name: str, tmp_path: Path) -> None:
+    for theme, dark in (("light", False), ("dark", True)):
+        path = tmp_path / f"{theme}.png"
+        draw_positions(name, path, Positions(**SMALL, theme=theme))
+        pixels = matplotlib_image.imread(path)[..., :3]
+        assert (pixels[0, 0].mean() < 0.3) == dark
+        assert pixels.std() > 0.05, "something is drawn"
+    draw_positions(name, tmp_path / "once.svg", Positions(**SMALL))
+    draw_positions(name, tmp_path / "again.svg", Positions(**SMALL))
+    assert ElementTree.parse(tmp_path / "once.svg").getroot().tag.endswith("svg")
+    assert (tmp_path / "once.svg").read_bytes() == (tmp_path / "again.svg").read_bytes()
+
+
+def test_the_heat_map_is_the_table() -> None:
+    asked = Positions(**SMALL)
+    with figure(5, 4) as picture:
+        draw_table(picture, asked)
+        mesh = picture.axes[0].collections[0]
+    assert_allclose(mesh.get_array().reshape(13, 10), asked.table)
+    assert picture.axes[0].get_ylim() == (12.5, -0.5), "position 0 is on top"
+
+
+def test_the_command(tmp_path: Path) -> None:
+    run = CliRunner().invoke(cli, ["positions", "alibi", "curves", "--out", str(tmp_path), "--format", "svg"])
+    assert run.output.split() == [str(tmp_path / "alibi.svg"), str(tmp_path / "curves.svg")]
+    assert (tmp_path / "alibi.svg").exists()
+    one = CliRunner().invoke(cli, ["positions", "table", "--out", str(tmp_path / "mine.png")])
+    assert (one.exit_code, (tmp_path / "mine.png").exists()) == (0, True)
+    assert json.loads(CliRunner().invoke(cli, ["positions", "--json", "--heads", "2"]).output)["alibi"] == [
+        1 / 16,
+        1 / 256,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        ({"dim": 9}, "dim is 9, but must be even"),
+        ({"length": 1}, "length is 1, but must be at least 2"),
+        ({"theme": "pink"}, "theme is 'pink', but must be one of light, dark"),
+    ],
+)
+def test_bad_sizes_get_one_sentence(sizes: dict, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        draw_positions("table", tmp_path / "x.png", Positions(**{**SMALL, **sizes}))
+    with pytest.raises(ValueError, match="there is no figure 'waves'"):
+        draw_positions("waves", tmp_path / "x.png")
