@@ -5,6 +5,7 @@ D model width      H query heads          G key/value heads, H = G·R      K key
 V vocabulary       F feed-forward width   E experts    A experts per token
 L latent width     Q query latent width    M, N plain and rotary part of a latent head's key, K = M + N
 C classes          P patches
+I inner width of a recurrence
 """
 
 NAMES = {
@@ -26,5 +27,6 @@ NAMES = {
     "N": "rotary key width",
     "C": "classes",
     "P": "patches",
+    "I": "inner width",
 }
 """What the papers call each letter; `trace` prints both."""

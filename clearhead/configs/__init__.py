@@ -19,6 +19,7 @@ from .heads import (
     PoolerConfig,
 )
 from .latent import LatentAttentionConfig
+from .lstm import LSTMConfig
 from .masks import And, Blockwise, Causal, Full, Global, Mask, Or, Window
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
 from .moe import MoEConfig
@@ -43,7 +44,7 @@ __all__ = [
     "NormConfig", "LayerNormConfig", "RMSNormConfig",
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
     "RotaryConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
-    "MixerConfig", "AttentionConfig", "LatentAttentionConfig",
+    "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LSTMConfig",
     "FeedForwardConfig", "GatedFeedForwardConfig", "MoEConfig",
     "BlockConfig", "ParallelBlockConfig", "StackConfig",
     "EmbeddingConfig", "TokenEmbeddingConfig", "PatchEmbeddingConfig",

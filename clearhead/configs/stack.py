@@ -10,10 +10,11 @@ from .attention import AttentionConfig
 from .base import ConfigError, Part, Scope, Shape, Step, under
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .latent import LatentAttentionConfig
+from .lstm import LSTMConfig
 from .moe import MoEConfig
 from .norm import LayerNormConfig, NormConfig
 
-MixerConfig = AttentionConfig | LatentAttentionConfig
+MixerConfig = AttentionConfig | LatentAttentionConfig | LSTMConfig
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 
 PLACES = {"pre": ("before",), "post": ("after",), "sandwich": ("before", "inside")}

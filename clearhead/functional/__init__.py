@@ -14,6 +14,7 @@ from clearhead.functional.ffn import (
 )
 from clearhead.functional.linear import embedding, linear
 from clearhead.functional.loss import cross_entropy
+from clearhead.functional.lstm import lstm
 from clearhead.functional.moe import load_balancing_loss
 from clearhead.functional.norm import layer_norm, rms_norm
 from clearhead.functional.positions import alibi_bias, causal_mask, sinusoidal_positions
@@ -39,6 +40,7 @@ __all__ = [
     "feed_forward",
     "gated_feed_forward",
     "swiglu",
+    "lstm",
     "sinusoidal_positions",
     "alibi_bias",
     "rotate",

@@ -16,7 +16,7 @@ from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, Sc
 from .trace import input_sizes
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
-PARTS = ("embedding", "attention", "ffn", "norm", "head")
+PARTS = ("embedding", "attention", "recurrence", "ffn", "norm", "head")
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ LAST = (".mixer.out.weight", ".cross.out.weight", ".ffn.down.weight", ".experts.
 def initialise(model: nn.Module) -> None:
     """Fresh weights: normal of variance 2/(5·D), which is GPT-2's 0.02 at its width (Nguyen & Salazar 2019, 3.1);
     what is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0,
-    gains 1."""
+    gains 1; a part with a `start` of its own begins there."""
     branches = sum({Residual: 1, ParallelBlock: 2}.get(type(module), 0) for module in model.modules())
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -224,6 +224,10 @@ def initialise(model: nn.Module) -> None:
             if name.endswith(LAST):
                 std /= math.sqrt(max(branches, 1))
             nn.init.normal_(parameter, std=std)
+    for module in model.modules():
+        start = getattr(module, "start", None)
+        if callable(start):  # a part that does not start like the rest
+            start()
 
 
 def make_context(

@@ -9,6 +9,7 @@ from clearhead.configs import (
     ConfigError,
     GatedFeedForwardConfig,
     LatentAttentionConfig,
+    LSTMConfig,
     MaskedLMHeadConfig,
     ModelConfig,
     MoEConfig,
@@ -19,7 +20,7 @@ from clearhead.configs.base import nearest
 from .bert import bert
 from .deepseek import deepseek, deepseek_v2_lite
 from .gpt import gpt
-from .llama import llama, mixtral
+from .llama import decoder, llama, mixtral
 from .transformer import transformer
 from .vit import vit
 
@@ -78,6 +79,9 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
             normalised=False,
         ),
         vocabulary=101,
+    ),
+    "tiny-lstm": partial(
+        decoder, dim=32, layers=2, mixer=LSTMConfig(), ffn=GatedFeedForwardConfig(hidden=88), vocabulary=101
     ),
 }
 

@@ -140,10 +140,21 @@ class SourceState:
 
 
 @dataclass
+class LSTMState:
+    """The last h and c of each row: as much for a long text as for a short one."""
+
+    hidden: Float[Tensor, "B I"]
+    cell: Float[Tensor, "B I"]
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.hidden, self.cell = self.hidden[rows], self.cell[rows]
+
+
+@dataclass
 class BlockState:
     """What one block remembers."""
 
-    mixer: KVState | LatentState
+    mixer: KVState | LatentState | LSTMState
     cross: SourceState | None = None
 
     def select(self, rows: Int[Tensor, "B"]) -> None:

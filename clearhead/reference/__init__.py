@@ -29,6 +29,7 @@ from clearhead.reference.ffn import (
 from clearhead.reference.flash import flash_attention, flash_attention_backward
 from clearhead.reference.linear import linear, linear_backward
 from clearhead.reference.loss import cross_entropy, cross_entropy_backward
+from clearhead.reference.lstm import lstm, lstm_backward
 from clearhead.reference.moe import load_balancing_loss, load_balancing_loss_backward
 from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from clearhead.reference.positions import alibi_bias, causal_mask, sinusoidal_positions
@@ -70,6 +71,8 @@ __all__ = [
     "gated_feed_forward_backward",
     "swiglu",
     "swiglu_backward",
+    "lstm",
+    "lstm_backward",
     "sinusoidal_positions",
     "alibi_bias",
     "rotate",

@@ -6,7 +6,7 @@ stands: its weights, the positions of queries and keys, and what is written down
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import Any
@@ -81,6 +81,23 @@ class Here:
 
     def remember(self, name: str, new: np.ndarray, axis: int) -> np.ndarray:
         return new if self.state is None else self.state.remember(self.named(name), new, axis)
+
+    def recall(self, name: str, start: np.ndarray) -> np.ndarray:
+        """What a recurrence has come to: what was kept under this name last, or its start."""
+        return start if self.state is None else self.state.kept.get(self.named(name), start)
+
+    def keep(self, name: str, value: np.ndarray) -> None:
+        if self.state is not None:
+            self.state.kept[self.named(name)] = value
+
+    def lanes(self) -> Iterator[tuple[int, Int[np.ndarray, "W"]]]:
+        """The texts that a recurrence goes through: of each row, the places of each document's real tokens."""
+        batch, length = self.positions.shape
+        documents = np.zeros((batch, length), int) if self.documents is None else self.documents
+        readable = self.readable[:, self.readable.shape[1] - length :]
+        for row in range(batch):
+            for document in np.unique(documents[row][readable[row]]):
+                yield row, np.flatnonzero(readable[row] & (documents[row] == document))
 
     def run(self, name: str, config: Config | None, x: np.ndarray, **more: Any) -> np.ndarray:
         """The child `name`; one that is absent is the identity."""

@@ -82,6 +82,8 @@ CASES = {
         for name in reference.ACTIVATIONS
     },
     "swiglu": ("swiglu", (X, GATE, UP, DOWN), {}),
+    "lstm": ("lstm", (X, *(normal(4 * K, n, seed=4) for n in (D, K)), normal(4 * K)), {}),
+    "lstm, no bias, any leading dimensions": ("lstm", (QKV[0], normal(4 * D, K), normal(4 * D, D)), {}),
     "rotate": ("rotate", (QKV[0], np.arange(T)), {}),
     "rotate, interleaved": ("rotate", (QKV[0], np.arange(T) * 1000), {"layout": "interleaved", "theta": 500.0}),
     "rotate, positions by row": ("rotate", (QKV[0], TOKENS[:, None]), {}),

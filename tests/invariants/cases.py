@@ -26,6 +26,7 @@ from clearhead.configs import (
     LinearScaling,
     Llama3Scaling,
     LMHeadConfig,
+    LSTMConfig,
     MaskedLMHeadConfig,
     MeanPoolConfig,
     MixerConfig,
@@ -89,6 +90,8 @@ MIXERS: dict[str, MixerConfig] = {
     "latent, window": LatentAttentionConfig(
         heads=3, latent_dim=9, plain_dim=5, rope_dim=4, value_dim=3, mask=Causal() & Window(WINDOW)
     ),
+    "lstm": LSTMConfig(),
+    "lstm, narrow": LSTMConfig(hidden=7),
 }
 
 PLACEMENTS = ("pre", "post", "sandwich", "parallel")
@@ -218,6 +221,9 @@ CASES: dict[str, ModelConfig] = {
         block(MIXERS["latent"], "parallel", FEEDS["moe"]),
         first=(block(MIXERS["alibi, grouped"], "post"),),
         repeats=2,
+    ),
+    "recurrent hybrid": sequence(
+        block(MIXERS["lstm"]), block(MIXERS["lstm, narrow"], "post"), block(MIXERS["window"]), repeats=1
     ),
     "two windows": sequence(
         block(AttentionConfig(heads=5, mask=Causal() & Window(2))),

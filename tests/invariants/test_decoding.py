@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.configs import Scope
 from clearhead.models.assemble import SequenceModel
-from clearhead.nn.state import KVState, LatentState, SourceState, State
+from clearhead.nn.state import State
 
 from .cases import CASES, MIXERS, POSITIONS, VOCABULARY, block, sequence
 from .tools import (
@@ -40,6 +40,8 @@ MIXED = [
     "hybrid",
     "latent; pre",
     "alibi, grouped; parallel",
+    "lstm; pre",
+    "recurrent hybrid",
     "position: learned",
 ]
 
@@ -148,7 +150,7 @@ def test_a_finished_row_needs_no_learned_position() -> None:
         close(out[1, 0], model(tokens[1:, :3])[0, 2])
 
 
-@pytest.mark.parametrize("name", ["window; pre", "latent; pre"])
+@pytest.mark.parametrize("name", ["window; pre", "latent; pre", "recurrent hybrid"])
 def test_a_state_keeps_no_graph(name: str) -> None:
     """Or every token decoded with gradients on would hold on to all before it, and the state could not be copied."""
     model = sequence_model(name)
@@ -240,10 +242,7 @@ def buffers(state: State) -> list[Tensor]:
     found: list[Tensor] = []
     for remembered in state.blocks:
         for part in (remembered.mixer, remembered.cross):
-            if isinstance(part, KVState | SourceState):
-                found += [part.key, part.value]
-            elif isinstance(part, LatentState):
-                found += [part.joint]
+            found += [value for value in vars(part or object).values() if isinstance(value, Tensor)]
     return found
 
 

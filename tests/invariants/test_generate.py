@@ -8,7 +8,7 @@ import torch
 import clearhead
 from clearhead.generate.loop import decode, sampler
 
-DECODERS = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek"]
+DECODERS = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm"]
 
 
 def model_of(name: str):

@@ -28,10 +28,12 @@ from .tools import (
     inputs_of,
     is_causal,
     kinds,
+    mixers,
     model_of,
     once_each,
     randomise,
     sequence_model,
+    weighs,
 )
 
 BOTH = pytest.mark.parametrize("fused", [True, False], ids=["fused", "written out"])
@@ -63,7 +65,7 @@ def test_written_out_equals_fused_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["window; pre", "alibi, grouped; pre", "latent; pre", "ffn: moe, shared", "no final norm"]
+    "name", ["window; pre", "alibi, grouped; pre", "latent; pre", "ffn: moe, shared", "no final norm", "lstm; pre"]
 )
 def test_float16_is_near_float64(name: str) -> None:
     """Half precision in, half precision out, by both paths; statistics and weights are wider."""
@@ -84,7 +86,7 @@ def test_watching_changes_nothing(name: str) -> None:
             taps = Taps(read=["*"])
             unseen, seen = model(*inputs, fused=fused), model(*inputs, fused=fused, taps=taps)
             assert torch.equal(seen, unseen)
-            assert any(path.endswith("mixer.weights") for path in taps.values)
+            assert any(path.endswith(("mixer.weights", "mixer.hidden")) for path in taps.values)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -146,7 +148,8 @@ def test_dropout_keeps_the_mean(name: str, fused: bool) -> None:
 
 @BOTH
 @pytest.mark.parametrize(
-    "name", ["mha; pre", "window; pre", "latent; pre", "alibi, grouped; pre", "ffn: moe", "position: learned"]
+    "name",
+    ["mha; pre", "window; pre", "latent; pre", "alibi, grouped; pre", "ffn: moe", "position: learned", "lstm; pre"],
 )
 def test_no_tokens_and_no_rows_are_fine(name: str, fused: bool) -> None:
     model = sequence_model(name)
@@ -163,8 +166,10 @@ def test_watching_while_decoding_changes_nothing(name: str) -> None:
         for piece in tokens.split((5, 1, 3), dim=1):
             taps = Taps(read=["*"])
             assert torch.equal(model(piece, state=seen, taps=taps), model(piece, state=unseen))
-    weights = next(value for path, value in taps.values.items() if path.endswith("mixer.weights"))
-    close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    weights = [value for path, value in taps.values.items() if path.endswith("mixer.weights")]
+    assert len(weights) == sum(map(weighs, mixers(CASES[name])))
+    for value in weights:
+        close(value.sum(-1), torch.ones_like(value[..., 0]))
 
 
 def test_only_what_is_asked_for_is_read() -> None:
@@ -184,7 +189,9 @@ def test_replacing_by_itself_is_the_written_out_result(name: str) -> None:
     assert torch.equal(replaced, written)
 
 
-@pytest.mark.parametrize("name", ["qk_norm; sandwich", "latent, query latent; parallel", "head: classes of the pooler"])
+@pytest.mark.parametrize(
+    "name", ["qk_norm; sandwich", "latent, query latent; parallel", "lstm, narrow; pre", "head: classes of the pooler"]
+)
 def test_no_tap_is_a_dead_end(name: str) -> None:
     """Adding noise to any value changes the output, by both paths alike."""
     model, inputs, seen = model_of(name), inputs_of(CASES[name]), Taps(read=["*"])

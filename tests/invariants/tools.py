@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.configs import Config, EncoderDecoderConfig, ModelConfig, PatchEmbeddingConfig, SequenceModelConfig
+from clearhead.configs import (
+    AttentionConfig,
+    Config,
+    EncoderDecoderConfig,
+    LatentAttentionConfig,
+    ModelConfig,
+    PatchEmbeddingConfig,
+    SequenceModelConfig,
+)
 from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel, build
 
 from .cases import CASES, VOCABULARY
@@ -30,6 +38,11 @@ def reads_tokens(config: ModelConfig) -> bool:
 
 def is_causal(config: ModelConfig) -> bool:
     return reads_tokens(config) and all(mixer.mask.causal for mixer in mixers(config))
+
+
+def weighs(mixer: Any) -> bool:
+    """Whether it compares every query with every key, and so has weights that can be looked at."""
+    return isinstance(mixer, AttentionConfig | LatentAttentionConfig)
 
 
 def nodes(config: Config) -> Iterator[Config]:

@@ -70,7 +70,9 @@ def test_flops_are_what_torch_counts(name: str) -> None:
     assert cost(preset(name), **sizes(name, 3, 11)).flops.forward == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek"])
+@pytest.mark.parametrize(
+    "name", ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm"]
+)
 def test_decoding_flops_are_what_torch_counts(name: str) -> None:
     model = clearhead.build(preset(name)).eval()
     (tokens,) = inputs(name, 2, 23)
@@ -82,7 +84,7 @@ def test_decoding_flops_are_what_torch_counts(name: str) -> None:
     assert cost(preset(name), batch=2, length=23).flops.decode == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama", "tiny-bert", "tiny-vit", "tiny-transformer"])
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama", "tiny-bert", "tiny-vit", "tiny-transformer", "tiny-lstm"])
 def test_activation_memory_is_what_autograd_saves(name: str) -> None:
     """Within a tenth: statistics of norms, log-sums of attention and token ids are not counted."""
     model = clearhead.build(preset(name)).train()
@@ -103,7 +105,9 @@ def test_activation_memory_is_what_autograd_saves(name: str) -> None:
     assert predicted == pytest.approx(sum(saved.values()), rel=0.1)
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-deepseek", "tiny-transformer"])
+@pytest.mark.parametrize(
+    "name", ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-deepseek", "tiny-transformer", "tiny-lstm"]
+)
 def test_cache_memory_is_what_the_state_holds(name: str) -> None:
     model = clearhead.build(preset(name))
     if name == "tiny-transformer":

@@ -287,8 +287,8 @@ def test_presets_are_recognised(name: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("tiny-")])
-def test_only_the_paper_of_2017_is_nobodys(name: str) -> None:
-    assert (to_hf(preset(name)) is None) == (name == "tiny-transformer")
+def test_only_the_paper_of_2017_and_the_lstm_are_nobodys(name: str) -> None:
+    assert (to_hf(preset(name)) is None) == (name in ("tiny-transformer", "tiny-lstm"))
 
 
 def test_llama_3_is_written_as_meta_writes_it() -> None:

@@ -20,6 +20,7 @@ from clearhead.configs import (
     Full,
     LayerNormConfig,
     LMHeadConfig,
+    LSTMConfig,
     RMSNormConfig,
     StackConfig,
     TokenEmbeddingConfig,
@@ -29,7 +30,9 @@ from clearhead.models.assemble import EncoderDecoder
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
+from clearhead.nn.state import Room
 from clearhead.nn.tap import Taps
+from clearhead.reference import lstm_backward
 
 DIM, HEADS, HIDDEN, BATCH, LENGTH, SOURCE, VOCABULARY = 20, 5, 33, 3, 7, 11, 17
 EXACT = {"atol": 1e-9, "rtol": 1e-9}
@@ -283,3 +286,33 @@ def test_the_paper_has_no_final_norm() -> None:
     stack = build_part(StackConfig(dim=DIM, pattern=(block("post", Full()),), repeats=2), DIM).double()
     stack.load_state_dict({k: v for k, v in ours.encoder.state_dict().items() if not k.startswith("final_norm")})
     torch.testing.assert_close(stack(y, context(LENGTH)), x, **EXACT)
+
+
+@BOTH
+def test_lstm_is_torchs(fused: bool) -> None:
+    """Every h, and the last h and c. torch has two biases, which are added; an identity shows h as it is."""
+    theirs = randomised(nn.LSTM(DIM, HIDDEN, batch_first=True))
+    ours = build_part(LSTMConfig(hidden=HIDDEN), DIM).double()
+    with torch.no_grad():
+        ours.input.weight.copy_(theirs.weight_ih_l0)
+        ours.input.bias.copy_(theirs.bias_ih_l0 + theirs.bias_hh_l0)
+        ours.recurrent.weight.copy_(theirs.weight_hh_l0)
+        x, taps = numbers(BATCH, LENGTH, DIM), Taps(read=["hidden"])
+        positions = torch.arange(LENGTH).expand(BATCH, -1)
+        state = ours.init_state(Room(BATCH, LENGTH, x.dtype, x.device))
+        ours(x, Context(positions, positions, taps=taps, fused=fused), state)
+        hidden, (h, c) = theirs(x)
+    torch.testing.assert_close(taps.values["hidden"], hidden, **EXACT)
+    torch.testing.assert_close(state.hidden, h[0], **EXACT)
+    torch.testing.assert_close(state.cell, c[0], **EXACT)
+
+
+def test_lstm_gradients_are_torchs() -> None:
+    theirs = randomised(nn.LSTM(DIM, HIDDEN, batch_first=True))
+    weights = [theirs.weight_ih_l0, theirs.weight_hh_l0, theirs.bias_ih_l0]
+    x, d_out = numbers(BATCH, LENGTH, DIM).requires_grad_(), numbers(BATCH, LENGTH, HIDDEN, seed=2)
+    expected = torch.autograd.grad(theirs(x)[0], (x, *weights), d_out)
+    bias = weights[2] + theirs.bias_hh_l0
+    arrays = [value.detach().numpy() for value in (d_out, x, *weights[:2], bias)]
+    for found, want in zip(lstm_backward(*arrays), expected, strict=True):
+        torch.testing.assert_close(torch.from_numpy(found), want, **EXACT)

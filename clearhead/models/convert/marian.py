@@ -69,7 +69,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
     match config:
         case EncoderDecoderConfig(
             source=source,
-            encoder=StackConfig(pattern=(BlockConfig() as reader, *_)),
+            encoder=StackConfig(pattern=(BlockConfig(mixer=AttentionConfig() as attention) as reader, *_)),
             decoder=StackConfig(pattern=(BlockConfig() as writer, *_)),
         ):
             pad = source.vocabulary - 1  # where Marian's vocabularies have it; decoding starts from it
@@ -86,7 +86,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
                 "static_position_embeddings": True,
                 "max_position_embeddings": 1024,
                 "dropout": reader.dropout,
-                "attention_dropout": reader.mixer.dropout,
+                "attention_dropout": attention.dropout,
                 "activation_dropout": 0.0,
                 "pad_token_id": pad,
                 "decoder_start_token_id": pad,
@@ -95,7 +95,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
                 "bos_token_id": None,
             }
             for side, stack, block in (("encoder", config.encoder, reader), ("decoder", config.decoder, writer)):
-                if not isinstance(block.ffn, FeedForwardConfig):
+                if not isinstance(block.ffn, FeedForwardConfig) or not isinstance(block.mixer, AttentionConfig):
                     return None
                 hf |= {
                     f"{side}_layers": len(stack.blocks),

@@ -14,6 +14,7 @@ from clearhead.configs import (
     FeedForwardConfig,
     GatedFeedForwardConfig,
     LatentAttentionConfig,
+    LSTMConfig,
     Mask,
     ModelConfig,
     MoEConfig,
@@ -49,6 +50,8 @@ def spelled_block(block: Any, dim: int) -> Any:
 
 
 def mixer(config: MixerConfig, dim: int) -> MixerConfig:
+    if isinstance(config, LSTMConfig):
+        return replace(config, hidden=config.hidden or dim)
     mask = ordered(config.mask)
     if isinstance(config, LatentAttentionConfig):
         return replace(config, mask=mask, rotary=rotary(config.rotary, config.rope_dim))

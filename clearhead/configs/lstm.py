@@ -1,0 +1,59 @@
+"""The long short-term memory: a recurrence in the place of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .base import Part, Scope, Shape, Step
+from .masks import Causal, Mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMConfig(Part):
+    """c = f∘c + i∘g, h = o∘tanh(c), out = h·W_O  (Hochreiter & Schmidhuber 1997; forget gate: Gers et al. 2000).
+
+    i, f, o = σ and g = tanh of x·W_X + h·W_H + b, h and c being those of the token before.
+    """
+
+    hidden: int | None = None  # I; None: dim
+
+    def check(self) -> None:
+        self.require_positive("hidden")
+
+    @property
+    def mask(self) -> Mask:
+        """Whom a position reads: all before it, through what is left of them in h and c."""
+        return Causal()
+
+    def sized(self, scope: Scope) -> Scope:
+        return scope.having("recurrence", I=self.hidden or scope["D"])
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = self.sized(scope)
+        tokens = 2 * s["B"] * s["T"]
+        yield s.step(
+            "gates",
+            "X·W_X + b",
+            "B T 4·I",
+            weights={"input.weight": s.shape("4·I D"), "input.bias": s.shape("4·I")},
+            flops=tokens * 4 * s["I"] * s["D"],
+            order="n·d²",
+            kept=0,
+        )
+        yield s.step(
+            "hidden",
+            "o∘tanh(c), c = f∘c + i∘g, gates + h·W_H",
+            "B T I",
+            weights={"recurrent.weight": s.shape("4·I I")},
+            flops=tokens * 4 * s["I"] ** 2,
+            order="n·d²",
+            kept=18,  # torch's kernel keeps a workspace of 15; and x and h by time, and h by rows
+        )
+        weights = {"out.weight": s.shape("D I")}
+        yield s.step("out", "h·W_O", "B T D", weights=weights, flops=tokens * s["D"] * s["I"], order="n·d²", kept=0)
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        """The last h and c, however long the text."""
+        s = self.sized(scope)
+        return {"hidden": s.shape("B I"), "cell": s.shape("B I")}
