@@ -19,11 +19,10 @@ from torch import Tensor, nn
 
 from clearhead.configs.train import RecipeConfig
 from clearhead.data import Shards, build, documents, split, windows
-from clearhead.models.assemble import SequenceModel
-from clearhead.tokenize import make
-from clearhead.training.loop import Trainer, to_torch
-from clearhead.training.prepare import TextData, fitted
+from clearhead.tokenize import Tokenizer, make
+from clearhead.training.loop import Report, Trainer
 from clearhead.training.recipes import chars
+from clearhead.training.text import NextToken, to_torch
 
 SHARED = Path(os.environ.get("CLEARHEAD_SHARED", Path(__file__).parents[2] / "shared"))
 TEXT = SHARED / "data/tinyshakespeare/input.txt"
@@ -106,18 +105,15 @@ class Silent:
     def log(self, **numbers: float) -> None: ...
 
 
-def train_ours(recipe: RecipeConfig, data: TextData) -> tuple[SequenceModel, float]:
-    """The product's own trainer, step by step, from making the optimizer to the last step."""
-    from clearhead.training.loop import Report
-
-    torch.manual_seed(recipe.seed)
-    model = SequenceModel(fitted(recipe, data.tokenizer.vocabulary))
+def train_ours(recipe: RecipeConfig, tokenizer: Tokenizer, data: tuple[Shards, Shards]) -> tuple[nn.Module, float]:
+    """The product's own trainer, step by step, from making model and optimizer to the last step."""
+    task = NextToken(recipe, tokenizer, *data)
     begun = time.perf_counter()
-    trainer = Trainer(recipe, model, data, Silent(), Report())  # type: ignore[arg-type]
+    trainer = Trainer(recipe, task, Silent(), Report())  # type: ignore[arg-type]
     trainer.objective.train()
     while trainer.step < recipe.steps:
         trainer.update()
-    return model, time.perf_counter() - begun
+    return trainer.model, time.perf_counter() - begun
 
 
 def main() -> None:
@@ -129,23 +125,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpus = documents([TEXT])
         training, validation = split(corpus, 0.1)
-        tokenizer = make(chars().tokenizer, corpus.texts())
-        parts = [build(part, tokenizer, Path(folder, name)) for name, part in (("t", training), ("v", validation))]
-        data = TextData(tokenizer, *parts)
+        tokenizer = make(chars().task.tokenizer, corpus.texts())
+        data = build(training, tokenizer, Path(folder, "t")), build(validation, tokenizer, Path(folder, "v"))
         torch.manual_seed(1337)
         baseline = Baseline(tokenizer.vocabulary)
-        seconds = train_baseline(baseline, data.training)
-        loss = score(baseline, data.validation, 64)
+        seconds = train_baseline(baseline, data[0])
+        loss = score(baseline, data[1], 64)
         size = sum(p.numel() for p in baseline.parameters())
         print(f"baseline: {size:,} parameters, {seconds:.1f} s, validation loss {loss:.4f}")
         short = chars()
-        long = replace(chars(), context=128, batch=24, steps=long_steps())
+        long = replace(chars(), batch=24, steps=long_steps()).changed("task.context", 128)
         for name, recipe in (("short", short), ("long", long)):
-            model, taken = train_ours(recipe, data)
-            ours = score(model, data.validation, recipe.context)
+            model, taken = train_ours(recipe, tokenizer, data)
+            ours = score(model, data[1], recipe.task.context)
             size = sum(p.numel() for p in model.parameters())
             print(
-                f"clearhead, {name}: {size:,} parameters, {recipe.steps} steps of {recipe.batch} × {recipe.context}, "
+                f"clearhead, {name}: {size:,} parameters, {recipe.steps} × {recipe.batch} × {recipe.task.context}, "
                 f"{taken:.1f} s = 1/{seconds / taken:.1f} of the baseline's time, validation loss {ours:.4f}"
             )
 

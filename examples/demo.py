@@ -11,14 +11,16 @@ from pathlib import Path
 
 import torch
 
-from clearhead.cli.train import continued, watching
+from clearhead.cli.train import watching
 from clearhead.inspect.maps import attention_map, draw_maps
 from clearhead.tokenize import Tokenizer
 from clearhead.training.curves import draw_curves
 from clearhead.training.loop import Interrupted, train
 from clearhead.training.recipes import recipe
+from clearhead.training.text import continued
 
 PROMPTS = ("def ", "class ", "import os\n\n\n", "    for i in range(")
+WRITTEN = 200  # tokens
 LINE = "def add(self, other):\n    return self"
 
 
@@ -27,9 +29,9 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
     wanted = recipe("lm") if steps is None else recipe("lm").changed("steps", steps)
     with watching(wanted.steps) as report:
         model = train(wanted, (), out, report=report)
-    for prompt in PROMPTS:
-        print(f"\n――― {prompt!r}\n{continued(model, out, prompt)}")
     tokenizer = Tokenizer.load(out)
+    for prompt in PROMPTS:
+        print(f"\n――― {prompt!r}\n{continued(model, tokenizer, prompt, WRITTEN)}")
     ids = tokenizer.encode(LINE)
     layer = len(model.config.stack.blocks) - 2
     weights = attention_map(model, torch.tensor([ids]), layer)

@@ -49,6 +49,8 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
 
     path = Path(model)
     config: Any
+    if (path / "adapter.json").exists():
+        return find_config(json.loads((path / "adapter.json").read_text(encoding="utf-8"))["base"], changes)
     if path.is_dir():
         found = [path / name for name in ("clearhead.json", "config.json") if (path / name).exists()]
         if not found:

@@ -15,15 +15,15 @@ from .options import changed
 
 if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
-    from clearhead.models.assemble import SequenceModel
     from clearhead.training.loop import Report
 
 QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 SAMPLE_TOKENS = 200
+SAMPLE_WIDTH = 60  # of the line that tells of an evaluation
 
 
 @click.command("train")
-@click.argument("recipe", default="lm")
+@click.argument("recipe", required=False)
 @click.option(
     "--data",
     multiple=True,
@@ -35,15 +35,27 @@ SAMPLE_TOKENS = 200
 @click.option("changes", "--set", multiple=True, metavar="PATH=VALUE", help="Change a field of the recipe.")
 @click.option("--out", default=None, metavar="DIR", help="The run's folder.  [default: runs/RECIPE]")
 @click.option("--resume", is_flag=True, help="Go on with the run in --out from its last checkpoint.")
+@click.option("checkpoint", "--from", default=None, metavar="MODEL", help="Train this checkpoint further.")
+@click.option("--lora", type=int, default=None, metavar="RANK", help="With --from: learn low-rank differences only.")
+@click.option("--shard", is_flag=True, help="Under torchrun: each process holds a part of the model.")
+@click.option("--recompute", is_flag=True, help="Less memory: compute blocks again for their gradients.")
+@click.option("--compile", "compiling", is_flag=True, help="torch.compile: slow to start, then faster.")
+@click.option("--tensorboard", is_flag=True, help="Write TensorBoard's event files too, into DIR/tensorboard.")
 @click.option("--sample", default=None, metavar="TEXT", help="At the end, print how the model goes on from TEXT.")
 def command(
-    recipe: str,
+    recipe: str | None,
     data: tuple[str, ...],
     steps: int | None,
     seed: int | None,
     changes: tuple[str, ...],
     out: str | None,
     resume: bool,
+    checkpoint: str | None,
+    lora: int | None,
+    shard: bool,
+    recompute: bool,
+    compiling: bool,
+    tensorboard: bool,
     sample: str | None,
 ) -> None:
     """Train a model: RECIPE is a name from `clearhead recipes`, a recipe.json, or a clearhead.json to train as it is.
@@ -55,38 +67,38 @@ def command(
     clearhead train lm --data notes/ --out runs/notes
     clearhead train chars --data input.txt --steps 500
     clearhead train chars --data input.txt --out runs/chars --resume
+    clearhead train --from MODEL --lora 8 --data notes/ --out runs/tuned
+    torchrun --nproc-per-node 2 -m clearhead train lm --data notes/
     """
+    recipe = recipe or ("lm" if checkpoint is None else "finetune")
     folder = Path(out or f"runs/{Path(recipe).stem}")
-    wanted = find_recipe(recipe, changes, steps, seed)
-    from clearhead.training.loop import Interrupted, TrainingError, train
+    wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora)
+    from clearhead.training.loop import Interrupted, Means, TrainingError, train
 
-    with watching(wanted.steps) as report:
+    means = Means(shard=shard, recompute=recompute, compile=compiling)
+    with watching(wanted.steps) as report, events(folder / "tensorboard" if tensorboard else None, report):
         try:
-            model = train(wanted, data, folder, resume=resume, report=report)
+            model = train(wanted, data, folder, resume=resume, report=report, means=means)
         except Interrupted as left:
             report.say(str(left))
             sys.exit(130)
         except TrainingError as error:
             raise ValueError(f"{error}; the last checkpoint in {folder} is good") from None
     if sample is not None:
-        click.echo(continued(model, folder, sample))
+        from clearhead.tokenize import Tokenizer
+        from clearhead.training.text import continued
+
+        click.echo(continued(model, Tokenizer.load(folder), sample, SAMPLE_TOKENS))
 
 
-def continued(model: SequenceModel, folder: Path, prompt: str) -> str:
-    """How the model goes on from a text."""
-    import torch
-
-    from clearhead.generate.loop import decode, sampler
-    from clearhead.tokenize import Tokenizer
-
-    tokenizer = Tokenizer.load(folder)
-    ids = tokenizer.encode(prompt or "\n")
-    rng = torch.Generator().manual_seed(0)
-    written = decode(model, torch.tensor([ids]), steps=SAMPLE_TOKENS, choose=sampler(0.8, rng))
-    return tokenizer.decode([*ids, *(int(token) for token in written)])
-
-
-def find_recipe(name: str, changes: tuple[str, ...], steps: int | None, seed: int | None) -> RecipeConfig:
+def find_recipe(
+    name: str,
+    changes: tuple[str, ...] = (),
+    steps: int | None = None,
+    seed: int | None = None,
+    checkpoint: str | None = None,
+    lora: int | None = None,
+) -> RecipeConfig:
     from dataclasses import replace
 
     from clearhead.configs import SequenceModelConfig, loads
@@ -105,9 +117,63 @@ def find_recipe(name: str, changes: tuple[str, ...], steps: int | None, seed: in
             raise click.UsageError(f"{name} describes a {config.kind()}, neither a recipe nor a model")
     else:
         config = recipe(name)
+    if checkpoint is not None:
+        config = beginning_with(config, checkpoint, lora)
+    elif lora is not None:
+        raise click.UsageError("--lora needs a checkpoint to adapt: give it by --from")
     config = changed(config, changes)
     given = {"steps": steps, "seed": seed}
     return replace(config, **{key: value for key, value in given.items() if value is not None})
+
+
+def beginning_with(config: RecipeConfig, checkpoint: str, lora: int | None) -> RecipeConfig:
+    """The recipe for a checkpoint's model and, of a text, its own tokenizer and no more than its length."""
+    from dataclasses import replace
+
+    from clearhead.configs import LearnedConfig, SequenceModelConfig
+    from clearhead.configs.adapter import LoRAConfig
+    from clearhead.configs.data import TokenizerFileConfig
+    from clearhead.configs.train import ImagesConfig
+    from clearhead.models.checkpoint import config_of
+
+    model, task = config_of(checkpoint), config.task
+    if not isinstance(task, ImagesConfig):
+        position = model.embedding.position if isinstance(model, SequenceModelConfig) else None
+        context = min(task.context, position.length) if isinstance(position, LearnedConfig) else task.context
+        task = replace(task, tokenizer=TokenizerFileConfig(path=checkpoint), context=context)
+    adapter = None if lora is None else LoRAConfig(rank=lora, alpha=2.0 * lora)
+    return replace(config, model=model, task=task, start=checkpoint, adapter=adapter)
+
+
+@contextlib.contextmanager
+def events(folder: Path | None, report: Report) -> Iterator[None]:
+    """The numbers as TensorBoard's event files too, where they are asked for."""
+    if folder is None:
+        yield
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise click.UsageError("--tensorboard needs its package: pip install 'clearhead[tensorboard]'") from None
+    with SummaryWriter(str(folder)) as writer:
+        show = report.show
+
+        def both(numbers: dict[str, Any]) -> None:
+            for name, value in numbers.items():
+                if isinstance(value, str):
+                    writer.add_text(name, value, numbers["step"])
+                elif name != "step":
+                    writer.add_scalar(name, value, numbers["step"])
+            show(numbers)
+
+        report.show = both
+        yield
+
+
+def told(numbers: dict[str, Any]) -> str:
+    """How a step went: speed and share of what the machine can do."""
+    unit = next(name.removesuffix("_per_second") for name in numbers if name.endswith("_per_second"))
+    return f"{numbers[f'{unit}_per_second']:,.0f} {unit}/s  {numbers['peak']:.0%} of peak"
 
 
 @contextlib.contextmanager
@@ -132,27 +198,41 @@ def watching(steps: int) -> Iterator[Report]:
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("", total=steps, loss="·", val="·", speed="")
 
+        def say(text: str) -> None:
+            bar.console.print(text, highlight=False, markup=False)
+
         def show(numbers: dict[str, Any]) -> None:
             if "val/loss" in numbers:
                 bar.update(task, val=f"{numbers['val/loss']:.3f}")
-            speed = f"{numbers['tokens_per_second']:,.0f} tokens/s"
-            bar.update(task, completed=numbers["step"], loss=f"{numbers['train/loss']:.3f}", speed=speed)
+                say(f"step {numbers['step']}  {measured(numbers)}")
+            bar.update(task, completed=numbers["step"], loss=f"{numbers['train/loss']:.3f}", speed=told(numbers))
 
-        yield Report(say=lambda text: bar.console.print(text, highlight=False), show=show)
+        yield Report(say=say, show=show)
+
+
+def measured(numbers: dict[str, Any]) -> str:
+    """What an evaluation found, and the beginning of what the model wrote."""
+    names = {"val/loss": "val {:.4f}", "val/bpb": "{:.3f} bits/byte", "val/accuracy": "{:.1%} right"}
+    found = "  ".join(form.format(numbers[name]) for name, form in names.items() if name in numbers)
+    sample = " ".join(numbers.get("sample", "").split())
+    return f"{found}  {sample[:SAMPLE_WIDTH]!r}" if sample else found
 
 
 def lines(steps: int) -> Report:
     from clearhead.training.loop import Report
 
-    said = [time.monotonic() - QUIET_SECONDS]
+    begun = time.monotonic()
+    said, done = [begun - QUIET_SECONDS], [0]
 
     def show(numbers: dict[str, Any]) -> None:
-        now = time.monotonic()
+        now, step = time.monotonic(), numbers["step"]
+        done[0] = done[0] or step - 1
         if now - said[0] < QUIET_SECONDS and "val/loss" not in numbers:
             return
         said[0] = now
-        val = f"  val {numbers['val/loss']:.4f}  {numbers['val/bpb']:.3f} bits/byte" if "val/loss" in numbers else ""
-        speed = f"{numbers['tokens_per_second']:,.0f} tokens/s"
-        click.echo(f"step {numbers['step']}/{steps}  loss {numbers['train/loss']:.4f}  {speed}{val}", err=True)
+        left = (now - begun) / (step - done[0]) * (steps - step)
+        val = f"  {measured(numbers)}" if "val/loss" in numbers else ""
+        clock = f"{int(left) // 60}:{int(left) % 60:02d} left"
+        click.echo(f"step {step}/{steps}  loss {numbers['train/loss']:.4f}  {told(numbers)}  {clock}{val}", err=True)
 
     return Report(say=lambda text: click.echo(text, err=True), show=show)

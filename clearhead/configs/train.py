@@ -1,11 +1,13 @@
-"""A whole training run as data: model, tokenizer, optimizer, schedule and sizes. Saved as `recipe.json`."""
+"""A whole training run as data: model, task, optimizer, schedule and sizes. Saved as `recipe.json`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from clearhead import schedules
 
+from .adapter import LoRAConfig
 from .base import Config, ConfigError
 from .data import BytePairConfig, TokenizerConfig
 from .models import EncoderDecoderConfig, SequenceModelConfig
@@ -94,30 +96,80 @@ ScheduleConfig = CosineConfig | StableConfig | NoamConfig
 
 
 @dataclass(frozen=True, kw_only=True)
+class NextTokenConfig(Config):
+    """Text: every token is to be foretold from those before it."""
+
+    tokenizer: TokenizerConfig = BytePairConfig()
+    context: int = 128
+    apart: bool = True  # documents do not read each other
+
+    def check(self) -> None:
+        self.require_positive("context")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedTokensConfig(Config):
+    """Text: a `share` of the tokens is to be told from all the others (Devlin et al. 2019, 3.1).
+
+    Of these, 8 in 10 are hidden by the mask token, 1 in 10 is replaced by a random one, 1 in 10 stays as it is.
+    """
+
+    tokenizer: TokenizerConfig = BytePairConfig()
+    context: int = 128
+    apart: bool = True
+    share: float = 0.15
+
+    def check(self) -> None:
+        self.require_positive("context", "share")
+        self.require_share("share")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagesConfig(Config):
+    """Pictures: the class of each is to be told. A folder for each class, or scikit-learn's handwritten digits."""
+
+    shift: int = 0  # pixels by which a training picture may be moved, either way
+    flip: bool = False  # half of the training pictures are mirrored
+
+    def check(self) -> None:
+        if self.shift < 0:
+            raise ConfigError(f"Images.shift is {self.shift}, but must not be negative")
+
+
+TaskConfig = NextTokenConfig | MaskedTokensConfig | ImagesConfig
+
+
+Precision = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecipeConfig(Config):
     """Everything that decides a run but the data: the same recipe, data and seed give the same weights."""
 
-    model: SequenceModelConfig | EncoderDecoderConfig  # its vocabulary becomes the tokenizer's
-    tokenizer: TokenizerConfig = BytePairConfig()
+    model: SequenceModelConfig | EncoderDecoderConfig  # its vocabulary or classes become those of the data
+    task: TaskConfig = NextTokenConfig()
+    start: str | None = None  # a checkpoint whose weights are trained further; None: fresh weights
+    adapter: LoRAConfig | None = None  # None: every weight learns
     optimizer: OptimizerConfig = MuonConfig()
     schedule: ScheduleConfig = StableConfig()
     batch: int = 32
-    context: int = 128
     steps: int = 1000
     accumulate: int = 1  # a batch is read in this many parts
     clip: float | None = 1.0  # the largest norm that the gradient may have
     label_smoothing: float = 0.0
+    precision: Precision = "float32"  # bfloat16: matrix products only; weights and sums stay in float32
     zero_out: bool = False  # what is added to the residual stream starts at zero, as does the head
-    apart: bool = True  # documents do not read each other
     validation: float = 0.1
     evaluate_every: int = 250
-    evaluate_tokens: int = 65536
+    evaluate_targets: int = 65536  # of the validation part, at most about so many
     save_every: int = 250
     seed: int = 1337
 
     def check(self) -> None:
-        self.require_positive("batch", "context", "steps", "accumulate", "clip")
-        self.require_positive("evaluate_every", "evaluate_tokens", "save_every")
+        self.require_positive("batch", "steps", "accumulate", "clip")
+        self.require_positive("evaluate_every", "evaluate_targets", "save_every")
         self.require_share("label_smoothing", "validation")
         if self.batch % self.accumulate:
             raise ConfigError(f"Recipe.batch={self.batch} is not a multiple of accumulate={self.accumulate}")
+        if self.adapter is not None and self.start is None:
+            raise ConfigError("Recipe.adapter needs a checkpoint to adapt: say which in start (--from)")

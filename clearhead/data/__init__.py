@@ -11,6 +11,7 @@ from .batches import IGNORED, Batch, Batches, windows
 from .build import build
 from .chat import CHAT_TEMPLATE, chat
 from .corpus import Corpus, DataError, Document
+from .hiding import Hiding
 from .library import standard_library
 from .shards import Shards
 from .sources import documents
@@ -18,5 +19,5 @@ from .split import split
 
 __all__ = [
     "Document", "Corpus", "DataError", "documents", "standard_library", "split", "chat", "CHAT_TEMPLATE",
-    "build", "Shards", "Batch", "Batches", "windows", "IGNORED",
+    "build", "Shards", "Batch", "Batches", "windows", "Hiding", "IGNORED",
 ]  # fmt: skip

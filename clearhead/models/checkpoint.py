@@ -49,6 +49,10 @@ def load(path: str | Path) -> Model:
     folder = Path(path)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is {'not a folder' if folder.exists() else 'missing'}")
+    if (folder / "adapter.json").exists():
+        from .adapter import load_adapted  # which loads what it adapts by this function
+
+        return load_adapted(folder)
     hf = read_json(folder / "config.json")
     config, kind = describe(folder, hf)
     tensors = read_tensors(folder)
@@ -58,6 +62,14 @@ def load(path: str | Path) -> Model:
     model = bare(config)
     model.load_state_dict({name: weight.contiguous() for name, weight in weights.items()}, assign=True)
     return model.eval()
+
+
+def config_of(path: str | Path) -> ModelConfig:
+    """What the model in a folder is, without its weights."""
+    folder = Path(path)
+    if (folder / "adapter.json").exists():
+        return config_of(read_json(folder / "adapter.json")["base"])
+    return describe(folder, read_json(folder / "config.json"))[0]
 
 
 def save(

@@ -1,6 +1,6 @@
 """Text to numbers and back: byte pairs, characters, bytes, or any `tokenizer.json`. No torch."""
 
 from .make import make
-from .tokenizer import Tokenizer, TokenizerError
+from .tokenizer import MASK, Tokenizer, TokenizerError
 
-__all__ = ["Tokenizer", "TokenizerError", "make"]
+__all__ = ["MASK", "Tokenizer", "TokenizerError", "make"]

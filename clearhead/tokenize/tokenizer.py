@@ -12,6 +12,7 @@ from typing import Any
 import tokenizers
 
 END = "<|endoftext|>"
+MASK = "[MASK]"
 KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -63,6 +64,12 @@ class Tokenizer:
             part = Path(folder, f"{name}.part")
             part.write_text(text, encoding="utf-8")
             part.replace(Path(folder, name))
+
+    def with_mask(self) -> Tokenizer:
+        """The same, with a token for what is hidden from a masked language model."""
+        inner = tokenizers.Tokenizer.from_str(self.json)
+        inner.add_special_tokens([MASK])
+        return Tokenizer(inner, self.settings | {"mask_token": MASK})
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 import shutil
-from dataclasses import dataclass
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +13,57 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clearhead.files import digest, settle
+
+from .world import World, in_parts
+
 KEPT = 2  # a run keeps the last two, so that one may be damaged
+STATE, TENSORS = "state.json", "state.safetensors"
 
 
 class ResumeError(ValueError):
     """A run that cannot be gone on with: the message says why and the way out."""
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """All that a run is at one step. The batch of a step is a function of the step, so the data's place is the step."""
+def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any], world: World) -> Path:
+    """A new folder `step-N` under `folder`, whole or not at all; older ones than the last two go.
 
-    step: int
-    weights: dict[str, Tensor]
-    optimizer: dict[str, Tensor]
-    random: Tensor  # torch's generator
-    facts: dict[str, Any]  # best validation loss, tokens seen …
-
-
-def write(folder: Path, snapshot: Snapshot) -> Path:
-    """A new folder `step-N` under `folder`, whole or not at all; older ones than the last two go."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = folder / f"step-{snapshot.step:08d}"
-    part = folder / f".part-{os.getpid()}"
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir()
+    `tensors` is all that a run remembers, by name. The batch and the random numbers of a step are functions of the
+    seed and the step, so the data's place is the step. What the processes hold in parts is written in parts.
+    """
+    final, part = folder / f"step-{step:08d}", folder / ".part"
     try:
-        files = {"weights.safetensors": snapshot.weights, "optimizer.safetensors": snapshot.optimizer}
-        files["random.safetensors"] = {"torch": snapshot.random}
-        for name, tensors in files.items():
-            save_file({key: value.detach().contiguous().clone() for key, value in tensors.items()}, part / name)
-        digests = {name: digest(part / name) for name in files}
-        facts = {"step": snapshot.step, "facts": snapshot.facts, "digests": digests}
-        (part / "state.json").write_text(json.dumps(facts, indent=2))
-        for path in part.iterdir():
-            settle(path)
-        shutil.rmtree(final, ignore_errors=True)
-        part.rename(final)
-        settle(folder)
+        if world.first:
+            shutil.rmtree(part, ignore_errors=True)
+            part.mkdir(parents=True)
+        world.wait()
+        write_tensors(part, tensors, world)
+        world.wait()
+        if world.first:
+            digests = {path.name: digest(path) for path in sorted(part.glob("*.safetensors"))}
+            state = {"step": step, "facts": facts, "digests": digests}
+            (part / STATE).write_text(json.dumps(state, indent=2))
+            for path in part.iterdir():
+                settle(path)
+            shutil.rmtree(final, ignore_errors=True)
+            part.rename(final)
+            settle(folder)
+            for old in listed(folder)[:-KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise ResumeError(f"the checkpoint of step {snapshot.step} could not be written: {error}") from None
-    for old in listed(folder)[:-KEPT]:
-        shutil.rmtree(old, ignore_errors=True)
+        raise ResumeError(f"the checkpoint of step {step} could not be written: {error}") from None
+    world.wait()
     return final
+
+
+def write_tensors(folder: Path, tensors: dict[str, Tensor], world: World) -> None:
+    if any(map(in_parts, tensors.values())):
+        from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+
+        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    elif world.first:
+        save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, folder / TENSORS)
 
 
 def listed(folder: Path) -> list[Path]:
@@ -66,44 +71,33 @@ def listed(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def read_last(folder: Path) -> tuple[Snapshot | None, list[str]]:
+def find_last(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
     complaints: list[str] = []
     for path in reversed(listed(folder)):
         try:
-            return read(path), complaints
+            state = json.loads((path / STATE).read_text())
+            for name, expected in state["digests"].items():
+                if digest(path / name) != expected:
+                    raise ValueError(f"{name} is not what was written")
+            return path, complaints
         except (OSError, ValueError, KeyError) as error:
             complaints.append(f"{path} is damaged ({error}); the one before it is used")
     return None, complaints
 
 
-def read(path: Path) -> Snapshot:
-    state = json.loads((path / "state.json").read_text())
-    for name, expected in state["digests"].items():
-        if digest(path / name) != expected:
-            raise ValueError(f"{name} is not what was written")
-    return Snapshot(
-        step=state["step"],
-        weights=load_file(path / "weights.safetensors"),
-        optimizer=load_file(path / "optimizer.safetensors"),
-        random=load_file(path / "random.safetensors")["torch"],
-        facts=state["facts"],
-    )
+@torch.no_grad()
+def read(path: Path, into: dict[str, Tensor]) -> tuple[int, dict[str, Any]]:
+    """Write a checkpoint's tensors into those given; its step, and its facts. However many processes wrote it."""
+    state = json.loads((path / STATE).read_text())
+    if (path / TENSORS).exists() and not any(map(in_parts, into.values())):
+        found = load_file(path / TENSORS)
+        for name, tensor in into.items():
+            tensor.copy_(found[name])
+    else:
+        from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
-
-def digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "blake2b").hexdigest()
-
-
-def settle(path: Path) -> None:
-    """Onto the disk, not only into its cache."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def random_state() -> Tensor:
-    return torch.get_rng_state()
+        with warnings.catch_warnings():  # one process alone may read what several have written
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(into, storage_reader=HuggingFaceStorageReader(str(path)))
+    return state["step"], state["facts"]

@@ -7,25 +7,37 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clearhead.configs.train import RecipeConfig
-from clearhead.data import Batch, Batches, windows
+from clearhead.data.mixing import mixed
 from clearhead.measure.cost import cost
-from clearhead.models.assemble import LAST, SequenceModel, initialise
-from clearhead.models.checkpoint import save
+from clearhead.measure.machine import look_for_compiler
+from clearhead.measure.precision import precision_works
+from clearhead.models.adapter import adapt, save_adapter
+from clearhead.models.assemble import LAST, EncoderDecoder, Model, build
+from clearhead.models.checkpoint import load
 
-from .checkpoint import Snapshot, random_state, read_last, write
-from .objective import Objective, TrainBatch, first_trouble
+from . import images as _images
+from . import text as _text
+from .checkpoint import find_last, read, write
+from .objective import Objective, first_trouble
 from .optimizer import Optimizer, make_optimizer
-from .prepare import TextData, fitted, prepare_text
+from .peak import matrix_peak
 from .recipes import recipe as recipe_named
 from .run import Run
+from .task import Task, TrainBatch, prepare
+from .world import World, whole, world
+
+TASKS = (_text, _images)
+"""Loaded, so that `prepare` knows them."""
 
 
 class TrainingError(RuntimeError):
@@ -44,6 +56,20 @@ class Report:
     show: Callable[[dict[str, Any]], None] = field(default=lambda numbers: None)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Means:
+    """How a run is carried out, which does not change what it learns.
+
+    shard      of several processes, each holds a part of the model (FSDP); else each holds all of it (DDP)
+    recompute  what a block computes is computed again for its gradient, and not kept
+    compile    by torch.compile: a minute or so before the first step, faster steps after it
+    """
+
+    shard: bool = False
+    recompute: bool = False
+    compile: bool = False
+
+
 def train(
     recipe: RecipeConfig | str,
     data: Sequence[str | Path] = (),
@@ -51,25 +77,37 @@ def train(
     *,
     resume: bool = False,
     report: Report | None = None,
-) -> SequenceModel:
-    """Train as the recipe says on the files and folders in `data` (none: Python's own library), in the folder `out`.
+    means: Means = Means(),
+) -> Model:
+    """Train as the recipe says on the files and folders in `data` (none: what the task has built in), in `out`.
 
-    Killed at any moment and called again with `resume`, it ends with the very weights of an uninterrupted run.
+    Killed at any moment and called again with `resume`, it ends with the very weights of an uninterrupted run. Under
+    `torchrun` every process calls it.
     """
-    report = report or Report()
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
     run = Run(out)
-    with run.held(), leaving_well() as asked_to_leave:
-        run.begin(recipe, resume)
-        torch.manual_seed(recipe.seed)
-        text = prepare_text(recipe, data, run, report.say)
-        model = SequenceModel(fitted(recipe, text.tokenizer.vocabulary))
-        trainer = Trainer(recipe, model, text, run, report)
+    with world(means.shard) as here, run.held(here.first), leaving_well() as asked_to_leave:
+        report = report if report is not None and here.first else Report()
+        recipe = possible(recipe, here, report)
+        here.first_does(lambda: run.begin(recipe, resume or not here.first))
+        task = here.first_does(lambda: prepare(recipe, data, run, report.say))
+        trainer = Trainer(recipe, task, run, report, here, means)
         trainer.start(resume)
         trainer.go(asked_to_leave)
-        save(model, run.folder, tokenizer=text.tokenizer)
-        report.say(f"saved {run.folder}")
-    return model.eval()
+        return trainer.finish()
+
+
+def possible(recipe: RecipeConfig, here: World, report: Report) -> RecipeConfig:
+    """The recipe in a precision that works here."""
+    if recipe.batch % (recipe.accumulate * here.size):
+        parts = f"{here.size} processes" + (f" times {recipe.accumulate} parts" if recipe.accumulate > 1 else "")
+        raise ValueError(f"a batch of {recipe.batch} does not divide into {parts}")
+    if recipe.precision != "float32" and here.device.type == "cpu":
+        probe = precision_works(recipe.precision)
+        if not probe.works:
+            report.say(f"{recipe.precision} {probe}; going on in float32")
+            return replace(recipe, precision="float32")
+    return recipe
 
 
 @contextmanager
@@ -89,54 +127,75 @@ def leaving_well() -> Iterator[Callable[[], bool]]:
 
 
 class Trainer:
-    """One model, its optimizer and its data, from a step to the last."""
+    """One model, its optimizer and its task, from a step to the last."""
 
-    def __init__(self, recipe: RecipeConfig, model: SequenceModel, text: TextData, run: Run, report: Report) -> None:
-        self.recipe, self.model, self.text, self.run, self.report = recipe, model, text, run, report
-        make_fresh(model, recipe)
-        self.objective = Objective(model, recipe.label_smoothing)
-        self.optimizer: Optimizer = make_optimizer(recipe.optimizer, model)
-        self.batches = Batches(
-            text.training, batch=recipe.batch, context=recipe.context, seed=recipe.seed, apart=recipe.apart
-        )
+    def __init__(
+        self,
+        recipe: RecipeConfig,
+        task: Task,
+        run: Run,
+        report: Report,
+        here: World | None = None,
+        means: Means = Means(),
+    ) -> None:
+        here = here or World(torch.device("cpu"))
+        self.recipe, self.task, self.run, self.report, self.here, self.means = recipe, task, run, report, here, means
+        self.model = make_model(recipe, task).to(here.device)
+        blocks = blocks_of(self.model)
+        if means.recompute:
+            for block in blocks:
+                block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        objective = Objective(self.model, task, recipe.label_smoothing, recipe.precision)
+        self.objective = compiled(here.share(objective, blocks), means.compile, report)
+        self.optimizer: Optimizer = make_optimizer(recipe.optimizer, self.model, here.mesh)
         self.step = 0
         self.best = math.inf
-        self.flops = cost(model.config, batch=recipe.batch, length=recipe.context).flops.train
+        self.flops = cost(task.config, batch=recipe.batch, length=task.positions).flops.train
+        self.peak = matrix_peak(here.device) * here.size
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the run remembers, by name."""
+        learned = {f"weights.{name}": p.detach() for name, p in self.model.named_parameters() if p.requires_grad}
+        return learned | {f"optimizer.{name}": t for name, t in self.optimizer.state().items()}
 
     def start(self, resume: bool) -> None:
         """From the last whole checkpoint, or from the beginning."""
-        snapshot, complaints = read_last(self.run.checkpoints) if resume else (None, [])
+        path, complaints = find_last(self.run.checkpoints) if resume else (None, [])
         for complaint in complaints:
             self.report.say(complaint)
-        if snapshot is None:
-            self.run.forget_after(-1)
+        if path is None:
+            if self.here.first:
+                self.run.forget_after(-1)
             self.expect_a_guess()
             return
-        self.model.load_state_dict(snapshot.weights)
-        self.optimizer.load(snapshot.optimizer)
-        torch.set_rng_state(snapshot.random)
-        self.step, self.best = snapshot.step, snapshot.facts["best"]
-        self.run.forget_after(self.step)
+        self.step, facts = read(path, self.tensors())
+        self.best = facts["best"]
+        if self.here.first:
+            self.run.forget_after(self.step)
         self.report.say(f"going on from step {self.step}")
 
+    @torch.no_grad()
     def expect_a_guess(self) -> None:
-        """Before training, every token should be about equally likely: loss ln V."""
+        """Before training, every answer should be about equally likely: of V tokens, loss ln V."""
+        if self.recipe.start is not None:
+            return
         self.objective.eval()
-        with torch.no_grad():
-            loss = self.objective(self.batch(0)).item()
+        loss = self.objective(self.part(0, 0))[0].item()
         self.objective.train()
-        expected = math.log(self.text.tokenizer.vocabulary)
-        if not abs(loss - expected) < 0.25 * expected:
+        if not abs(loss - self.task.guess) < 0.25 * self.task.guess:
             self.report.say(
-                f"the loss before training is {loss:.2f}, though a guess has {expected:.2f}: look at the model"
+                f"the loss before training is {loss:.2f}, though a guess has {self.task.guess:.2f}: look at the model"
             )
 
-    def batch(self, step: int) -> TrainBatch:
-        return to_torch(self.batches.at(step))
+    def part(self, step: int, number: int) -> TrainBatch:
+        """One of the parts in which this process reads a step's batch."""
+        rows = self.recipe.batch // (self.recipe.accumulate * self.here.size)
+        first = (number * self.here.size + self.here.rank) * rows
+        return self.task.batch(step, slice(first, first + rows)).to(self.here.device)
 
     def go(self, asked_to_leave: Callable[[], bool]) -> None:
         """Every step that is left, with evaluations and checkpoints at their times."""
-        recipe = self.recipe
+        recipe, here = self.recipe, self.here
         self.objective.train()
         while self.step < recipe.steps:
             begun = time.perf_counter()
@@ -147,76 +206,143 @@ class Trainer:
                 "train/loss": loss,
                 "lr": recipe.schedule.factor(self.step, recipe.steps) * recipe.optimizer.lr,
                 "grad_norm": norm,
-                "tokens_per_second": recipe.batch * recipe.context / seconds,
-                "flops_per_second": self.flops / seconds,
+                f"{self.task.unit}_per_second": recipe.batch * self.task.positions / seconds,
+                "peak": self.flops / seconds / self.peak,
             }
             last = self.step == recipe.steps
             if last or self.step % recipe.evaluate_every == 0:
                 numbers |= self.evaluate()
-            self.run.log(**numbers)
+            if here.first:
+                self.run.log(**numbers)
             self.report.show(numbers)
-            leaving = asked_to_leave()
+            leaving = bool(here.sum([float(asked_to_leave())])[0])
             if last or leaving or self.step % recipe.save_every == 0:
                 self.save()
             if leaving and not last:
                 raise Interrupted(f"left at step {self.step} of {recipe.steps}; --resume goes on")
 
     def update(self) -> tuple[float, float]:
-        """One step of the optimizer: its loss, and the norm of its gradient before clipping."""
-        recipe, batch = self.recipe, self.batch(self.step)
-        rows = recipe.batch // recipe.accumulate
+        """One step of the optimizer: its loss, and the norm of its gradient before clipping.
+
+        The loss is the mean over all targets of the batch, in however many parts and processes it is read; random
+        numbers are a function of the seed, the step and the process.
+        """
+        recipe, here = self.recipe, self.here
+        torch.manual_seed(mixed(recipe.seed, self.step * here.size + here.rank) % 2**63)
+        parts = [self.part(self.step, number) for number in range(recipe.accumulate)]
+        count = max(here.sum([sum(part.count for part in parts)])[0], 1.0)
         total = 0.0
-        for part in range(recipe.accumulate):
-            loss = self.objective(batch.part(slice(part * rows, (part + 1) * rows))) / recipe.accumulate
-            loss.backward()
+        for part in parts:
+            with here.adding_up(self.objective, last=part is parts[-1]):
+                loss = self.objective(part)[0] * (part.count / count)
+                (loss * here.size).backward()
             total += loss.item()
+        (total,) = here.sum([total])
         if not math.isfinite(total):
-            trouble = first_trouble(self.objective, batch)
-            raise TrainingError(f"the loss of step {self.step + 1} is {total}: {trouble}")
+            raise TrainingError(f"the loss of step {self.step + 1} is {total}: {self.where(parts)}")
         limit = math.inf if recipe.clip is None else recipe.clip
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), limit).item()
+        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit)).item()
         self.step += 1
         self.optimizer.step(recipe.schedule.factor(self.step, recipe.steps))
         self.model.zero_grad(set_to_none=True)
         return total, norm
 
+    def where(self, parts: list[TrainBatch]) -> str:
+        """Where a loss that is not finite begins."""
+        if self.here.sharded:
+            return "train it in one process, or unsharded, to be told where"
+        found = (first_trouble(self.model, part) for part in parts)
+        return next((place for place in found if place), "every value is finite in a second pass")
+
     @torch.no_grad()
-    def evaluate(self) -> dict[str, float]:
-        """Loss, perplexity and bits per byte on the beginning of the validation text."""
-        recipe, shards = self.recipe, self.text.validation
+    def evaluate(self) -> dict[str, Any]:
+        """The measures of the task on the beginning of what was held out, and something the model made."""
+        here = self.here
         self.objective.eval()
-        total, count = 0.0, 0
-        for window in windows(shards, recipe.context, batch=recipe.batch, apart=recipe.apart):
-            batch = to_torch(window)
-            counted = int((batch.targets != -100).sum())
-            total += self.objective(batch).item() * counted
-            count += counted
-            if count >= recipe.evaluate_tokens:
+        count, totals = 0, {"loss": 0.0}
+        for batch in self.task.validation():
+            share = -(-len(batch.inputs) // here.size)
+            part = batch.part(slice(here.rank * share, (here.rank + 1) * share))
+            counted = part.count if len(part.inputs) else 0
+            loss, sums = self.objective((part if len(part.inputs) else batch.part(slice(1))).to(here.device))
+            for name, value in ({"loss": loss * counted} | sums).items():
+                totals[name] = totals.get(name, 0.0) + (value.item() if counted else 0.0)
+            count += batch.count
+            if count >= self.recipe.evaluate_targets:
                 break
+        totals = dict(zip(totals, here.sum(list(totals.values())), strict=True))
+        loss_mean = totals.pop("loss") / max(count, 1)
+        numbers: dict[str, Any] = self.task.measures(loss_mean, totals, count)
+        if not here.sharded and here.first:
+            sample = self.task.sample(self.model)
+            numbers |= {} if sample is None else {"sample": sample}
+        if loss_mean < self.best:
+            self.best = loss_mean
+            self.write_model(self.run.best)
         self.objective.train()
-        loss = total / max(count, 1)
-        self.best = min(self.best, loss)
-        bytes_per_token = shards.bytes / len(shards)
-        return {"val/loss": loss, "val/perplexity": math.exp(loss), "val/bpb": loss / math.log(2) / bytes_per_token}
+        return numbers
 
     def save(self) -> None:
-        weights = dict(self.model.state_dict())
-        write(
-            self.run.checkpoints,
-            Snapshot(self.step, weights, self.optimizer.state(), random_state(), {"best": self.best}),
-        )
+        write(self.run.checkpoints, self.step, self.tensors(), {"best": self.best}, self.here)
+
+    def write_model(self, folder: Path) -> None:
+        """The model as it is now, as an ordinary folder; of adapters, the differences alone."""
+        recipe = self.recipe
+        model = gathered_model(self.model, self.task) if self.here.sharded else self.model
+        if not self.here.first:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        if recipe.adapter is None:
+            self.task.save(model, folder)
+        else:
+            save_adapter(model, folder, Path(str(recipe.start)), recipe.adapter)
+
+    def finish(self) -> Model:
+        """The trained model, saved in the run's folder."""
+        self.write_model(self.run.folder)
+        self.report.say(f"saved {self.run.folder}")
+        self.here.wait()
+        return self.model.eval()
 
 
-def make_fresh(model: SequenceModel, recipe: RecipeConfig) -> None:
-    """Fresh weights; under `zero_out`, every branch adds nothing at first and every token is as likely."""
-    initialise(model)
+def make_model(recipe: RecipeConfig, task: Task) -> Model:
+    """Fresh weights, or a checkpoint's; under `zero_out`, every branch adds nothing at first and every token is as
+    likely."""
+    torch.manual_seed(recipe.seed)
+    if recipe.start is not None:
+        model = load(recipe.start).float().train()
+        if recipe.adapter is not None:
+            adapt(model, recipe.adapter)
+        return model
+    model = build(task.config)
     if recipe.zero_out:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if name.endswith(LAST) or name == "head.weight":
                     parameter.zero_()
+    return model
 
 
-def to_torch(batch: Batch) -> TrainBatch:
-    documents = None if batch.documents is None else torch.from_numpy(batch.documents)
-    return TrainBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), documents)
+def blocks_of(model: Model) -> list[nn.Module]:
+    stacks = [model.encoder, model.decoder] if isinstance(model, EncoderDecoder) else [model.stack]
+    return [block for stack in stacks for block in stack.layers()]
+
+
+def gathered_model(model: Model, task: Task) -> Model:
+    """A whole copy of a model that the processes hold in parts."""
+    weights = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+    with torch.device("meta"):
+        copy = build(task.config)
+    copy.load_state_dict(weights, assign=True)
+    return copy
+
+
+def compiled(objective: nn.Module, wanted: bool, report: Report) -> nn.Module:
+    """By torch.compile, where it is wanted and can be."""
+    if wanted and not look_for_compiler().possible:
+        report.say("torch.compile needs a C++ compiler and Python's headers; going on without (see `clearhead doctor`)")
+        return objective
+    if wanted:
+        report.say("compiling: the first step takes a while")
+        objective.compile()
+    return objective

@@ -28,6 +28,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
     ) -> Float[Tensor, ""]:
         rows = max(1, CHUNK // len(weight))
+        table = weight.to(x.dtype)  # under autocast, x is of fewer bits than the weight and its gradient
         needed = [t is not None and t.requires_grad for t in (x, weight, bias)]
         d_x = torch.empty_like(x) if any(needed) else None
         d_weight = torch.zeros_like(weight) if needed[1] else None
@@ -35,7 +36,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         total = x.new_zeros((), dtype=torch.float32)
         for start in range(0, len(x), rows):
             chunk, wanted = x[start : start + rows], targets[start : start + rows]
-            logits = (chunk @ weight.T if bias is None else torch.addmm(bias, chunk, weight.T)).float()
+            logits = (
+                (chunk @ table.T).float() if bias is None else torch.addmm(bias.to(x.dtype), chunk, table.T).float()
+            )
             log_total = logits.logsumexp(dim=1)
             hit = logits.gather(1, wanted[:, None]).squeeze(1)
             total += (log_total - (1 - smoothing) * hit).sum()
@@ -48,9 +51,9 @@ class LinearCrossEntropy(torch.autograd.Function):
                 gradient -= smoothing / len(weight)
             gradient[torch.arange(len(wanted), device=x.device), wanted] -= 1 - smoothing
             gradient = gradient.to(x.dtype)
-            torch.mm(gradient, weight, out=d_x[start : start + rows])
+            torch.mm(gradient, table, out=d_x[start : start + rows])
             if d_weight is not None:
-                d_weight.addmm_(gradient.T, chunk)
+                add_product(d_weight, gradient.T, chunk)
             if d_bias is not None:
                 d_bias += gradient.sum(dim=0)
         ctx.gradients = (d_x, d_weight, d_bias)
@@ -60,6 +63,13 @@ class LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, d_total: Float[Tensor, ""]) -> Any:
         scaled = [None if gradient is None else gradient.mul_(d_total) for gradient in ctx.gradients]
         return *scaled, None, None
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def linear_cross_entropy(
@@ -76,5 +86,7 @@ def linear_cross_entropy(
     counted = flat != ignore_index
     if not bool(counted.all()):
         rows, flat = rows[counted], flat[counted]
+    if torch.is_autocast_enabled(x.device.type):
+        rows = rows.to(torch.get_autocast_dtype(x.device.type))
     total = LinearCrossEntropy.apply(rows, weight, bias, flat, label_smoothing)
     return total / max(len(flat), 1)

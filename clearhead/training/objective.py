@@ -2,76 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
-import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.configs import ClassHeadConfig, LMHeadConfig, MaskedLMHeadConfig
-from clearhead.data import IGNORED
-from clearhead.models.assemble import SequenceModel, make_context
-
-from .loss import linear_cross_entropy
-
-
-@dataclass(frozen=True)
-class TrainBatch:
-    """A batch on the device: what is read, what should come out, and which document each token is of."""
-
-    inputs: Tensor
-    targets: Int[Tensor, "..."]
-    documents: Int[Tensor, "B T"] | None = None
-
-    def part(self, rows: slice) -> TrainBatch:
-        return TrainBatch(
-            self.inputs[rows], self.targets[rows], None if self.documents is None else self.documents[rows]
-        )
+from .task import Sums, Task, TrainBatch
 
 
 class Objective(nn.Module):
-    """The mean loss over the targets that count; the vocabulary's logits are never all there at once."""
+    """Model and loss as one module, so that whatever wraps it (several processes, a compiler) sees all of a step."""
 
-    def __init__(self, model: SequenceModel, label_smoothing: float = 0.0) -> None:
+    def __init__(self, model: nn.Module, task: Task, label_smoothing: float = 0.0, precision: str = "float32") -> None:
         super().__init__()
-        self.model, self.label_smoothing = model, label_smoothing
-        self.head: Any = model.head  # registered under `model` too; parameters are counted once
+        self.model, self.task = model, task
+        self.label_smoothing, self.dtype = label_smoothing, getattr(torch, precision)
 
-    def forward(self, batch: TrainBatch) -> Float[Tensor, ""]:
-        model = self.model
-        length = model.config.embedding.positions(batch.inputs.shape[1])
-        context = make_context(
-            len(batch.inputs), length, batch.inputs.device, None, batch.documents, None, None, None, True
-        )
-        x = model.hidden(batch.inputs, context)
+    def forward(self, batch: TrainBatch) -> tuple[Float[Tensor, ""], Sums]:
         smoothing = self.label_smoothing if self.training else 0.0
-        kind = model.config.head
-        if isinstance(kind, LMHeadConfig):
-            weight = model.embedding.table if kind.tied else self.head.weight
-            return linear_cross_entropy(
-                x, weight, batch.targets, bias=self.head.bias, ignore_index=IGNORED, label_smoothing=smoothing
-            )
-        if isinstance(kind, MaskedLMHeadConfig):  # only the masked tokens need logits
-            masked = batch.targets != IGNORED
-            logits = self.head(x[masked][None], context, model.embedding.table)[0]
-            return F.cross_entropy(logits, batch.targets[masked], label_smoothing=smoothing)
-        if isinstance(kind, ClassHeadConfig):
-            logits = self.head(x, context, None)
-            return F.cross_entropy(logits, batch.targets, label_smoothing=smoothing)
-        raise ValueError(f"a model with the head {kind and kind.kind()} has no loss to train on")
+        lower = self.dtype != torch.float32
+        with torch.autocast(batch.inputs.device.type, dtype=self.dtype if lower else None, enabled=lower):
+            return self.task.loss(self.model, batch, smoothing)
 
 
-def first_trouble(objective: Objective, batch: TrainBatch) -> str:
+def first_trouble(model: nn.Module, batch: TrainBatch) -> str | None:
     """Where a loss that is not finite begins: the first value, in the order of computation, that is not."""
     from clearhead.nn.tap import Taps
 
     taps = Taps(read=["*"])
     with torch.no_grad():
-        objective.model(batch.inputs, documents=batch.documents, taps=taps)
+        model(batch.inputs, documents=batch.documents, taps=taps)
     for path, value in taps.values.items():
         if not bool(value.isfinite().all()):
             return f"the first value that is not finite is {path}"
-    weights = [name for name, p in objective.named_parameters() if not bool(p.isfinite().all())]
-    return f"the weight {weights[0]} is not finite" if weights else "every value is finite in a second pass"
+    weights = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
+    return f"the weight {weights[0]} is not finite" if weights else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.configs.train import AdamWConfig, MuonConfig, OptimizerConfig
+
+from .world import gathered, local, put, spread, whole
 
 # Coefficients of an odd polynomial that takes singular values towards 1, a better one for each iteration
 # (Amsel et al. 2025, "The Polar Express", table of the method for lower bound 1e-3, rounded to four places).
@@ -37,6 +39,12 @@ class AdamW:
             eps=config.eps,
             fused=True,
         )
+        for parameter in named.values():
+            self.inner.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, requires_grad=False),
+                "exp_avg_sq": torch.zeros_like(parameter, requires_grad=False),
+            }
 
     def step(self, factor: float) -> None:
         for group, rate in zip(self.inner.param_groups, self.rates, strict=True):
@@ -50,11 +58,6 @@ class AdamW:
             for key, value in self.inner.state[parameter].items()
         }
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        for name, parameter in self.named.items():
-            keys = ("step", "exp_avg", "exp_avg_sq")
-            self.inner.state[parameter] = {key: state[f"{name}.{key}"].clone() for key in keys}
-
 
 def learning_rate(config: AdamWConfig, name: str) -> float:
     if name.endswith("tokens.weight"):
@@ -64,66 +67,90 @@ def learning_rate(config: AdamWConfig, name: str) -> float:
 
 @dataclass
 class Matrices:
-    """Matrices of one shape, worked on together: `width × length` with the short side first."""
+    """Matrices of one shape, worked on together: `width × length` with the short side first.
 
-    places: list[
-        tuple[str, int, bool]
-    ]  # parameter, which of its matrices, whether it is tall and lies on its side here
-    gradient: Tensor
+    places    parameter, which of its matrices, and whether it is tall and lies on its side here
+    mine      those that this process works on: all, or its share
+    momentum  of mine
+    """
+
+    places: list[tuple[str, int, bool]]
+    mine: slice
     momentum: Tensor
 
 
 class Muon:
     """Every matrix of a block moves by an orthogonal one; tables, heads, norms and biases by AdamW.
 
-    The query, key and value parts of a fused projection are matrices of their own, and so is each expert.
+    The query, key and value parts of a fused projection are matrices of their own, and so is each expert. Of several
+    processes each works on some of the matrices, remembers their momentum, and tells the others where they go.
     """
 
-    def __init__(self, config: MuonConfig, named: dict[str, nn.Parameter]) -> None:
+    def __init__(self, config: MuonConfig, named: dict[str, nn.Parameter], mesh: Any = None) -> None:
         self.config = config
         self.matrices = {name: p for name, p in named.items() if ".blocks." in name and p.dim() > 1}
         self.rest = AdamW(config.rest, {name: p for name, p in named.items() if name not in self.matrices})
         shapes: dict[tuple[int, int], list[tuple[str, int, bool]]] = {}
         for name, parameter in self.matrices.items():
-            for i, matrix in enumerate(parts(parameter)):
-                rows, columns = matrix.shape
+            for i, (rows, columns) in enumerate(part_shapes(parameter)):
                 shapes.setdefault((min(rows, columns), max(rows, columns)), []).append((name, i, rows > columns))
-        like = next(iter(self.matrices.values()))
-        self.groups = [
-            Matrices(places, *(like.new_zeros(len(places), *shape) for _ in range(2)))
-            for shape, places in shapes.items()
-        ]
+        self.groups = []
+        for shape, places in shapes.items():
+            like = self.matrices[places[0][0]]
+            momentum = torch.zeros(len(places), *shape, dtype=like.dtype, device=like.device)
+            mine = slice(0, len(places))
+            if mesh is not None:
+                momentum = spread(momentum, mesh)
+                each = -(-len(places) // mesh.size())
+                mine = slice(each * mesh.get_local_rank(), each * mesh.get_local_rank() + len(local(momentum)))
+            self.groups.append(Matrices(places, mine, momentum))
 
     @torch.no_grad()
     def step(self, factor: float) -> None:
-        config = self.config
-        lr = config.lr * factor
         for group in self.groups:
-            for gradient, matrix in zip(group.gradient, self.each(group, gradients=True), strict=True):
-                gradient.copy_(matrix)
-            group.momentum.lerp_(group.gradient, 1 - config.momentum)
-            update = orthogonal(torch.lerp(group.gradient, group.momentum, config.momentum), config.iterations)
-            short, long = update.shape[-2:]
-            for direction, matrix, (*_, tall) in zip(update, self.each(group), group.places, strict=True):
-                matrix.mul_(1 - lr * config.weight_decay)
-                matrix.add_(direction, alpha=-lr * (long / short) ** 0.5 if tall else -lr)
+            self.move(group, self.config.lr * factor)
         self.rest.step(factor)
 
-    def each(self, group: Matrices, gradients: bool = False) -> Iterable[Tensor]:
-        """Views of a group's matrices, or of their gradients, short side first."""
-        for name, i, tall in group.places:
-            parameter = self.matrices[name]
-            matrix = parts(parameter.grad if gradients and parameter.grad is not None else parameter)[i]
-            yield matrix.T if tall else matrix
+    def move(self, group: Matrices, lr: float) -> None:
+        config = self.config
+        names = dict.fromkeys(name for name, _, _ in group.places)
+        gradients = {name: parts(whole(gradient_of(self.matrices[name]))) for name in names}
+        wanted = [turned(gradients[name][i], tall) for name, i, tall in group.places[group.mine]]
+        momentum = local(group.momentum)
+        gradient = torch.stack(wanted) if wanted else torch.empty_like(momentum)
+        momentum.lerp_(gradient, 1 - config.momentum)
+        update = orthogonal(gradient.lerp_(momentum, config.momentum), config.iterations)
+        update = gathered(update, group.momentum)
+        short, long = update.shape[-2:]
+        weights = {name: whole(self.matrices[name]) for name in names}
+        matrices = {name: parts(weight) for name, weight in weights.items()}
+        for direction, (name, i, tall) in zip(update, group.places, strict=True):
+            matrix = turned(matrices[name][i], tall)
+            matrix.mul_(1 - lr * config.weight_decay)
+            matrix.add_(direction, alpha=-lr * (long / short) ** 0.5 if tall else -lr)
+        for name, weight in weights.items():
+            put(self.matrices[name], weight)
 
     def state(self) -> dict[str, Tensor]:
         momenta = {f"muon.{i}.momentum": group.momentum for i, group in enumerate(self.groups)}
         return momenta | self.rest.state()
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        for i, group in enumerate(self.groups):
-            group.momentum.copy_(state[f"muon.{i}.momentum"])
-        self.rest.load(state)
+
+def gradient_of(parameter: nn.Parameter) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def turned(matrix: Tensor, tall: bool) -> Tensor:
+    """The short side first."""
+    return matrix.T if tall else matrix
+
+
+def part_shapes(weight: Tensor) -> list[tuple[int, int]]:
+    """The shapes of `parts`, of a weight that may be spread over processes."""
+    if weight.dim() == 3:
+        return [(weight.shape[1], weight.shape[2])] * weight.shape[0]
+    rows, columns = weight.shape
+    return [(columns, columns)] * 3 if rows == 3 * columns else [(rows, columns)]
 
 
 def parts(weight: Tensor) -> list[Tensor]:
@@ -147,6 +174,6 @@ Optimizer = AdamW | Muon
 """`step(factor)` is one update, every learning rate times `factor`; `state()` is what it remembers, by name."""
 
 
-def make_optimizer(config: OptimizerConfig, model: nn.Module) -> Optimizer:
+def make_optimizer(config: OptimizerConfig, model: nn.Module, mesh: Any = None) -> Optimizer:
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return AdamW(config, named) if isinstance(config, AdamWConfig) else Muon(config, named)
+    return AdamW(config, named) if isinstance(config, AdamWConfig) else Muon(config, named, mesh)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from clearhead.configs import dumps, loads
 from clearhead.configs.train import RecipeConfig
+from clearhead.files import write_atomically
 
 from .checkpoint import ResumeError
 
@@ -21,17 +21,22 @@ except ImportError:  # Windows: no lock, as there is no such file lock
 
 
 class Run:
-    """`recipe.json`, `metrics.jsonl`, `tokens/`, `checkpoints/`, and in the end the model as an ordinary checkpoint."""
+    """`recipe.json`, `metrics.jsonl`, `tokens/`, `checkpoints/`, `best/`, and in the end the model, each of the last
+    two an ordinary checkpoint."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.metrics, self.recipe_file = self.folder / "metrics.jsonl", self.folder / "recipe.json"
         self.checkpoints, self.tokens = self.folder / "checkpoints", self.folder / "tokens"
+        self.best = self.folder / "best"
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Nobody else trains in this folder meanwhile; a process that dies lets go."""
+    def held(self, first: bool = True) -> Iterator[None]:
+        """Nobody else trains in this folder meanwhile; a process that dies lets go. The first of several holds it."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if not first:
+            yield
+            return
         with (self.folder / ".lock").open("w") as file:
             if fcntl is not None:
                 try:
@@ -78,12 +83,6 @@ class Run:
         """Steps after the checkpoint that is resumed will be measured again."""
         kept = [line for line in self.history() if line["step"] <= step]
         write_atomically(self.metrics, "".join(json.dumps(line) + "\n" for line in kept))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
 
 
 def first_difference(before: Any, now: Any, path: str = "") -> str:

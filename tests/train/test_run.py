@@ -35,7 +35,7 @@ def small(**changes: object) -> RecipeConfig:
     """The characters recipe at a size that takes a second; with dropout, so that random numbers matter."""
     config = chars()
     sizes = {
-        "batch": 4, "context": 16, "steps": 12, "evaluate_every": 6, "evaluate_tokens": 256, "save_every": 4,
+        "batch": 4, "task.context": 16, "steps": 12, "evaluate_every": 6, "evaluate_targets": 256, "save_every": 4,
         "model.stack.dim": 32, "model.stack.repeats": 2, "model.stack.pattern.0.ffn.hidden": 64,
         "model.stack.pattern.0.dropout": 0.1,
     }  # fmt: skip
@@ -132,13 +132,13 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(corpus: Path, tmp_
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         train(small(), [corpus], out, report=Report(show=lambda numbers: stop_at(9, numbers)))
-    newest = listed(out / "checkpoints")[-1] / "weights.safetensors"
+    newest = listed(out / "checkpoints")[-1] / "state.safetensors"
     content = bytearray(newest.read_bytes())
     content[-3] ^= 1
     newest.write_bytes(content)
     said: list[str] = []
     train(small(), [corpus], out, resume=True, report=Report(say=said.append))
-    assert any("is damaged (weights.safetensors is not what was written)" in text for text in said)
+    assert any("is damaged (state.safetensors is not what was written)" in text for text in said)
     assert any("going on from step 4" in text for text in said)
     assert same(tmp_path / "whole", out)
 
@@ -185,9 +185,9 @@ def test_a_full_disk_is_said_and_the_last_checkpoint_stays(corpus: Path, tmp_pat
     file.write_text(dumps(small(steps=8)))
     code = "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
     code += "from clearhead.training import checkpoint as c; original = c.write\n"
-    code += "def limited(folder, snapshot):\n"
-    code += "    if snapshot.step == 8: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
-    code += "    return original(folder, snapshot)\n"
+    code += "def limited(folder, step, *more):\n"
+    code += "    if step == 8: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+    code += "    return original(folder, step, *more)\n"
     code += "import clearhead.training.loop as loop; loop.write = limited\n" + COMMAND
     command = [sys.executable, "-c", code, "train", str(file), "--data", str(corpus), "--out", str(out)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

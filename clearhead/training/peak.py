@@ -1,0 +1,21 @@
+"""How fast this machine multiplies matrices, to tell what share of it a run gets."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+SIZE = 1024
+ROUNDS = 5
+
+
+def matrix_peak(device: torch.device) -> float:
+    """FLOP/s of the fastest of a few products, each of a few milliseconds on two cores."""
+    a, b = (torch.ones(SIZE, SIZE, device=device) for _ in range(2))
+    best = float("inf")
+    for _ in range(ROUNDS + 1):
+        begun = time.perf_counter()
+        (a @ b).sum().item()  # waits for the device
+        best = min(best, time.perf_counter() - begun)
+    return 2 * SIZE**3 / best

@@ -1,0 +1,99 @@
+"""What is learned from what: a task turns paths into batches, a loss, and measures on what was held out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.configs import ModelConfig
+from clearhead.configs.train import RecipeConfig
+from clearhead.data import IGNORED
+from clearhead.models.assemble import Model
+
+from .run import Run
+
+Say = Callable[[str], None]
+Sums = dict[str, Tensor]
+"""What is counted beside the loss, such as right answers."""
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """A batch on the device: what is read, what should come out, and which document each token is of."""
+
+    inputs: Tensor
+    targets: Int[Tensor, "..."]
+    documents: Int[Tensor, "B T"] | None = None
+
+    @property
+    def count(self) -> int:
+        """How many targets the loss is the mean of."""
+        return int((self.targets != IGNORED).sum())
+
+    def part(self, rows: slice) -> TrainBatch:
+        documents = None if self.documents is None else self.documents[rows]
+        return TrainBatch(self.inputs[rows], self.targets[rows], documents)
+
+    def to(self, device: torch.device) -> TrainBatch:
+        documents = None if self.documents is None else self.documents.to(device)
+        return TrainBatch(self.inputs.to(device), self.targets.to(device), documents)
+
+
+class Task:
+    """One kind of data and of question. `config` is the recipe's model, fitted to the data; `guess` the loss of one
+    who knows nothing."""
+
+    config: ModelConfig
+    guess: float
+    positions: int  # in one row: what a step costs
+    unit: str  # what is counted when speed is told
+
+    def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
+        """Some rows of a step's batch: a function of the seed and the step."""
+        raise NotImplementedError
+
+    def validation(self) -> Iterator[TrainBatch]:
+        """Every target that was held out, once, in an order that never changes."""
+        raise NotImplementedError
+
+    def loss(self, model: Any, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
+        """The mean loss over the targets, and what else is counted."""
+        raise NotImplementedError
+
+    def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
+        """The numbers that people know, of the mean loss and the sums over `count` targets."""
+        raise NotImplementedError
+
+    def sample(self, model: Any) -> str | None:
+        """Something that the model makes of what it has learned, to look at."""
+        return None
+
+    def save(self, model: Model, folder: Path) -> None:
+        """The model and all that belongs to it, as an ordinary checkpoint."""
+        raise NotImplementedError
+
+
+Maker = Callable[[RecipeConfig, Sequence[str | Path], Run, Say], Task]
+MAKERS: dict[type, Maker] = {}
+M = TypeVar("M", bound=Maker)
+
+
+def learns(config: type) -> Callable[[M], M]:
+    """Says which config a task is made from."""
+
+    def register(make: M) -> M:
+        MAKERS[config] = make
+        return make
+
+    return register
+
+
+def prepare(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> Task:
+    """The recipe's task on the files and folders in `paths`, or on its embedded data. What is there is used again."""
+    return MAKERS[type(recipe.task)](recipe, paths, run, say)

@@ -1,0 +1,219 @@
+"""Learning from text: the next token, or tokens that are hidden."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.configs import (
+    ConfigError,
+    LearnedConfig,
+    LMHeadConfig,
+    MaskedLMHeadConfig,
+    SequenceModelConfig,
+    TokenEmbeddingConfig,
+)
+from clearhead.configs.data import CharactersConfig
+from clearhead.configs.train import MaskedTokensConfig, NextTokenConfig, RecipeConfig
+from clearhead.data import (
+    IGNORED,
+    Batch,
+    Batches,
+    Corpus,
+    Hiding,
+    Shards,
+    build,
+    documents,
+    split,
+    standard_library,
+    windows,
+)
+from clearhead.models.assemble import Model, SequenceModel, make_context
+from clearhead.models.checkpoint import save
+from clearhead.tokenize import MASK, Tokenizer, make
+
+from .loss import linear_cross_entropy
+from .run import Run
+from .task import Say, Sums, Task, TrainBatch, learns
+
+PROMPT_TOKENS, SAMPLE_TOKENS = 8, 64
+
+
+class Text(Task):
+    """What the two tasks share: tokenizer, shards, windows over them."""
+
+    unit = "tokens"
+    head: type[LMHeadConfig] | type[MaskedLMHeadConfig]
+
+    def __init__(self, recipe: RecipeConfig, tokenizer: Tokenizer, training: Shards, validation: Shards) -> None:
+        assert isinstance(recipe.task, NextTokenConfig | MaskedTokensConfig)
+        self.recipe, self.task, self.tokenizer = recipe, recipe.task, tokenizer
+        self.training, self.held_out = training, validation
+        self.config = fitted(recipe, self.head, recipe.task.context, tokenizer.vocabulary)
+        self.guess = math.log(tokenizer.vocabulary)
+        self.positions = recipe.task.context
+        self.batches = Batches(
+            training, batch=recipe.batch, context=self.task.context, seed=recipe.seed, apart=self.task.apart
+        )
+
+    def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
+        return to_torch(self.batches.at(step, rows))
+
+    def validation(self) -> Iterator[TrainBatch]:
+        task = self.task
+        for window in windows(self.held_out, task.context, batch=self.recipe.batch, apart=task.apart):
+            yield to_torch(window)
+
+    def save(self, model: Model, folder: Path) -> None:
+        save(model, folder, tokenizer=self.tokenizer)
+
+
+class NextToken(Text):
+    """The loss of a language model; the vocabulary's logits are never all there at once."""
+
+    head = LMHeadConfig
+
+    def loss(self, model: SequenceModel, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
+        x, head = hidden(model, batch), model.head
+        assert head is not None
+        weight = model.embedding.table if head.weight is None else head.weight
+        loss = linear_cross_entropy(
+            x, weight, batch.targets, bias=head.bias, ignore_index=IGNORED, label_smoothing=smoothing
+        )
+        return loss, {}
+
+    def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
+        bytes_per_token = self.held_out.bytes / len(self.held_out)
+        return {"val/loss": loss, "val/perplexity": math.exp(loss), "val/bpb": loss / math.log(2) / bytes_per_token}
+
+    def sample(self, model: SequenceModel) -> str | None:
+        """How it goes on from the first words that it has not seen."""
+        prompt = [int(token) for token in self.held_out.tokens(0, min(PROMPT_TOKENS, len(self.held_out)))]
+        return continued(model, self.tokenizer, prompt, min(SAMPLE_TOKENS, self.task.context - len(prompt)))
+
+
+class MaskedTokens(Text):
+    """The loss on hidden tokens; only these need logits."""
+
+    head = MaskedLMHeadConfig
+
+    def __init__(self, recipe: RecipeConfig, tokenizer: Tokenizer, training: Shards, validation: Shards) -> None:
+        super().__init__(recipe, tokenizer, training, validation)
+        assert isinstance(self.task, MaskedTokensConfig)
+        mask = tokenizer.inner.token_to_id(MASK)
+        if mask is None:
+            raise ConfigError(f"the tokenizer has no token {MASK}, by which a masked language model hides tokens")
+        self.hiding = Hiding(mask, tokenizer.vocabulary, self.task.share, recipe.seed)
+
+    def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
+        first = rows.indices(self.recipe.batch)[0] + step * self.recipe.batch
+        return to_torch(self.hiding.hide(self.batches.at(step, rows), first))
+
+    def validation(self) -> Iterator[TrainBatch]:
+        task, first = self.task, 0
+        for window in windows(self.held_out, task.context, batch=self.recipe.batch, apart=task.apart):
+            yield to_torch(self.hiding.hide(window, first))
+            first += len(window.inputs)
+
+    def loss(self, model: SequenceModel, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
+        x, head = hidden(model, batch), model.head
+        assert head is not None
+        hidden_ones = batch.targets != IGNORED
+        wanted = batch.targets[hidden_ones]
+        context = make_context(1, len(wanted), x.device, None, None, None, None, None, True)
+        logits = head(x[hidden_ones][None], context, model.embedding.table)[0]
+        loss = F.cross_entropy(logits.float(), wanted, label_smoothing=smoothing, reduction="sum")
+        return loss / max(len(wanted), 1), {"right": (logits.argmax(dim=-1) == wanted).sum()}
+
+    def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
+        return {"val/loss": loss, "val/perplexity": math.exp(loss), "val/accuracy": sums["right"] / max(count, 1)}
+
+
+@learns(NextTokenConfig)
+def next_token(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> NextToken:
+    return NextToken(recipe, *tokens(recipe, paths, run, say))
+
+
+@learns(MaskedTokensConfig)
+def masked_tokens(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> MaskedTokens:
+    return MaskedTokens(recipe, *tokens(recipe, paths, run, say))
+
+
+def tokens(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> tuple[Tokenizer, Shards, Shards]:
+    """Tokenizer and shards in the run's folder; what is there already is used again."""
+    assert isinstance(recipe.task, NextTokenConfig | MaskedTokensConfig)
+    config = recipe.task.tokenizer
+    corpus: Corpus = documents(paths) if paths else standard_library()
+    say(f"reading {corpus.summary}")
+    training, validation = split(corpus, recipe.validation, recipe.seed)
+    if (run.folder / "tokenizer.json").exists():
+        tokenizer = Tokenizer.load(run.folder)
+    else:
+        # characters are those of the whole text: one that only the validation part has must be known
+        known = corpus if isinstance(config, CharactersConfig) else training
+        tokenizer = make(config, known.texts())
+        if isinstance(recipe.task, MaskedTokensConfig):
+            tokenizer = tokenizer.with_mask()
+        tokenizer.save(run.folder)
+        say(f"{'took' if recipe.start else 'made'} a tokenizer of {tokenizer.vocabulary:,} tokens")
+    shards = [
+        build(part, tokenizer, run.tokens / name)
+        for name, part in {"training": training, "validation": validation}.items()
+    ]
+    say(f"{len(shards[0]):,} tokens to train on, {len(shards[1]):,} to validate with")
+    return tokenizer, shards[0], shards[1]
+
+
+def fitted(
+    recipe: RecipeConfig, head: type[LMHeadConfig] | type[MaskedLMHeadConfig], context: int, vocabulary: int
+) -> SequenceModelConfig:
+    """The recipe's model with the tokenizer's vocabulary. A checkpoint's model stays as it is."""
+    config = recipe.model
+    if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, TokenEmbeddingConfig):
+        raise ConfigError(f"a {config.kind()} of this shape cannot be trained on plain text")
+    if not isinstance(config.head, head):
+        kind = "no head" if config.head is None else f"a {config.head.kind()} head"
+        raise ConfigError(f"the model has {kind}, but the task {recipe.task.kind()} needs a {head.kind()}")
+    position = config.embedding.position
+    if isinstance(position, LearnedConfig) and position.length < context:
+        raise ConfigError(f"context={context}, but the model has {position.length} learned positions")
+    if recipe.start is not None:
+        if config.embedding.vocabulary < vocabulary:
+            raise ConfigError(
+                f"the tokenizer has {vocabulary:,} tokens, but the checkpoint knows {config.embedding.vocabulary:,}"
+            )
+        return config
+    embedding = replace(config.embedding, vocabulary=vocabulary)
+    return replace(config, embedding=embedding, head=replace(config.head, vocabulary=vocabulary))
+
+
+def hidden(model: SequenceModel, batch: TrainBatch) -> Float[Tensor, "B T D"]:
+    """What the head reads."""
+    rows, length = batch.inputs.shape
+    context = make_context(rows, length, batch.inputs.device, None, batch.documents, None, None, None, True)
+    return model.hidden(batch.inputs, context)
+
+
+def continued(model: Any, tokenizer: Tokenizer, prompt: str | list[int], steps: int) -> str:
+    """How a language model goes on from a text, or from tokens."""
+    from clearhead.generate.loop import decode, sampler
+
+    ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+    ids = ids or [tokenizer.end or 0]
+    device = next(model.parameters()).device
+    rng = torch.Generator(device).manual_seed(0)
+    written = decode(model, torch.tensor([ids], device=device), steps=max(steps, 0), choose=sampler(0.8, rng))
+    return tokenizer.decode([*ids, *(int(token) for token in written)])
+
+
+def to_torch(batch: Batch) -> TrainBatch:
+    documents = None if batch.documents is None else torch.from_numpy(batch.documents)
+    return TrainBatch(torch.from_numpy(batch.inputs), torch.from_numpy(batch.targets), documents)
