@@ -5,7 +5,7 @@ D model width      H query heads          G key/value heads, H = G·R      K key
 V vocabulary       F feed-forward width   E experts    A experts per token
 L latent width     Q query latent width    M, N plain and rotary part of a latent head's key, K = M + N
 C classes          P patches
-I inner width of a recurrence
+I inner width of a recurrence              W features of a kernel, or rows that a Linformer reads
 """
 
 NAMES = {
@@ -28,5 +28,6 @@ NAMES = {
     "C": "classes",
     "P": "patches",
     "I": "inner width",
+    "W": "features m",
 }
 """What the papers call each letter; `trace` prints both."""

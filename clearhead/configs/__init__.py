@@ -18,7 +18,9 @@ from .heads import (
     MeanPoolConfig,
     PoolerConfig,
 )
+from .kernel import EluConfig, FavorConfig, LinearAttentionConfig
 from .latent import LatentAttentionConfig
+from .linformer import LinformerConfig
 from .lstm import LSTMConfig
 from .masks import And, Blockwise, Causal, Full, Global, Mask, Or, Window
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
@@ -45,6 +47,7 @@ __all__ = [
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
     "RotaryConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
     "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LSTMConfig",
+    "LinearAttentionConfig", "EluConfig", "FavorConfig", "LinformerConfig",
     "FeedForwardConfig", "GatedFeedForwardConfig", "MoEConfig",
     "BlockConfig", "ParallelBlockConfig", "StackConfig",
     "EmbeddingConfig", "TokenEmbeddingConfig", "PatchEmbeddingConfig",

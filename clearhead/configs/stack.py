@@ -9,12 +9,14 @@ from typing import Literal
 from .attention import AttentionConfig
 from .base import ConfigError, Part, Scope, Shape, Step, under
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
+from .kernel import LinearAttentionConfig
 from .latent import LatentAttentionConfig
+from .linformer import LinformerConfig
 from .lstm import LSTMConfig
 from .moe import MoEConfig
 from .norm import LayerNormConfig, NormConfig
 
-MixerConfig = AttentionConfig | LatentAttentionConfig | LSTMConfig
+MixerConfig = AttentionConfig | LatentAttentionConfig | LinearAttentionConfig | LinformerConfig | LSTMConfig
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 
 PLACES = {"pre": ("before",), "post": ("after",), "sandwich": ("before", "inside")}
@@ -127,5 +129,5 @@ class StackConfig(Part):
 
 def mixer_state(mixer: MixerConfig, scope: Scope) -> dict[str, Shape]:
     """What decoding keeps for a mixer: nothing where it reads later tokens, for then there is no decoding."""
-    kept = mixer.state(scope) if mixer.mask.causal else {}
+    kept = mixer.state(scope) if mixer.mask.causal and not isinstance(mixer, LinformerConfig) else {}
     return {f"mixer.{name}": shape for name, shape in kept.items()}

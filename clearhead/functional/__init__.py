@@ -12,6 +12,7 @@ from clearhead.functional.ffn import (
     silu,
     swiglu,
 )
+from clearhead.functional.kernel import elu_features, linear_attention, positive_features
 from clearhead.functional.linear import embedding, linear
 from clearhead.functional.loss import cross_entropy
 from clearhead.functional.lstm import lstm
@@ -40,6 +41,9 @@ __all__ = [
     "feed_forward",
     "gated_feed_forward",
     "swiglu",
+    "elu_features",
+    "positive_features",
+    "linear_attention",
     "lstm",
     "sinusoidal_positions",
     "alibi_bias",

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .context import Context
@@ -63,3 +63,72 @@ def find_texts(context: Context, batch: int) -> Texts:
     rank[longest] = torch.arange(len(longest), device=device)
     by_time = (time * len(longest) + rank[text]).argsort()
     return Texts(keys[0][longest], place[by_time], torch.bincount(time).cpu())
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """Rows in which real tokens come first, one after the other: the batch's own, or one for each document."""
+
+    shape: tuple[int, int]  # B and T of the batch
+    tokens: Int[Tensor, "N L"] | None  # number row·T + place of each token; None: all stand where they stood
+    real: Bool[Tensor, "N L"] | None  # None: no place is padding
+    document: Int[Tensor, "N L"] | None = None  # None: a row is one document
+
+    def take(self, x: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
+        """From the batch, whose axis of tokens is `time`."""
+        if self.tokens is None:
+            return x
+        return x.movedim(time, 1).flatten(0, 1)[self.tokens].movedim(1, time)
+
+    def give(self, y: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
+        """Back to the batch; padding gets zeros."""
+        y = y.movedim(time, 1)
+        if self.tokens is not None:
+            real = torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real
+            whole = y.new_zeros(self.shape[0] * self.shape[1], *y.shape[2:])
+            y = whole.index_copy(0, self.tokens[real], y[real]).unflatten(0, self.shape)
+        elif self.real is not None:
+            y = y * self.real.view(*self.real.shape, *(1,) * (y.dim() - 2))
+        return y.movedim(1, time)
+
+
+def lanes(context: Context, batch: int) -> Lanes:
+    """Each row's real tokens at its front, document by document. Found once for all layers."""
+    return context.once("lanes", lambda: find_lanes(context, batch))
+
+
+def find_lanes(context: Context, batch: int) -> Lanes:
+    length, device = context.positions.shape[1], context.positions.device
+    real, document = context.readable, context.documents
+    if real is not None and bool(real.all()):
+        real = None
+    if real is None and document is None:
+        return Lanes((batch, length), None, None)
+    places = torch.arange(length, device=device).expand(batch, length)
+    key = torch.zeros_like(places) if document is None else document
+    if real is not None:
+        key = key.masked_fill(~real, torch.iinfo(key.dtype).max)
+    order = key.argsort(dim=1, stable=True)
+    document = None if document is None else document.gather(1, order)
+    real = None if real is None else real.gather(1, order)
+    if torch.equal(order, places):
+        return Lanes((batch, length), None, real, document)
+    rows = torch.arange(batch, device=device)[:, None]
+    return Lanes((batch, length), rows * length + order, real, document)
+
+
+def apart(context: Context, batch: int) -> Lanes:
+    """A row for each document."""
+    return context.once("apart", lambda: find_apart(context, batch))
+
+
+def find_apart(context: Context, batch: int) -> Lanes:
+    order = texts(context, batch)
+    longest, count = len(order.sizes), len(order.rows)
+    sizes = order.sizes.to(order.tokens.device)
+    time = torch.arange(longest, device=sizes.device).repeat_interleave(sizes)
+    text = torch.arange(len(order.tokens), device=sizes.device) - (sizes.cumsum(0) - sizes)[time]
+    tokens = torch.zeros(count, longest, dtype=torch.long, device=sizes.device)
+    real = torch.zeros(count, longest, dtype=torch.bool, device=sizes.device)
+    tokens[text, time], real[text, time] = order.tokens, True
+    return Lanes((batch, context.positions.shape[1]), tokens, real)

@@ -151,10 +151,21 @@ class LSTMState:
 
 
 @dataclass
+class SumState:
+    """What the keys of a linear attention layer come to, however many they are, and the scale it is kept in."""
+
+    sums: Float[Tensor, "B H W U1"]
+    top: Float[Tensor, "B H"]
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.sums, self.top = self.sums[rows], self.top[rows]
+
+
+@dataclass
 class BlockState:
     """What one block remembers."""
 
-    mixer: KVState | LatentState | LSTMState
+    mixer: KVState | LatentState | LSTMState | SumState
     cross: SourceState | None = None
 
     def select(self, rows: Int[Tensor, "B"]) -> None:

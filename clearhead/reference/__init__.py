@@ -27,6 +27,14 @@ from clearhead.reference.ffn import (
     swiglu_backward,
 )
 from clearhead.reference.flash import flash_attention, flash_attention_backward
+from clearhead.reference.kernel import (
+    elu_features,
+    elu_features_backward,
+    linear_attention,
+    linear_attention_backward,
+    positive_features,
+    positive_features_backward,
+)
 from clearhead.reference.linear import linear, linear_backward
 from clearhead.reference.loss import cross_entropy, cross_entropy_backward
 from clearhead.reference.lstm import lstm, lstm_backward
@@ -71,6 +79,12 @@ __all__ = [
     "gated_feed_forward_backward",
     "swiglu",
     "swiglu_backward",
+    "elu_features",
+    "elu_features_backward",
+    "positive_features",
+    "positive_features_backward",
+    "linear_attention",
+    "linear_attention_backward",
     "lstm",
     "lstm_backward",
     "sinusoidal_positions",

@@ -82,6 +82,19 @@ CASES = {
         for name in reference.ACTIVATIONS
     },
     "swiglu": ("swiglu", (X, GATE, UP, DOWN), {}),
+    "elu_features": ("elu_features", (X * 3,), {}),
+    "positive_features": ("positive_features", (QKV[0] / 3, normal(F, K)), {}),
+    "linear_attention": ("linear_attention", (np.exp(QKV[0]), np.exp(QKV[1]), QKV[2]), {}),
+    "linear_attention, causal": (
+        "linear_attention",
+        (np.exp(QKV[0]), np.exp(QKV[0] - 1), X[:, None]),
+        {"causal": True},
+    ),
+    "linear_attention, no leading dimensions": (
+        "linear_attention",
+        (np.exp(normal(300, K)), np.exp(normal(300, K, seed=1)), normal(300, U)),
+        {"causal": True},
+    ),
     "lstm": ("lstm", (X, *(normal(4 * K, n, seed=4) for n in (D, K)), normal(4 * K)), {}),
     "lstm, no bias, any leading dimensions": ("lstm", (QKV[0], normal(4 * D, K), normal(4 * D, D)), {}),
     "rotate": ("rotate", (QKV[0], np.arange(T)), {}),

@@ -13,7 +13,9 @@ from clearhead.configs import (
     Blockwise,
     Causal,
     ClassHeadConfig,
+    EluConfig,
     EncoderDecoderConfig,
+    FavorConfig,
     FeedForwardConfig,
     FirstTokenConfig,
     Full,
@@ -23,7 +25,9 @@ from clearhead.configs import (
     LatentAttentionConfig,
     LayerNormConfig,
     LearnedConfig,
+    LinearAttentionConfig,
     LinearScaling,
+    LinformerConfig,
     Llama3Scaling,
     LMHeadConfig,
     LSTMConfig,
@@ -90,6 +94,15 @@ MIXERS: dict[str, MixerConfig] = {
     "latent, window": LatentAttentionConfig(
         heads=3, latent_dim=9, plain_dim=5, rope_dim=4, value_dim=3, mask=Causal() & Window(WINDOW)
     ),
+    "linear": LinearAttentionConfig(heads=5, mask=Causal()),
+    "linear, full": LinearAttentionConfig(heads=5, kernel=EluConfig(), qkv_bias=True, out_bias=True),
+    "performer": LinearAttentionConfig(heads=5, mask=Causal(), kernel=FavorConfig(features=7)),
+    "performer, value_dim": LinearAttentionConfig(
+        heads=3, head_dim=8, value_dim=7, mask=Causal(), kernel=FavorConfig(features=19, seed=5)
+    ),
+    "performer, full": LinearAttentionConfig(heads=5, kernel=FavorConfig(features=13)),
+    "linformer": LinformerConfig(heads=5, length=POSITIONS, rows=6, out_bias=True),
+    "linformer, shared": LinformerConfig(heads=3, length=17, rows=9, shared=True, head_dim=4, value_dim=7),
     "lstm": LSTMConfig(),
     "lstm, narrow": LSTMConfig(hidden=7),
 }
@@ -223,7 +236,7 @@ CASES: dict[str, ModelConfig] = {
         repeats=2,
     ),
     "recurrent hybrid": sequence(
-        block(MIXERS["lstm"]), block(MIXERS["lstm, narrow"], "post"), block(MIXERS["window"]), repeats=1
+        block(MIXERS["lstm"]), block(MIXERS["performer"], "post"), block(MIXERS["window"]), repeats=1
     ),
     "two windows": sequence(
         block(AttentionConfig(heads=5, mask=Causal() & Window(2))),

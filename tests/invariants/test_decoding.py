@@ -41,6 +41,8 @@ MIXED = [
     "latent; pre",
     "alibi, grouped; parallel",
     "lstm; pre",
+    "linear; pre",
+    "performer, value_dim; pre",
     "recurrent hybrid",
     "position: learned",
 ]

@@ -27,13 +27,13 @@ from .tools import (
     ids,
     inputs_of,
     is_causal,
+    keeps_keys,
     kinds,
     mixers,
     model_of,
     once_each,
     randomise,
     sequence_model,
-    weighs,
 )
 
 BOTH = pytest.mark.parametrize("fused", [True, False], ids=["fused", "written out"])
@@ -65,7 +65,16 @@ def test_written_out_equals_fused_in_float32(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["window; pre", "alibi, grouped; pre", "latent; pre", "ffn: moe, shared", "no final norm", "lstm; pre"]
+    "name",
+    [
+        "window; pre",
+        "alibi, grouped; pre",
+        "latent; pre",
+        "ffn: moe, shared",
+        "no final norm",
+        "lstm; pre",
+        "performer; pre",
+    ],
 )
 def test_float16_is_near_float64(name: str) -> None:
     """Half precision in, half precision out, by both paths; statistics and weights are wider."""
@@ -149,7 +158,17 @@ def test_dropout_keeps_the_mean(name: str, fused: bool) -> None:
 @BOTH
 @pytest.mark.parametrize(
     "name",
-    ["mha; pre", "window; pre", "latent; pre", "alibi, grouped; pre", "ffn: moe", "position: learned", "lstm; pre"],
+    [
+        "mha; pre",
+        "window; pre",
+        "latent; pre",
+        "alibi, grouped; pre",
+        "ffn: moe",
+        "position: learned",
+        "lstm; pre",
+        "performer; pre",
+        "linear, full; pre",
+    ],
 )
 def test_no_tokens_and_no_rows_are_fine(name: str, fused: bool) -> None:
     model = sequence_model(name)
@@ -167,7 +186,7 @@ def test_watching_while_decoding_changes_nothing(name: str) -> None:
             taps = Taps(read=["*"])
             assert torch.equal(model(piece, state=seen, taps=taps), model(piece, state=unseen))
     weights = [value for path, value in taps.values.items() if path.endswith("mixer.weights")]
-    assert len(weights) == sum(map(weighs, mixers(CASES[name])))
+    assert len(weights) == sum(map(keeps_keys, mixers(CASES[name])))
     for value in weights:
         close(value.sum(-1), torch.ones_like(value[..., 0]))
 
@@ -190,7 +209,14 @@ def test_replacing_by_itself_is_the_written_out_result(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["qk_norm; sandwich", "latent, query latent; parallel", "lstm, narrow; pre", "head: classes of the pooler"]
+    "name",
+    [
+        "qk_norm; sandwich",
+        "latent, query latent; parallel",
+        "lstm, narrow; pre",
+        "performer, value_dim; pre",
+        "head: classes of the pooler",
+    ],
 )
 def test_no_tap_is_a_dead_end(name: str) -> None:
     """Adding noise to any value changes the output, by both paths alike."""

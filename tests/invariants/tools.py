@@ -14,6 +14,7 @@ from clearhead.configs import (
     Config,
     EncoderDecoderConfig,
     LatentAttentionConfig,
+    LinearAttentionConfig,
     ModelConfig,
     PatchEmbeddingConfig,
     SequenceModelConfig,
@@ -41,7 +42,12 @@ def is_causal(config: ModelConfig) -> bool:
 
 
 def weighs(mixer: Any) -> bool:
-    """Whether it compares every query with every key, and so has weights that can be looked at."""
+    """Whether it has weights of every query for every key, which can be looked at."""
+    return keeps_keys(mixer) or isinstance(mixer, LinearAttentionConfig)
+
+
+def keeps_keys(mixer: Any) -> bool:
+    """Whether it has them in decoding too."""
     return isinstance(mixer, AttentionConfig | LatentAttentionConfig)
 
 
@@ -68,7 +74,7 @@ STREAMS = [name for name in SEQUENCES if gives_a_vector_per_token(CASES[name])]
 CAUSAL = [name for name in STREAMS if is_causal(CASES[name])]
 TRANSLATORS = [name for name, config in CASES.items() if isinstance(config, EncoderDecoderConfig)]
 RINGS = [name for name in CAUSAL if any(getattr(mixer, "ring", None) for mixer in mixers(CASES[name]))]
-ABSOLUTE = {"Sinusoidal", "Learned", "Global", "Blockwise"}  # kinds that tell one place from another
+ABSOLUTE = {"Sinusoidal", "Learned", "Global", "Blockwise", "Linformer"}  # kinds that tell one place from another
 RELATIVE = [name for name in STREAMS if not kinds(CASES[name]) & ABSOLUTE]
 
 

@@ -140,5 +140,19 @@ def test_every_test_asserts(path: Path) -> None:
 @pytest.mark.parametrize("folder", ["configs", "nn", "reference"])
 def test_a_part_has_one_name_in_every_engine(folder: str) -> None:
     """configs/x.py is computed by nn/x.py and reference/x.py."""
-    parts = {"attention", "latent", "lstm", "ffn", "moe", "norm", "rotary", "positions", "embedding", "heads", "stack"}
+    parts = {
+        "attention",
+        "latent",
+        "kernel",
+        "linformer",
+        "lstm",
+        "ffn",
+        "moe",
+        "norm",
+        "rotary",
+        "positions",
+        "embedding",
+        "heads",
+        "stack",
+    }
     assert parts <= {path.stem for path in (PACKAGE / folder).glob("*.py")}

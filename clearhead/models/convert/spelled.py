@@ -14,6 +14,8 @@ from clearhead.configs import (
     FeedForwardConfig,
     GatedFeedForwardConfig,
     LatentAttentionConfig,
+    LinearAttentionConfig,
+    LinformerConfig,
     LSTMConfig,
     Mask,
     ModelConfig,
@@ -52,6 +54,9 @@ def spelled_block(block: Any, dim: int) -> Any:
 def mixer(config: MixerConfig, dim: int) -> MixerConfig:
     if isinstance(config, LSTMConfig):
         return replace(config, hidden=config.hidden or dim)
+    if isinstance(config, LinearAttentionConfig | LinformerConfig):
+        key, value = config.widths(dim)
+        return replace(config, head_dim=key, value_dim=value)
     mask = ordered(config.mask)
     if isinstance(config, LatentAttentionConfig):
         return replace(config, mask=mask, rotary=rotary(config.rotary, config.rope_dim))

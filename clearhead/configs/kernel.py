@@ -1,0 +1,120 @@
+"""Attention through a feature map: weights φ(q)·φ(k), so that sums over keys are made once and not for every query."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .base import Config, ConfigError, Part, Scope, Shape, Step
+from .masks import Causal, Full, Mask
+
+CHUNK = 128
+"""Positions that a causal pass compares with each other; what is older is read through its sum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EluConfig(Config):
+    """φ(x) = elu(x) + 1, as many features as the head is wide  (Katharopoulos et al. 2020, equation 7)."""
+
+    def count(self, width: int) -> int:
+        return width
+
+    def flops(self, width: int) -> int:
+        """Of the features of one vector."""
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorConfig(Config):
+    """φ(x) = exp(ω·x − |x|²/2)/√W for W random ω, orthogonal in sets of K, so that E[φ(q)·φ(k)] = exp(q·k): an estimate
+    of softmax attention  (Choromanski et al. 2021, Performer, lemma 1 and section 2.4)."""
+
+    features: int  # W
+    seed: int = 0  # of the directions ω; `clearhead.nn.kernel.redraw` changes it
+
+    def check(self) -> None:
+        self.require_positive("features")
+        if self.seed < 0:
+            raise ConfigError(f"Favor.seed is {self.seed}, but must be at least 0")
+
+    def count(self, width: int) -> int:
+        return self.features
+
+    def flops(self, width: int) -> int:
+        return 2 * self.features * width
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionConfig(Part):
+    """Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j) in each of H heads: O(n). With `FavorConfig`, a Performer."""
+
+    heads: int
+    head_dim: int | None = None  # None: dim // heads
+    value_dim: int | None = None  # None: head_dim
+    mask: Mask = Full()  # or Causal()
+    kernel: EluConfig | FavorConfig = EluConfig()
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    def check(self) -> None:
+        self.require_positive("heads", "head_dim", "value_dim")
+        if self.mask not in (Full(), Causal()):
+            raise ConfigError(
+                f"LinearAttention.mask is {self.mask}, but must be Full() or Causal(): "
+                "sums over keys cannot leave out some of them for one query and not for another"
+            )
+
+    def widths(self, dim: int) -> tuple[int, int]:
+        """K and U in a model of width `dim`."""
+        if self.head_dim is None and dim % self.heads:
+            raise ConfigError(f"dim={dim} is not a multiple of heads={self.heads}; give head_dim")
+        key = self.head_dim or dim // self.heads
+        return key, self.value_dim or key
+
+    def sized(self, scope: Scope) -> Scope:
+        key, value = self.widths(scope["D"])
+        return scope.having("attention", H=self.heads, K=key, U=value, W=self.kernel.count(key))
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = self.sized(scope)
+        (rows,), tokens = s.shape("H·K+H·K+H·U"), 2 * s["B"] * s["T"]
+        yield s.step(
+            "qkv",
+            "X·[W_Q W_K W_V]",
+            "B T H·K+H·K+H·U",
+            weights={"qkv.weight": (rows, s["D"])} | ({"qkv.bias": (rows,)} if self.qkv_bias else {}),
+            flops=tokens * s["D"] * rows,
+            order="n·d²",
+        )
+        for name, letters in (("query", "B H T K"), ("key", "B H T K"), ("value", "B H T U")):
+            yield s.step(name, "split into heads", letters, kept=0)
+        flops = s["B"] * s["H"] * s["T"] * self.kernel.flops(s["K"])
+        for name in ("query_features", "key_features"):
+            yield s.step(name, "φ, its largest 1" if flops else "elu + 1", "B H T W", flops=flops, order="n·d·m")
+        yield s.step("mixed", "φ(Q)·Σφ(K)V / φ(Q)·Σφ(K)", "B H T U", flops=self.mixing(s), order="n·d·m")
+        yield s.step("concat", "heads side by side", "B T H·U", kept=0)
+        (joined,) = s.shape("H·U")
+        yield s.step(
+            "out",
+            "concat·W_O",
+            "B T D",
+            weights={"out.weight": (s["D"], joined)} | ({"out.bias": (s["D"],)} if self.out_bias else {}),
+            flops=tokens * s["D"] * joined,
+            order="n·d²",
+            kept=0,
+        )
+
+    def mixing(self, s: Scope) -> int:
+        """FLOPs of summing the keys and of reading the sums, the denominator beside the values; in a causal pass also
+        of comparing each chunk with itself."""
+        through_sums = 2 * s["W"] * (s["U"] + 1)
+        if not self.mask.causal:
+            return 2 * s["B"] * s["H"] * s["T"] * through_sums
+        chunk = min(CHUNK, s["T"])
+        padded = -(-s["T"] // chunk) * chunk
+        return 2 * s["B"] * s["H"] * padded * (through_sums + chunk * (s["W"] + s["U"] + 1))
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        """The sums over all keys so far, and the scale they are kept in."""
+        s = self.sized(scope)
+        return {"sums": s.shape("B H W U+1"), "top": s.shape("B H")}

@@ -1,0 +1,148 @@
+"""Attention through a feature map: the sums over keys, made once, or chunk by chunk where no query may read ahead."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.configs.kernel import CHUNK
+
+NOTHING = -1e30
+"""The logarithm of no weight at all; less than any other, and still a number that can be subtracted from itself."""
+
+
+def elu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """elu(x) + 1: x + 1 above zero, eˣ below; always positive."""
+    return F.elu(x) + 1
+
+
+def positive_features(x: Float[Tensor, "... K"], directions: Float[Tensor, "W K"]) -> Float[Tensor, "... W"]:
+    """exp(ω·x − |x|²/2)/√W for every direction ω. Over ω ~ N(0, I), E[φ(q)·φ(k)] = exp(q·k)."""
+    exponent = x @ directions.T - 0.5 * x.square().sum(-1, keepdim=True)
+    return exponent.exp() / math.sqrt(len(directions))
+
+
+def linear_attention(
+    q: Float[Tensor, "... T W"],
+    k: Float[Tensor, "... S W"],
+    v: Float[Tensor, "... S U"],
+    causal: bool = False,
+) -> Float[Tensor, "... T U"]:
+    """Σ_j (q·k_j) v_j / Σ_j q·k_j over positive features; causal: over the keys up to the query's own place."""
+    if not causal:
+        return over_all_keys(q, k, v)
+    if q.shape[-2] != k.shape[-2]:
+        raise ValueError(f"causal linear attention takes as many queries as keys, not {q.shape[-2]} and {k.shape[-2]}")
+    lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
+    q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
+    return over_keys_so_far(q, k, v)[0].reshape(*lead, *v.shape[-2:])
+
+
+def stable_features(
+    x: Float[Tensor, "B H T K"], directions: Float[Tensor, "W K"]
+) -> tuple[Float[Tensor, "B H T W"], Float[Tensor, "B H T"]]:
+    """√W·`positive_features`(x/√√K), each vector's largest made 1, and the logarithm of what they were divided by.
+
+    That is a constant of the computation: whatever it is, it cancels, so no gradient flows through it.
+    """
+    scale = x.shape[-1] ** -0.25
+    half_square = -0.5 * scale * scale * x.square().sum(-1, keepdim=True)
+    exponent = torch.addmm(half_square.flatten(0, 2), x.flatten(0, 2), directions.T * scale)
+    top = exponent.detach().amax(-1, keepdim=True)
+    return exponent.sub_(top).exp_().view(*x.shape[:-1], len(directions)), top.view(x.shape[:-1])
+
+
+def over_all_keys(
+    q: Float[Tensor, "... T W"],
+    k: Float[Tensor, "... S W"],
+    v: Float[Tensor, "... S U"],
+    factor: Float[Tensor, "... S"] | None = None,
+) -> Float[Tensor, "... T U"]:
+    """Every query reads the same two sums, Σφ(k)·v and Σφ(k); `factor` is of each key in both."""
+    beside = with_ones(v)
+    sums = k.mT @ (beside if factor is None else beside * factor.unsqueeze(-1))
+    return quotient(q @ sums)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the keys so far come to: Σφ(k)·[v 1], each times exp(its top − the largest top), and that largest top."""
+
+    sums: Float[Tensor, "B H W U1"]
+    top: Float[Tensor, "B H"]
+
+
+def over_keys_so_far(
+    q: Float[Tensor, "B H T W"],
+    k: Float[Tensor, "B H T W"],
+    v: Float[Tensor, "B H T U"],
+    top: Float[Tensor, "B H T"] | None = None,
+    documents: Int[Tensor, "B T"] | None = None,
+    start: Sums | None = None,
+) -> tuple[Float[Tensor, "B H T U"], Sums]:
+    """Each chunk is compared with itself, and reads what is before it through its sums.
+
+    A key weighs φ(k)·exp(top). The exponentials are of the distance to the largest top that a query may read, so none
+    overflows, and no later key has a say in it. Documents, if any, must stand one after the other.
+    """
+    start = start or no_sums(q, v)
+    length, chunk = q.shape[2], min(CHUNK, q.shape[2])
+    if length == 0:
+        return v, start
+    more = -length % chunk
+    tops = q.new_zeros(q.shape[:3]) if top is None else top
+    tops = F.pad(tops, (0, more), value=NOTHING).unflatten(2, (-1, chunk))  # B H N C
+    q, k, beside = (F.pad(x, (0, 0, 0, more)).unflatten(2, (-1, chunk)) for x in (q, k, with_ones(v)))  # B H N C …
+    may_read = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
+    read_through = adding = tops.new_ones((), dtype=torch.bool)
+    stays = tops.new_ones(tops.shape[2], dtype=torch.bool)
+    if documents is not None:
+        document = F.pad(documents[:, None], (0, more), value=-1).unflatten(2, (-1, chunk))  # B 1 N C
+        may_read = may_read & (document.unsqueeze(-1) == document.unsqueeze(-2))
+        last = document[..., -1:]
+        read_through = document == F.pad(last[:, :, :-1], (0, 0, 1, 0), value=-2)  # the document before goes on
+        adding = document == last
+        stays = read_through[..., -1]
+    adding_tops = torch.where(adding, tops, NOTHING)
+    before, after = running_top(adding_tops.amax(-1), stays, start.top)  # B H N
+    through = torch.where(read_through, before.unsqueeze(-1), NOTHING)
+    factors = torch.where(may_read, tops.unsqueeze(-2), NOTHING)  # B H N C C
+    largest = torch.maximum(factors.amax(-1), through)
+    within = (q @ k.mT) * factors.sub_(largest.unsqueeze(-1)).exp_()
+    adds = k.mT @ (beside * (adding_tops - after.unsqueeze(-1)).exp().unsqueeze(-1))
+    sums = [start.sums]
+    for kept, added in zip((torch.where(stays, before, NOTHING) - after).exp().unbind(2), adds.unbind(2), strict=True):
+        sums.append(sums[-1] * kept[..., None, None] + added)
+    both = within @ beside + (q @ torch.stack(sums[:-1], 2)) * (through - largest).exp().unsqueeze(-1)
+    return quotient(both).flatten(2, 3)[:, :, :length], Sums(sums[-1], after[..., -1])
+
+
+def running_top(
+    tops: Float[Tensor, "B H N"], stays: Bool[Tensor, "#B 1 N"] | Bool[Tensor, "N"], start: Float[Tensor, "B H"]
+) -> tuple[Float[Tensor, "B H N"], Float[Tensor, "B H N"]]:
+    """The largest top of the sums that each chunk finds, and of those that it leaves; begun anew with a document."""
+    found = [start]
+    for top, stay in zip(tops.unbind(2), stays.unbind(-1), strict=True):
+        found.append(torch.maximum(torch.where(stay, found[-1], NOTHING), top))
+    return torch.stack(found[:-1], 2), torch.stack(found[1:], 2)
+
+
+def no_sums(q: Float[Tensor, "B H T W"], v: Float[Tensor, "B H T U"]) -> Sums:
+    batch, heads, _, width = q.shape
+    return Sums(v.new_zeros(batch, heads, width, v.shape[-1] + 1), v.new_full((batch, heads), NOTHING))
+
+
+def with_ones(v: Float[Tensor, "... S U"]) -> Float[Tensor, "... S U1"]:
+    """A column of ones beside the values: what is done to it becomes the denominator."""
+    return torch.cat((v, v.new_ones(*v.shape[:-1], 1)), dim=-1)
+
+
+def quotient(both: Float[Tensor, "... T U1"]) -> Float[Tensor, "... T U"]:
+    """Numerator by denominator; 0 where nothing was read."""
+    total = both[..., -1:]
+    return both[..., :-1] / torch.where(total == 0, 1, total)

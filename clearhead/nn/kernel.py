@@ -1,0 +1,177 @@
+"""Attention through a feature map: sums over keys in the place of a comparison with each of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.configs import Config, EluConfig, FavorConfig, LinearAttentionConfig, Mask
+from clearhead.functional.kernel import NOTHING, Sums, elu_features, over_all_keys, over_keys_so_far, stable_features
+from clearhead.functional.softmax import widen
+from clearhead.reference.kernel import random_directions
+
+from .attention import check_causal, merge_heads, split_heads
+from .build import build_part, builds
+from .context import Context
+from .lanes import apart, lanes
+from .state import Room, SumState
+
+C = TypeVar("C", bound=Config)
+
+
+@builds(EluConfig)
+class Elu(nn.Module):
+    """elu(x) + 1, divided by nothing."""
+
+    def __init__(self, config: EluConfig, width: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "B H T K"]) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H T"]]:
+        return elu_features(x.contiguous()), x.new_zeros(x.shape[:-1])
+
+
+@builds(FavorConfig)
+class Favor(nn.Module):
+    """Positive random features. The directions follow from the config's seed, so they are no weights."""
+
+    def __init__(self, config: FavorConfig, width: int) -> None:
+        super().__init__()
+        self.directions = torch.from_numpy(random_directions(config.features, width, config.seed))
+
+    def draw(self, seed: int) -> None:
+        features, width = self.directions.shape
+        self.directions = torch.from_numpy(random_directions(features, width, seed))
+
+    def forward(self, x: Float[Tensor, "B H T K"]) -> tuple[Float[Tensor, "B H T W"], Float[Tensor, "B H T"]]:
+        return stable_features(x, self.directions.to(x))
+
+
+@builds(LinearAttentionConfig)
+class LinearAttention(nn.Module):
+    """x -> q, k, v by one matrix -> heads -> features -> Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j) -> out.
+
+    all keys      φ(q)·(Σφ(k)[v 1]): two products, in any order of keys
+    keys so far   chunks: each compared with itself, and with what is before it through its sums; decoding goes on
+                  from the sums of all tokens before
+    """
+
+    def __init__(self, config: LinearAttentionConfig, dim: int) -> None:
+        super().__init__()
+        key, value = config.widths(dim)
+        self.widths, self.mask = (key, value), config.mask
+        self.heads, self.features = config.heads, config.kernel.count(key)
+        self.qkv = nn.Linear(dim, config.heads * (2 * key + value), bias=config.qkv_bias)
+        self.kernel = build_part(config.kernel, key)
+        self.out = nn.Linear(config.heads * value, dim, bias=config.out_bias)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: SumState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        key, value = self.widths
+        qkv = context.tap("qkv", self.qkv(x)).split((self.heads * key, self.heads * key, self.heads * value), dim=-1)
+        q = context.tap("query", split_heads(qkv[0], key))
+        k = context.tap("key", split_heads(qkv[1], key))
+        v = context.tap("value", split_heads(qkv[2], value))
+        (q, _), (k, top) = self.kernel(widen(q)), self.kernel(widen(k))
+        q, k = context.tap("query_features", q), context.tap("key_features", k)
+        mixed = context.tap("mixed", self.mix(q, k, widen(v), top, context, state).to(x.dtype))
+        return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
+
+    def mix(
+        self,
+        q: Float[Tensor, "B H T W"],
+        k: Float[Tensor, "B H T W"],
+        v: Float[Tensor, "B H T U"],
+        top: Float[Tensor, "B H T"],
+        context: Context,
+        state: SumState | None,
+    ) -> Float[Tensor, "B H T U"]:
+        if state is None:  # all keys are here, and so all weights can be written out
+            pairs = Pairs(q, k, top, self.mask, context)
+            for look in context.looks():
+                look(pairs)
+            if not context.fused or context.replaces("weights"):
+                return context.tap("weights", pairs.weights()) @ v
+            if context.reads("weights"):
+                context.tap("weights", pairs.weights())
+        if not self.mask.causal:
+            return self.both_ways(q, k, v, top, context)
+        row = lanes(context, len(q))
+        q, k, v, top = row.take(q, 2), row.take(k, 2), row.take(v, 2), row.take(top, 2)
+        if row.real is not None:
+            k, top = k * row.real[:, None, :, None], torch.where(row.real[:, None], top, NOTHING)
+        start = None if state is None else Sums(state.sums.to(q), state.top.to(q))
+        mixed, sums = over_keys_so_far(q, k, v, top, row.document, start)
+        if state is not None:
+            state.sums, state.top = sums.sums.detach(), sums.top.detach()
+        return row.give(mixed, 2)
+
+    def both_ways(
+        self,
+        q: Float[Tensor, "B H T W"],
+        k: Float[Tensor, "B H T W"],
+        v: Float[Tensor, "B H T U"],
+        top: Float[Tensor, "B H T"],
+        context: Context,
+    ) -> Float[Tensor, "B H T U"]:
+        row = lanes(context, len(q)) if context.documents is None else apart(context, len(q))
+        q, k, v, top = row.take(q, 2), row.take(k, 2), row.take(v, 2), row.take(top, 2)
+        if row.real is not None:
+            top = torch.where(row.real[:, None], top, -torch.inf)
+        largest = top.amax(-1, keepdim=True).clamp_min(NOTHING) if top.shape[-1] else 0
+        return row.give(over_all_keys(q, k, v, (top - largest).exp()), 2)
+
+    def init_state(self, room: Room) -> SumState:
+        check_causal(self.mask)
+        sums, top = room.buffer(self.heads, self.features, self.widths[1] + 1), room.buffer(self.heads)
+        return SumState(widen(sums), widen(top).fill_(NOTHING))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The features of one layer, whose weights nobody computes unless he asks."""
+
+    q: Float[Tensor, "B H T W"]
+    k: Float[Tensor, "B H T W"]
+    top: Float[Tensor, "B H T"]
+    mask: Mask
+    context: Context
+
+    def weights(self, heads: slice = slice(None), rows: slice = slice(None)) -> Float[Tensor, "B Heads Rows T"]:
+        """φ(q)·φ(k) as a share of its sum over the keys that may be read; padding reads nothing."""
+        top = self.top[:, heads, None]
+        allowed = self.context.allowed_rows(self.mask, rows)
+        if self.context.readable is not None:
+            allowed = self.context.readable[:, None, rows, None] & (True if allowed is None else allowed)
+        tops = top if allowed is None else torch.where(allowed, top, -torch.inf)
+        largest = tops.amax(-1, keepdim=True).clamp_min(NOTHING) if tops.shape[-1] else 0
+        pairs = self.q[:, heads, rows] @ self.k[:, heads].mT * (tops - largest).exp()
+        total = pairs.sum(-1, keepdim=True)
+        return pairs / torch.where(total == 0, 1, total)
+
+
+def redraw(model: nn.Module, seed: int) -> None:
+    """Draw the directions of every `Favor` anew. The model's config says so too, and a saved model loads with them."""
+    for module in model.modules():
+        if isinstance(module, Favor):
+            module.draw(seed)
+        config = getattr(module, "config", None)
+        if isinstance(config, Config):
+            module.config = reseeded(config, seed)  # type: ignore[assignment]
+
+
+def reseeded(config: C, seed: int) -> C:
+    """The same tree with another seed in every `Favor`."""
+
+    def anew(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(anew, value))
+        return reseeded(value, seed) if isinstance(value, Config) else value
+
+    if isinstance(config, FavorConfig):
+        return replace(config, seed=seed)
+    return replace(config, **{f.name: anew(getattr(config, f.name)) for f in fields(config)})

@@ -1,0 +1,81 @@
+"""Attention over a few mixtures of all positions (Wang et al. 2020, Linformer)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NoReturn
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.configs import LinformerConfig
+
+from .attention import attend, check_causal, merge_heads, split_heads
+from .build import builds
+from .context import Context
+from .lanes import apart
+from .state import Room
+
+
+@builds(LinformerConfig)
+class Linformer(nn.Module):
+    """x -> W rows by E and F -> their keys and values, which every query reads -> out.
+
+    E·(X·W_K) is computed as (E·X)·W_K, so that the matrices meet W rows and not T.
+    """
+
+    def __init__(self, config: LinformerConfig, dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.widths = key, value = config.widths(dim)
+        self.parts = (config.heads * key, config.heads * key, config.heads * value)  # of queries, keys and values
+        self.key_rows = nn.Linear(config.length, config.rows, bias=False)
+        self.value_rows = None if config.shared else nn.Linear(config.length, config.rows, bias=False)
+        self.qkv = nn.Linear(dim, sum(self.parts), bias=False)
+        self.out = nn.Linear(config.heads * value, dim, bias=config.out_bias)
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context, state: None = None) -> Float[Tensor, "B T D"]:
+        if context.documents is not None:
+            return self.by_document(x, context)
+        self.check_positions(context)
+        (key, value), (w_query, w_key, w_value) = self.widths, self.qkv.weight.split(self.parts)
+        real = x if context.readable is None else x * context.readable.unsqueeze(-1)
+        rows = context.tap("key_rows", self.mixtures(self.key_rows, real, context))
+        q = context.tap("query", split_heads(F.linear(x, w_query), key))
+        k = context.tap("key", split_heads(F.linear(rows, w_key), key))
+        if self.value_rows is not None:
+            rows = context.tap("value_rows", self.mixtures(self.value_rows, real, context))
+        v = context.tap("value", split_heads(F.linear(rows, w_value), value))
+        places = torch.arange(self.config.rows, device=x.device)[None]
+        reader = replace(context.reading(places, None), aligned=False)
+        dropout = self.config.dropout if self.training else 0.0
+        mixed = context.tap("mixed", attend(q, k, v, self.config.mask, reader, dropout=dropout))
+        return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
+
+    @staticmethod
+    def mixtures(mix: nn.Linear, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B W D"]:
+        """Each row's mixture of the tokens, by the column of each token's position."""
+        if context.aligned:
+            return mix.weight[:, : x.shape[1]] @ x
+        return mix.weight.T[context.positions].mT @ x
+
+    def check_positions(self, context: Context) -> None:
+        last = context.positions.shape[1] - 1
+        if not context.aligned and context.positions.numel():
+            last = int(context.positions.max())
+        if last >= self.config.length:
+            raise ValueError(f"position {last} is past the {self.config.length} positions of this Linformer")
+
+    def by_document(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
+        """Each document in a row of its own."""
+        rows = apart(context, len(x))
+        assert rows.tokens is not None
+        positions = context.positions.expand(x.shape[:2]).flatten()[rows.tokens]
+        alone = Context(positions, positions, rows.real, taps=context.taps, path=context.path, fused=context.fused)
+        return rows.give(self(rows.take(x), alone))
+
+    def init_state(self, room: Room) -> NoReturn:
+        check_causal(self.config.mask)
+        raise AssertionError("a Linformer's mask is Full")
