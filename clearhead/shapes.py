@@ -6,6 +6,7 @@ V vocabulary       F feed-forward width   E experts    A experts per token
 L latent width     Q query latent width    M, N plain and rotary part of a latent head's key, K = M + N
 C classes          P patches
 I inner width of a recurrence              W features of a kernel, or rows that a Linformer reads
+Z numbers that a channel remembers         J rank of its step's matrix        O earlier tokens that its filter reads
 """
 
 NAMES = {
@@ -29,5 +30,8 @@ NAMES = {
     "P": "patches",
     "I": "inner width",
     "W": "features m",
+    "Z": "d_state",
+    "J": "dt_rank",
+    "O": "d_conv − 1",
 }
 """What the papers call each letter; `trace` prints both."""

@@ -22,6 +22,7 @@ from .kernel import EluConfig, FavorConfig, LinearAttentionConfig
 from .latent import LatentAttentionConfig
 from .linformer import LinformerConfig
 from .lstm import LSTMConfig
+from .mamba import MambaConfig
 from .masks import And, Blockwise, Causal, Full, Global, Mask, Or, Window
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
 from .moe import MoEConfig
@@ -46,7 +47,7 @@ __all__ = [
     "NormConfig", "LayerNormConfig", "RMSNormConfig",
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
     "RotaryConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
-    "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LSTMConfig",
+    "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LSTMConfig", "MambaConfig",
     "LinearAttentionConfig", "EluConfig", "FavorConfig", "LinformerConfig",
     "FeedForwardConfig", "GatedFeedForwardConfig", "MoEConfig",
     "BlockConfig", "ParallelBlockConfig", "StackConfig",

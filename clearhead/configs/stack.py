@@ -13,10 +13,13 @@ from .kernel import LinearAttentionConfig
 from .latent import LatentAttentionConfig
 from .linformer import LinformerConfig
 from .lstm import LSTMConfig
+from .mamba import MambaConfig
 from .moe import MoEConfig
 from .norm import LayerNormConfig, NormConfig
 
-MixerConfig = AttentionConfig | LatentAttentionConfig | LinearAttentionConfig | LinformerConfig | LSTMConfig
+MixerConfig = (
+    AttentionConfig | LatentAttentionConfig | LinearAttentionConfig | LinformerConfig | LSTMConfig | MambaConfig
+)
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 
 PLACES = {"pre": ("before",), "post": ("after",), "sandwich": ("before", "inside")}

@@ -16,6 +16,7 @@ from clearhead.functional.kernel import elu_features, linear_attention, positive
 from clearhead.functional.linear import embedding, linear
 from clearhead.functional.loss import cross_entropy
 from clearhead.functional.lstm import lstm
+from clearhead.functional.mamba import selective_scan
 from clearhead.functional.moe import load_balancing_loss
 from clearhead.functional.norm import layer_norm, rms_norm
 from clearhead.functional.positions import alibi_bias, causal_mask, sinusoidal_positions
@@ -45,6 +46,7 @@ __all__ = [
     "positive_features",
     "linear_attention",
     "lstm",
+    "selective_scan",
     "sinusoidal_positions",
     "alibi_bias",
     "rotate",

@@ -21,6 +21,7 @@ from .bert import bert
 from .deepseek import deepseek, deepseek_v2_lite
 from .gpt import gpt
 from .llama import decoder, llama, mixtral
+from .mamba import mamba
 from .transformer import transformer
 from .vit import vit
 
@@ -54,6 +55,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     ),
     "mixtral-8x7b": partial(mixtral, dim=4096, layers=32, heads=32, kv_heads=8, hidden=14336, vocabulary=32000),
     "deepseek-v2-lite": deepseek_v2_lite,
+    "mamba-130m": partial(mamba, dim=768, layers=24),
     "tiny-transformer": partial(transformer, dim=32, layers=2, heads=4, hidden=64, vocabulary=101, dropout=0.0),
     "tiny-gpt": partial(gpt, dim=32, layers=2, heads=4, vocabulary=101, length=64),
     "tiny-bert": partial(bert, dim=32, layers=2, heads=4, vocabulary=101, length=64),
@@ -80,6 +82,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
         ),
         vocabulary=101,
     ),
+    "tiny-mamba": partial(mamba, dim=32, layers=2, vocabulary=101),
     "tiny-lstm": partial(
         decoder, dim=32, layers=2, mixer=LSTMConfig(), ffn=GatedFeedForwardConfig(hidden=88), vocabulary=101
     ),

@@ -162,10 +162,21 @@ class SumState:
 
 
 @dataclass
+class MambaState:
+    """What each channel of a selective state space remembers, and the inputs that its filter reads again."""
+
+    memory: Float[Tensor, "B Z I"]
+    recent: Float[Tensor, "B O I"]
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.memory, self.recent = self.memory[rows], self.recent[rows]
+
+
+@dataclass
 class BlockState:
     """What one block remembers."""
 
-    mixer: KVState | LatentState | LSTMState | SumState
+    mixer: KVState | LatentState | LSTMState | SumState | MambaState
     cross: SourceState | None = None
 
     def select(self, rows: Int[Tensor, "B"]) -> None:

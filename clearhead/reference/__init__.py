@@ -38,6 +38,7 @@ from clearhead.reference.kernel import (
 from clearhead.reference.linear import linear, linear_backward
 from clearhead.reference.loss import cross_entropy, cross_entropy_backward
 from clearhead.reference.lstm import lstm, lstm_backward
+from clearhead.reference.mamba import selective_scan, selective_scan_backward
 from clearhead.reference.moe import load_balancing_loss, load_balancing_loss_backward
 from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from clearhead.reference.positions import alibi_bias, causal_mask, sinusoidal_positions
@@ -87,6 +88,8 @@ __all__ = [
     "linear_attention_backward",
     "lstm",
     "lstm_backward",
+    "selective_scan",
+    "selective_scan_backward",
     "sinusoidal_positions",
     "alibi_bias",
     "rotate",

@@ -30,7 +30,7 @@ class AdamW:
         self.named = named
         groups: dict[tuple[float, float], list[nn.Parameter]] = {}
         for name, parameter in named.items():
-            decay = config.weight_decay if parameter.dim() > 1 else 0.0
+            decay = config.weight_decay if is_matrix(name, parameter) else 0.0
             groups.setdefault((learning_rate(config, name), decay), []).append(parameter)
         self.rates = [lr for lr, _ in groups]
         self.inner = torch.optim.AdamW(
@@ -57,6 +57,11 @@ class AdamW:
             for name, parameter in self.named.items()
             for key, value in self.inner.state[parameter].items()
         }
+
+
+def is_matrix(name: str, parameter: nn.Parameter) -> bool:
+    """Whether it takes vectors to vectors; a state space's filters and decays have two dimensions and do not."""
+    return parameter.dim() > 1 and name.endswith("weight")
 
 
 def learning_rate(config: AdamWConfig, name: str) -> float:
@@ -88,7 +93,7 @@ class Muon:
 
     def __init__(self, config: MuonConfig, named: dict[str, nn.Parameter], mesh: Any = None) -> None:
         self.config = config
-        self.matrices = {name: p for name, p in named.items() if ".blocks." in name and p.dim() > 1}
+        self.matrices = {name: p for name, p in named.items() if ".blocks." in name and is_matrix(name, p)}
         self.rest = AdamW(config.rest, {name: p for name, p in named.items() if name not in self.matrices})
         shapes: dict[tuple[int, int], list[tuple[str, int, bool]]] = {}
         for name, parameter in self.matrices.items():

@@ -95,6 +95,16 @@ CASES = {
         (np.exp(normal(300, K)), np.exp(normal(300, K, seed=1)), normal(300, U)),
         {"causal": True},
     ),
+    "selective_scan": (
+        "selective_scan",
+        (X, np.exp(normal(B, T, D, seed=2) - 1), -np.exp(normal(K, D)), normal(B, T, K), normal(B, T, K, seed=1)),
+        {},
+    ),
+    "selective_scan, no leading dimensions": (
+        "selective_scan",
+        (normal(150, D), np.exp(normal(150, D)), -np.exp(normal(K, D)), normal(150, K), normal(150, K, seed=1)),
+        {},
+    ),
     "lstm": ("lstm", (X, *(normal(4 * K, n, seed=4) for n in (D, K)), normal(4 * K)), {}),
     "lstm, no bias, any leading dimensions": ("lstm", (QKV[0], normal(4 * D, K), normal(4 * D, D)), {}),
     "rotate": ("rotate", (QKV[0], np.arange(T)), {}),

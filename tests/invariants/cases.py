@@ -31,6 +31,7 @@ from clearhead.configs import (
     Llama3Scaling,
     LMHeadConfig,
     LSTMConfig,
+    MambaConfig,
     MaskedLMHeadConfig,
     MeanPoolConfig,
     MixerConfig,
@@ -103,6 +104,8 @@ MIXERS: dict[str, MixerConfig] = {
     "performer, full": LinearAttentionConfig(heads=5, kernel=FavorConfig(features=13)),
     "linformer": LinformerConfig(heads=5, length=POSITIONS, rows=6, out_bias=True),
     "linformer, shared": LinformerConfig(heads=3, length=17, rows=9, shared=True, head_dim=4, value_dim=7),
+    "mamba": MambaConfig(state_dim=6),
+    "mamba, narrow": MambaConfig(inner=13, state_dim=3, conv=3, rank=4, conv_bias=False, bias=True),
     "lstm": LSTMConfig(),
     "lstm, narrow": LSTMConfig(hidden=7),
 }
@@ -234,6 +237,9 @@ CASES: dict[str, ModelConfig] = {
         block(MIXERS["latent"], "parallel", FEEDS["moe"]),
         first=(block(MIXERS["alibi, grouped"], "post"),),
         repeats=2,
+    ),
+    "mamba, mamba, attention": sequence(
+        block(MIXERS["mamba"], ffn=None), block(MIXERS["mamba, narrow"]), block(MHA, "post"), repeats=1
     ),
     "recurrent hybrid": sequence(
         block(MIXERS["lstm"]), block(MIXERS["performer"], "post"), block(MIXERS["window"]), repeats=1

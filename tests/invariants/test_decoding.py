@@ -41,6 +41,8 @@ MIXED = [
     "latent; pre",
     "alibi, grouped; parallel",
     "lstm; pre",
+    "mamba; pre",
+    "mamba, mamba, attention",
     "linear; pre",
     "performer, value_dim; pre",
     "recurrent hybrid",
@@ -152,7 +154,7 @@ def test_a_finished_row_needs_no_learned_position() -> None:
         close(out[1, 0], model(tokens[1:, :3])[0, 2])
 
 
-@pytest.mark.parametrize("name", ["window; pre", "latent; pre", "recurrent hybrid"])
+@pytest.mark.parametrize("name", ["window; pre", "latent; pre", "recurrent hybrid", "mamba; pre"])
 def test_a_state_keeps_no_graph(name: str) -> None:
     """Or every token decoded with gradients on would hold on to all before it, and the state could not be copied."""
     model = sequence_model(name)

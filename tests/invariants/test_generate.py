@@ -8,7 +8,7 @@ import torch
 import clearhead
 from clearhead.generate.loop import decode, sampler
 
-DECODERS = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm"]
+DECODERS = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm", "tiny-mamba"]
 
 
 def model_of(name: str):

@@ -30,7 +30,16 @@ def test_a_fresh_model_knows_nothing(name: str) -> None:
     assert abs(loss - math.log(VOCABULARY)) < 0.1 * math.log(VOCABULARY)
 
 
-TINY = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-transformer", "tiny-lstm"]
+TINY = [
+    "tiny-gpt",
+    "tiny-llama",
+    "tiny-mistral",
+    "tiny-mixtral",
+    "tiny-deepseek",
+    "tiny-transformer",
+    "tiny-lstm",
+    "tiny-mamba",
+]
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -81,7 +90,7 @@ def test_what_is_added_to_the_stream_starts_small(placement: str) -> None:
             assert float(parameter.detach().std()) == pytest.approx(want, rel=0.25), name
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-mixtral", "tiny-lstm"])
+@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-mixtral", "tiny-lstm", "tiny-mamba"])
 def test_one_batch_is_memorised(name: str) -> None:
     torch.manual_seed(0)
     model = build(preset(name))

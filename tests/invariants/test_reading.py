@@ -152,7 +152,8 @@ def test_documents_need_no_positions_where_they_are_relative(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["mha; pre", "alibi, full; post", "latent; parallel", "window; pre", "recurrent hybrid"]
+    "name",
+    ["mha; pre", "alibi, full; post", "latent; parallel", "window; pre", "recurrent hybrid", "mamba, mamba, attention"],
 )
 def test_documents_and_padding_together(name: str) -> None:
     """Documents in one row, of which one row has fewer tokens: neither lifts the other."""

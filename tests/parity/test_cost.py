@@ -31,6 +31,7 @@ PUBLISHED = {
     "mistral-7b": 7_241_732_096,
     "mixtral-8x7b": 46_702_792_704,
     "deepseek-v2-lite": 15_706_484_224,
+    "mamba-130m": 129_135_360,
 }
 TINY = [name for name in PRESETS if name.startswith("tiny")]
 
@@ -71,7 +72,7 @@ def test_flops_are_what_torch_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm"]
+    "name", ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm", "tiny-mamba"]
 )
 def test_decoding_flops_are_what_torch_counts(name: str) -> None:
     model = clearhead.build(preset(name)).eval()
@@ -84,7 +85,9 @@ def test_decoding_flops_are_what_torch_counts(name: str) -> None:
     assert cost(preset(name), batch=2, length=23).flops.decode == counter.get_total_flops()
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama", "tiny-bert", "tiny-vit", "tiny-transformer", "tiny-lstm"])
+@pytest.mark.parametrize(
+    "name", ["tiny-gpt", "tiny-llama", "tiny-bert", "tiny-vit", "tiny-transformer", "tiny-lstm", "tiny-mamba"]
+)
 def test_activation_memory_is_what_autograd_saves(name: str) -> None:
     """Within a tenth: statistics of norms, log-sums of attention and token ids are not counted."""
     model = clearhead.build(preset(name)).train()
@@ -106,7 +109,7 @@ def test_activation_memory_is_what_autograd_saves(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-deepseek", "tiny-transformer", "tiny-lstm"]
+    "name", ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-deepseek", "tiny-transformer", "tiny-lstm", "tiny-mamba"]
 )
 def test_cache_memory_is_what_the_state_holds(name: str) -> None:
     model = clearhead.build(preset(name))

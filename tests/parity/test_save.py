@@ -29,6 +29,7 @@ from clearhead.configs import (  # noqa: E402
     GatedFeedForwardConfig,
     LinearScaling,
     Llama3Scaling,
+    MambaConfig,
     MaskedLMHeadConfig,
     ModelConfig,
     MoEConfig,
@@ -50,6 +51,7 @@ from clearhead.models.convert import FAMILIES, CheckpointError, family, to_hf  #
 from clearhead.models.convert.spelled import differences, spelled_out  # noqa: E402
 from clearhead.models.gpt import gpt  # noqa: E402
 from clearhead.models.llama import decoder, llama, mixtral  # noqa: E402
+from clearhead.models.mamba import mamba  # noqa: E402
 from clearhead.models.presets import PRESETS, preset  # noqa: E402
 from clearhead.models.vit import vit  # noqa: E402
 
@@ -134,6 +136,12 @@ OURS: dict[str, tuple[str, ModelConfig]] = {
     "bert, classes": ("bert", changed(BERT, head=ClassHeadConfig(classes=5, pool=PoolerConfig()))),
     "vit": ("vit", VIT),
     "vit, pooled": ("vit", changed(VIT, head=PoolerConfig(), qkv_bias=False)),
+    "mamba": ("mamba", mamba(dim=28, layers=3, vocabulary=V)),
+    "mamba, biased, untied": (
+        "mamba",
+        mamba(dim=28, layers=2, vocabulary=V, tied=False, mixer=MambaConfig(inner=84, state_dim=5, bias=True)),
+    ),
+    "mamba without a head": ("mamba", changed(mamba(dim=28, layers=2, vocabulary=V), head=None)),
     "deepseek": ("deepseek_v2", DEEPSEEK),
     "marian": ("marian", family(MARIAN).config(MARIAN)),
 }
@@ -156,6 +164,8 @@ NOBODYS: dict[str, ModelConfig] = {
         GPT, stack__pattern__0__ffn=MoEConfig(expert=GPT.stack.pattern[0].ffn, experts=3, active=2)
     ),
     "the Transformer of 2017": preset("tiny-transformer"),
+    "mamba of an odd width": mamba(dim=28, layers=2, vocabulary=V, mixer=MambaConfig(inner=30)),
+    "an LSTM": preset("tiny-lstm"),
 }
 
 
@@ -269,6 +279,7 @@ def test_an_architecture_nobody_has_keeps_our_names(name: str, tmp_path: Path) -
         ("mistral-7b", "mistral"),
         ("mixtral-8x7b", "mixtral"),
         ("deepseek-v2-lite", "deepseek_v2"),
+        ("mamba-130m", "mamba"),
     ],
 )
 def test_presets_are_recognised(name: str, kind: str) -> None:

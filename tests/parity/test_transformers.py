@@ -80,6 +80,17 @@ DEEPSEEK = {
     "eos_token_id": 2,
 }
 
+MAMBA = {
+    "hidden_size": 28,
+    "num_hidden_layers": 3,
+    "state_size": 5,
+    "conv_kernel": 3,
+    "vocab_size": VOCABULARY,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+
 DECODERS: dict[str, Any] = {
     "gpt2": lambda t: t.GPT2LMHeadModel(t.GPT2Config(**GPT, bos_token_id=1, eos_token_id=2)),
     "gpt1": lambda t: t.OpenAIGPTLMHeadModel(t.OpenAIGPTConfig(**GPT)),
@@ -97,6 +108,12 @@ DECODERS: dict[str, Any] = {
     "qwen3": lambda t: t.Qwen3ForCausalLM(t.Qwen3Config(**LLAMA)),
     "mixtral": lambda t: t.MixtralForCausalLM(
         t.MixtralConfig(**LLAMA, num_local_experts=5, num_experts_per_tok=2, sliding_window=None)
+    ),
+    "mamba": lambda t: t.MambaForCausalLM(t.MambaConfig(**MAMBA)),
+    "mamba, biased, untied": lambda t: t.MambaForCausalLM(
+        t.MambaConfig(
+            **MAMBA, use_bias=True, use_conv_bias=False, tie_word_embeddings=False, time_step_rank=5, expand=3
+        )
     ),
     "deepseek-v2": lambda t: t.DeepseekV2ForCausalLM(t.DeepseekV2Config(**DEEPSEEK, q_lora_rank=19)),
     "deepseek-v2-lite, yarn": lambda t: t.DeepseekV2ForCausalLM(
@@ -128,8 +145,8 @@ def ids(*shape: int) -> torch.Tensor:
 
 def block_outputs(taps: Taps, stack: str = "stack") -> list[torch.Tensor]:
     """The outputs of the blocks, the last after the final norm, as `transformers` lists its hidden states."""
-    layers = sum(name.startswith(f"{stack}.blocks.") and name.endswith("ffn_residual.after") for name in taps.values)
-    blocks = [taps.values[f"{stack}.blocks.{i}.ffn_residual.after"] for i in range(layers)]
+    ends = {path.split(".")[2]: value for path, value in taps.values.items() if path.endswith("_residual.after")}
+    blocks = [ends[str(i)] for i in range(len(ends))]  # the last residual branch of each
     return [*blocks[:-1], taps.values[f"{stack}.final_norm"]]
 
 
@@ -139,12 +156,15 @@ def test_decoder_equals_transformers(name: str, tmp_path: Path) -> None:
     ours = load(tmp_path)
     assert isinstance(ours, SequenceModel)
     tokens = ids(BATCH, LENGTH)
-    taps = Taps(read=["stack.blocks.*.ffn_residual.after", "stack.final_norm"])
+    taps = Taps(read=["stack.blocks.*_residual.after", "stack.final_norm"])
     with torch.no_grad():
         expected = theirs(tokens, output_hidden_states=True)
         logits = ours(tokens, taps=taps)
         written_out = ours(tokens, fused=False)
-    for got, want in zip(block_outputs(taps), expected.hidden_states[1:], strict=True):
+    hidden = expected.hidden_states[1:]
+    if theirs.config.model_type == "mamba":  # which lists no embedding, and the last block before and after its norm
+        hidden = (*expected.hidden_states[:-2], expected.hidden_states[-1])
+    for got, want in zip(block_outputs(taps), hidden, strict=True):
         torch.testing.assert_close(got, want, **TOLERANCE)
     torch.testing.assert_close(logits, expected.logits, **TOLERANCE)
     torch.testing.assert_close(written_out, expected.logits, **TOLERANCE)

@@ -146,6 +146,7 @@ def test_a_part_has_one_name_in_every_engine(folder: str) -> None:
         "kernel",
         "linformer",
         "lstm",
+        "mamba",
         "ffn",
         "moe",
         "norm",

@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.base import nearest
 
-from . import bert, deepseek, gpt, llama, marian, vit
+from . import bert, deepseek, gpt, llama, mamba, marian, vit
 from .rules import Array, Rule
 from .spelled import differences, spelled_out
 
@@ -110,7 +110,7 @@ FAMILIES = {
     },
     **{
         kind: Family(file.from_hf, file.to_hf, file.rules, file.PREFIX, file.IGNORED, file.ARCHITECTURES)
-        for kind, file in {"bert": bert, "vit": vit, "marian": marian, "deepseek_v2": deepseek}.items()
+        for kind, file in {"bert": bert, "vit": vit, "marian": marian, "deepseek_v2": deepseek, "mamba": mamba}.items()
     },
 }
 

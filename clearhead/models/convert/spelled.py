@@ -17,6 +17,7 @@ from clearhead.configs import (
     LinearAttentionConfig,
     LinformerConfig,
     LSTMConfig,
+    MambaConfig,
     Mask,
     ModelConfig,
     MoEConfig,
@@ -54,6 +55,8 @@ def spelled_block(block: Any, dim: int) -> Any:
 def mixer(config: MixerConfig, dim: int) -> MixerConfig:
     if isinstance(config, LSTMConfig):
         return replace(config, hidden=config.hidden or dim)
+    if isinstance(config, MambaConfig):
+        return replace(config, inner=config.inner or 2 * dim, rank=config.rank or -(-dim // 16))
     if isinstance(config, LinearAttentionConfig | LinformerConfig):
         key, value = config.widths(dim)
         return replace(config, head_dim=key, value_dim=value)

@@ -1,0 +1,182 @@
+"""The selective scan: a loop over buffers that stay in the cache, with a backward of its own."""
+
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+ROOM = 2**18
+"""Numbers in one of the loop's buffers: 1 MB, which a core's own cache holds beside the others."""
+
+
+def selective_scan(
+    x: Float[Tensor, "... T I"],
+    step: Float[Tensor, "... T I"],
+    decay: Float[Tensor, "Z I"],
+    write: Float[Tensor, "... T Z"],
+    read: Float[Tensor, "... T Z"],
+) -> Float[Tensor, "... T I"]:
+    """y = h·read with h = exp(step·decay)∘h + step·x·write, from zeros."""
+    rows = [part.reshape(-1, *part.shape[-2:]) for part in (x, step, write, read)]
+    start = x.new_zeros(len(rows[0]), *decay.shape)
+    return scan_from(rows[0], rows[1], decay, rows[2], rows[3], start)[0].reshape(x.shape)
+
+
+def scan_from(
+    x: Float[Tensor, "B T I"],
+    step: Float[Tensor, "B T I"],
+    decay: Float[Tensor, "Z I"],
+    write: Float[Tensor, "B T Z"],
+    read: Float[Tensor, "B T Z"],
+    start: Float[Tensor, "B Z I"],
+    goes_on: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B T I"], Float[Tensor, "B Z I"]]:
+    """y of every token, and the last h, going on from `start`; h begins anew where `goes_on` is False."""
+    if x.shape[1] == 1 and not torch.is_grad_enabled():  # decoding
+        h = start * (step * decay).exp() + (step * x) * write.mT
+        return read @ h, h
+    y, last = Scan.apply(x, step, decay, write, read, start, goes_on)
+    return y, last
+
+
+def scan_written_out(
+    x: Float[Tensor, "B T I"],
+    step: Float[Tensor, "B T I"],
+    decay: Float[Tensor, "Z I"],
+    write: Float[Tensor, "B T Z"],
+    read: Float[Tensor, "B T Z"],
+    start: Float[Tensor, "B Z I"],
+    goes_on: Bool[Tensor, "B T"] | None = None,
+) -> tuple[Float[Tensor, "B T I"], Float[Tensor, "B Z I"]]:
+    """The same as it is defined, token after token."""
+    h, found = start, []
+    for t in range(x.shape[1]):
+        now = slice(t, t + 1)
+        if goes_on is not None:
+            h = h * goes_on[:, now, None]
+        h = (step[:, now] * decay).exp() * h + (step[:, now] * x[:, now]) * write[:, now].mT
+        found.append(read[:, now] @ h)
+    return torch.cat(found, dim=1) if found else x, h
+
+
+class Scan(torch.autograd.Function):
+    """Chunks of the text, few enough tokens that a chunk's h stay in the cache.
+
+    Forward keeps the h before each chunk alone; backward computes a chunk's h again from there. In both, all that does
+    not wait for the token before is done for the whole chunk at once, and one operation a token is left.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        step: Tensor,
+        decay: Tensor,
+        write: Tensor,
+        read: Tensor,
+        start: Tensor,
+        goes_on: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
+        batch, length, _ = x.shape
+        size = chunk_size(start, length)
+        y, added = torch.empty_like(x), step * x
+        starts = start.new_empty(-(-length // size), *start.shape)
+        buffers = [start.new_empty(batch, size, *decay.shape) for _ in range(2)]
+        h = start
+        for i, now in enumerate(chunks(length, size)):
+            starts[i] = h
+            kept = decays(step[:, now], decay, goes_on, now, buffers[0])
+            found = torch.mul(added[:, now, None], write[:, now, :, None], out=buffers[1][:, : kept.shape[1]])
+            run(found, kept, h)
+            h = found[:, -1].clone()
+            y[:, now] = (read[:, now, None] @ found).squeeze(2)
+        ctx.save_for_backward(x, step, decay, write, read, starts, goes_on)
+        ctx.size = size
+        ctx.mark_non_differentiable(h)  # what is remembered is a value, not a way to compute it
+        return y, h
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        x, step, decay, write, read, starts, goes_on = ctx.saved_tensors
+        batch, length, _ = x.shape
+        d_x, d_step, d_write, d_read = (torch.empty_like(part) for part in (x, step, write, read))
+        d_decay, added = torch.zeros_like(decay), step * x
+        buffers = [x.new_empty(batch, ctx.size + 1, *decay.shape) for _ in range(3)]
+        d_next: Tensor | None = None  # what the next chunk's first h owes to this chunk's last
+        for i, now in reversed(list(enumerate(chunks(length, ctx.size)))):
+            kept = decays(step[:, now], decay, goes_on, now, buffers[0])
+            count = kept.shape[1]
+            found, d_h = buffers[1][:, : count + 1], buffers[2][:, :count]
+            found[:, 0] = starts[i]
+            torch.mul(added[:, now, None], write[:, now, :, None], out=found[:, 1:])
+            run(found[:, 1:], kept, starts[i])
+            torch.mul(d_y[:, now, None], read[:, now, :, None], out=d_h)
+            if d_next is not None:
+                d_h[:, -1] += d_next
+            for t in range(count - 1, 0, -1):
+                d_h[:, t - 1].addcmul_(kept[:, t], d_h[:, t])
+            d_next = d_h[:, 0] * kept[:, 0]
+            d_read[:, now] = (found[:, 1:] @ d_y[:, now, :, None]).squeeze(-1)
+            d_write[:, now] = (d_h @ added[:, now, :, None]).squeeze(-1)
+            d_added = (write[:, now, None] @ d_h).squeeze(2)
+            e = d_h.mul_(kept).mul_(found[:, :-1])  # what the exponents step·decay have coming
+            torch.mul(e, decay, out=kept)
+            d_step[:, now] = torch.addcmul(kept.sum(2), d_added, x[:, now])
+            d_decay += e.mul_(step[:, now, None]).sum((0, 1))
+            torch.mul(d_added, step[:, now], out=d_x[:, now])
+        return d_x, d_step, d_decay, d_write, d_read, None, None
+
+
+def chunk_size(start: Tensor, length: int) -> int:
+    """Tokens at a time."""
+    return max(1, min(length, 64, max(4, ROOM // max(1, start.numel()))))
+
+
+def chunks(length: int, size: int) -> list[slice]:
+    return [slice(at, min(at + size, length)) for at in range(0, length, size)]
+
+
+def decays(step: Tensor, decay: Tensor, goes_on: Tensor | None, now: slice, buffer: Tensor) -> Tensor:
+    """exp(step·decay) of a chunk, B C Z I; 0 where a document begins."""
+    kept = torch.mul(step.unsqueeze(2), decay, out=buffer[:, : step.shape[1]]).exp_()
+    return kept if goes_on is None else kept.mul_(goes_on[:, now, None, None])
+
+
+def run(found: Tensor, kept: Tensor, h: Tensor) -> None:
+    """h = kept∘h + found, token after token, in the place of what was found."""
+    for t in range(found.shape[1]):
+        h = found[:, t].addcmul_(kept[:, t], h)
+
+
+class Filter(torch.autograd.Function):
+    """y_t = bias + Σ_k filter_k∘x_{t+k}, each channel by a filter of its own, in the order that the scan reads: torch's
+    convolutions want channels first. `same` says where x_{t+k} is of the document of y_t."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, taps: Tensor, bias: Tensor | None, same: Tensor | None) -> Tensor:
+        length = x.shape[1] - len(taps) + 1
+        y = x.new_zeros(len(x), length, x.shape[2]) if bias is None else bias.repeat(len(x), length, 1)
+        for k, tap in enumerate(taps):
+            y.addcmul_(Filter.seen(x, k, length, same), tap)
+        ctx.save_for_backward(x, taps, same)
+        ctx.biased = bias is not None
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Tensor) -> tuple[Tensor | None, ...]:
+        x, taps, same = ctx.saved_tensors
+        length, d_x, d_taps = d_y.shape[1], torch.zeros_like(x), torch.empty_like(taps)
+        for k, tap in enumerate(taps):
+            seen = d_y if same is None else d_y * same[k].unsqueeze(-1)
+            d_x[:, k : k + length].addcmul_(seen, tap)
+            d_taps[k] = (d_y * Filter.seen(x, k, length, same)).sum((0, 1))
+        return d_x, d_taps, d_y.sum((0, 1)) if ctx.biased else None, None
+
+    @staticmethod
+    def seen(x: Tensor, k: int, length: int, same: Tensor | None) -> Tensor:
+        part = x[:, k : k + length]
+        return part if same is None else part * same[k].unsqueeze(-1)

@@ -1,0 +1,114 @@
+"""A selective state space as a mixer (Gu & Dao 2023, Mamba)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.configs import MambaConfig
+from clearhead.functional.mamba import Filter, scan_from, scan_written_out
+from clearhead.functional.softmax import widen
+
+from .build import builds
+from .context import Context
+from .lanes import Lanes, lanes
+from .state import MambaState, Room
+
+
+@builds(MambaConfig)
+class Mamba(nn.Module):
+    """x -> (x, gate); x through a short filter -> step, write, read -> h = exp(step·A)∘h + step·x·write -> gate -> out.
+
+    One pass scans chunk by chunk; decoding goes on from h and the last few inputs of the filter.
+    """
+
+    def __init__(self, config: MambaConfig, dim: int) -> None:
+        super().__init__()
+        inner, self.rank = config.inner or 2 * dim, config.rank or -(-dim // 16)
+        self.input = nn.Linear(dim, 2 * inner, bias=config.bias)
+        self.filter = nn.Parameter(torch.empty(config.conv, inner))
+        self.filter_bias = nn.Parameter(torch.empty(inner)) if config.conv_bias else None
+        self.select = nn.Linear(inner, self.rank + 2 * config.state_dim, bias=False)
+        self.step = nn.Linear(self.rank, inner)
+        self.decay = nn.Parameter(torch.empty(config.state_dim, inner))  # log(−A)
+        self.skip = nn.Parameter(torch.empty(inner))
+        self.out = nn.Linear(inner, dim, bias=config.bias)
+
+    def start(self) -> None:
+        """As the authors start: A = −1 … −Z in every channel, and Δ between 0.001 and 0.1 (section 3.6)."""
+        with torch.no_grad():
+            numbers = torch.arange(1, len(self.decay) + 1, device=self.decay.device)
+            self.decay.copy_(numbers.log()[:, None].expand_as(self.decay))
+            self.skip.fill_(1)
+            nn.init.uniform_(self.filter, -(len(self.filter) ** -0.5), len(self.filter) ** -0.5)
+            nn.init.uniform_(self.step.weight, -(self.rank**-0.5), self.rank**-0.5)
+            wanted = torch.empty_like(self.step.bias).uniform_(math.log(1e-3), math.log(1e-1)).exp_()
+            self.step.bias.copy_(wanted + torch.log(-torch.expm1(-wanted)))  # softplus of it is what is wanted
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: MambaState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        row = lanes(context, len(x))
+        inner, gate = context.tap("input", self.input(x)).chunk(2, dim=-1)
+        conv = context.tap("conv", row.give(self.filtered(row.take(inner), row, state)))
+        select = context.tap("select", self.select(conv))
+        ranked, write, read = select.split((self.rank, len(self.decay), len(self.decay)), dim=-1)
+        step = context.tap("step", F.softplus(self.step(ranked)))
+        written_out = not context.fused or context.replaces("scanned")
+        mixed = self.scan(conv, step, write, read, row, state, written_out)
+        scanned = context.tap("scanned", torch.addcmul(mixed, conv, self.skip))
+        gated = context.tap("gated", scanned * F.silu(gate))
+        return context.tap("out", self.out(gated))
+
+    def filtered(self, x: Float[Tensor, "B T I"], row: Lanes, state: MambaState | None) -> Float[Tensor, "B T I"]:
+        """silu(Σ_k filter_k∘x_{t−k}), each channel by a filter of its own; what is before a document's start is 0."""
+        batch, length, inner = x.shape
+        reach = len(self.filter) - 1
+        past = x.new_zeros(batch, reach, inner) if state is None else state.recent
+        past = torch.cat((past, x), dim=1)
+        if state is not None:
+            state.recent = last_real(past, row, length, reach).detach()
+        same = None
+        if row.document is not None:
+            document = F.pad(row.document, (reach, 0), value=-1)
+            same = torch.stack([document[:, k : k + length] == row.document for k in range(reach + 1)])
+        return F.silu(Filter.apply(past, self.filter, self.filter_bias, same))
+
+    def scan(
+        self,
+        conv: Float[Tensor, "B T I"],
+        step: Float[Tensor, "B T I"],
+        write: Float[Tensor, "B T Z"],
+        read: Float[Tensor, "B T Z"],
+        row: Lanes,
+        state: MambaState | None,
+        written_out: bool,
+    ) -> Float[Tensor, "B T I"]:
+        """h·read, in float32 or wider; a step of 0 leaves h as it is, and that is what padding gets."""
+        conv, step, write, read = (row.take(widen(part)) for part in (conv, step, write, read))
+        if row.real is not None:
+            step = step * row.real.unsqueeze(-1)
+        decay = -widen(self.decay).exp()
+        start = decay.new_zeros(len(conv), *decay.shape) if state is None else widen(state.memory)
+        goes_on = None if row.document is None else row.document == F.pad(row.document, (1, -1), value=-1)
+        run = scan_written_out if written_out else scan_from
+        mixed, last = run(conv, step, decay, write, read, start, goes_on)
+        if state is not None:
+            state.memory = last.detach()
+        return row.give(mixed).to(self.decay.dtype)
+
+    def init_state(self, room: Room) -> MambaState:
+        reach, inner = len(self.filter) - 1, self.filter.shape[1]
+        return MambaState(room.buffer(*self.decay.shape), room.buffer(reach, inner))
+
+
+def last_real(past: Float[Tensor, "B N I"], row: Lanes, length: int, reach: int) -> Float[Tensor, "B O I"]:
+    """The last `reach` inputs that are no padding: those that the next token's filter reads."""
+    if row.real is None:
+        return past[:, length:]
+    at: Int[Tensor, "B O"] = row.real.sum(1, keepdim=True) + torch.arange(reach, device=past.device)
+    return past.gather(1, at.unsqueeze(-1).expand(-1, -1, past.shape[2]))
