@@ -58,7 +58,7 @@ class CosineConfig(Config):
     floor: float = 0.1
 
     def factor(self, step: int, steps: int) -> float:
-        return schedules.cosine(step, steps=steps, warmup=min(self.warmup, steps), floor=self.floor)
+        return schedules.cosine(step, steps=steps, warmup=min(self.warmup, steps - 1), floor=self.floor)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,6 @@ MIDDLE = 127.5  # a pixel of 0 to 255 becomes one of -1 to 1
 
 class Images(Task):
     unit = "pictures"
-    positions = 1
 
     def __init__(self, recipe: RecipeConfig, config: SequenceModelConfig, source: Pictures) -> None:
         assert isinstance(recipe.task, ImagesConfig)

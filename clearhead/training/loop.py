@@ -150,7 +150,7 @@ class Trainer:
         self.optimizer: Optimizer = make_optimizer(recipe.optimizer, self.model, here.mesh)
         self.step = 0
         self.best = math.inf
-        self.flops = cost(task.config, batch=recipe.batch, length=task.positions).flops.train
+        self.flops = cost(task.config, batch=recipe.batch, length=task.length).flops.train
         self.peak = matrix_peak(here.device) * here.size
 
     def tensors(self) -> dict[str, Tensor]:
@@ -206,7 +206,7 @@ class Trainer:
                 "train/loss": loss,
                 "lr": recipe.schedule.factor(self.step, recipe.steps) * recipe.optimizer.lr,
                 "grad_norm": norm,
-                f"{self.task.unit}_per_second": recipe.batch * self.task.positions / seconds,
+                f"{self.task.unit}_per_second": recipe.batch * (self.task.length or 1) / seconds,
                 "peak": self.flops / seconds / self.peak,
             }
             last = self.step == recipe.steps

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from clearhead.configs import (
     AttentionConfig,
+    BlockConfig,
     Causal,
     ClassHeadConfig,
     ConfigError,
     FeedForwardConfig,
+    LMHeadConfig,
+    LSTMConfig,
     MaskedLMHeadConfig,
     RMSNormConfig,
     RotaryConfig,
+    SequenceModelConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
 )
 from clearhead.configs.base import nearest
 from clearhead.configs.data import BytePairConfig, CharactersConfig
@@ -78,13 +85,24 @@ def gpt2_124m() -> RecipeConfig:
     )
 
 
+def lstm() -> RecipeConfig:
+    """The recurrent baseline: `lm` with an LSTM where its attention was, of about as many parameters."""
+    block = BlockConfig(mixer=LSTMConfig(hidden=384), norm=RMSNormConfig())
+    model = SequenceModelConfig(
+        embedding=TokenEmbeddingConfig(vocabulary=4096),
+        stack=StackConfig(dim=256, pattern=(block,), repeats=4, final_norm=RMSNormConfig()),
+        head=LMHeadConfig(vocabulary=4096, tied=True),
+    )
+    return replace(lm(), model=model)
+
+
 def bert_tiny() -> RecipeConfig:
     """A masked language model, BERT at a thirtieth of its size: tokens are hidden and told from all the others."""
     return RecipeConfig(
         model=bert(dim=256, layers=4, heads=4, vocabulary=4096, length=128, head=MaskedLMHeadConfig(vocabulary=4096)),
         task=MaskedTokensConfig(tokenizer=BytePairConfig(vocabulary=4095), context=128),
-        optimizer=AdamWConfig(lr=1e-3, beta2=0.98, weight_decay=0.01),
-        schedule=StableConfig(warmup=100, decay=0.5),
+        optimizer=MuonConfig(rest=AdamWConfig(lr=0.003, weight_decay=0.0)),
+        schedule=StableConfig(warmup=50, decay=0.5),
         batch=32,
         steps=1000,
     )
@@ -95,10 +113,10 @@ def vit_digits() -> RecipeConfig:
     return RecipeConfig(
         model=vit(dim=64, layers=4, heads=4, image=8, patch=2, channels=1, head=ClassHeadConfig(classes=10)),
         task=ImagesConfig(shift=1),
-        optimizer=AdamWConfig(lr=1e-3, weight_decay=0.05),
+        optimizer=MuonConfig(rest=AdamWConfig(lr=0.003, weight_decay=0.0)),
         schedule=CosineConfig(warmup=50, floor=0.01),
         batch=64,
-        steps=1000,
+        steps=800,
         label_smoothing=0.1,
         validation=0.2,
     )
@@ -122,6 +140,7 @@ RECIPES: dict[str, Callable[[], RecipeConfig]] = {
     "lm": lm,
     "chars": chars,
     "gpt2-124m": gpt2_124m,
+    "lstm": lstm,
     "bert": bert_tiny,
     "vit": vit_digits,
     "finetune": finetune,

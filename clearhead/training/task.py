@@ -51,8 +51,8 @@ class Task:
 
     config: ModelConfig
     guess: float
-    positions: int  # in one row: what a step costs
     unit: str  # what is counted when speed is told
+    length: int | None = None  # units in a row; None: a row is one
 
     def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
         """Some rows of a step's batch: a function of the seed and the step."""

@@ -59,7 +59,7 @@ class Text(Task):
         self.training, self.held_out = training, validation
         self.config = fitted(recipe, self.head, recipe.task.context, tokenizer.vocabulary)
         self.guess = math.log(tokenizer.vocabulary)
-        self.positions = recipe.task.context
+        self.length = recipe.task.context
         self.batches = Batches(
             training, batch=recipe.batch, context=self.task.context, seed=recipe.seed, apart=self.task.apart
         )

@@ -12,45 +12,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from clearhead.configs import dumps, loads
-from clearhead.configs.train import RecipeConfig
 from clearhead.training.checkpoint import ResumeError, listed
 from clearhead.training.loop import Report, Trainer, TrainingError, train
-from clearhead.training.recipes import RECIPES, chars, recipe
+from clearhead.training.recipes import RECIPES, recipe
 from clearhead.training.run import Run, first_difference
 
-TEXT = "the quick brown fox jumps over the lazy dog. " * 300
-
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> Path:
-    path = tmp_path / "text.txt"
-    path.write_text(TEXT)
-    return path
-
-
-def small(**changes: object) -> RecipeConfig:
-    """The characters recipe at a size that takes a second; with dropout, so that random numbers matter."""
-    config = chars()
-    sizes = {
-        "batch": 4, "task.context": 16, "steps": 12, "evaluate_every": 6, "evaluate_targets": 256, "save_every": 4,
-        "model.stack.dim": 32, "model.stack.repeats": 2, "model.stack.pattern.0.ffn.hidden": 64,
-        "model.stack.pattern.0.dropout": 0.1,
-    }  # fmt: skip
-    for path, value in (sizes | changes).items():
-        config = config.changed(path, value)
-    return config
-
-
-def weights(folder: Path) -> dict[str, torch.Tensor]:
-    return load_file(folder / "model.safetensors")
-
-
-def same(a: Path, b: Path) -> bool:
-    mine, other = weights(a), weights(b)
-    return mine.keys() == other.keys() and all(torch.equal(mine[k], other[k]) for k in mine)
+from .tools import COMMAND, same, small, start, stop_at, weights
 
 
 def test_a_run_learns_and_its_folder_is_a_checkpoint(corpus: Path, tmp_path: Path) -> None:
@@ -83,25 +52,6 @@ def test_accumulating_gives_the_same_step(corpus: Path, tmp_path: Path) -> None:
     one, four = weights(tmp_path / "1"), weights(tmp_path / "4")
     for name in one:
         torch.testing.assert_close(one[name], four[name], atol=2e-4, rtol=1e-3)
-
-
-COMMAND = "import sys; from clearhead.cli.main import main; sys.argv[0] = 'clearhead'; main()"
-
-
-def start(recipe_file: Path, corpus: Path, out: Path, *more: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-c",
-        COMMAND,
-        "train",
-        str(recipe_file),
-        "--data",
-        str(corpus),
-        "--out",
-        str(out),
-        *more,
-    ]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
@@ -141,11 +91,6 @@ def test_a_damaged_checkpoint_is_said_and_the_one_before_used(corpus: Path, tmp_
     assert any("is damaged (state.safetensors is not what was written)" in text for text in said)
     assert any("going on from step 4" in text for text in said)
     assert same(tmp_path / "whole", out)
-
-
-def stop_at(step: int, numbers: dict) -> None:
-    if numbers["step"] == step:
-        raise KeyboardInterrupt
 
 
 def test_resuming_with_another_recipe_is_refused(corpus: Path, tmp_path: Path) -> None:

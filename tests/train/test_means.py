@@ -1,0 +1,78 @@
+"""What does not change what is learned: recomputing, precision, what is kept and shown."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead
+from clearhead.configs import dumps
+from clearhead.training.loop import Means, Report, train
+from clearhead.training.run import Run
+
+from .tools import same, small, start, weights
+
+
+def test_recomputing_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:
+    for name, means in (("plain", Means()), ("again", Means(recompute=True))):
+        train(small(steps=4), [corpus], tmp_path / name, means=means)
+    assert same(tmp_path / "plain", tmp_path / "again")
+
+
+def test_the_best_model_is_kept_beside_the_last(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    numbers: list[dict] = []
+    train(small(evaluate_every=3), [corpus], out, report=Report(show=numbers.append))
+    best = min((line for line in numbers if "val/loss" in line), key=lambda line: line["val/loss"])
+    assert same(out, out / "best") == (best["step"] == 12)
+    clearhead.load(out / "best")
+    assert all(isinstance(line["sample"], str) and line["peak"] > 0 for line in numbers if "val/loss" in line)
+
+
+def test_tensorboard_reads_the_numbers(corpus: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    file, out = tmp_path / "recipe.json", tmp_path / "run"
+    file.write_text(dumps(small(steps=3)))
+    assert start(file, corpus, out, "--tensorboard").wait() == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(out / "tensorboard")).Reload()
+    losses = [(event.step, event.value) for event in events.Scalars("train/loss")]
+    lines = Run(out).history()
+    assert losses == [(line["step"], pytest.approx(line["train/loss"], rel=1e-6)) for line in lines]
+
+
+def test_lower_precision_is_tried_and_said_where_it_fails(
+    corpus: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from clearhead.measure.precision import Probe
+    from clearhead.training import loop
+
+    monkeypatch.setattr(loop, "precision_works", lambda dtype: Probe(dtype=dtype, outcome="killed", detail="SIGILL"))
+    said: list[str] = []
+    train(small(steps=2, precision="bfloat16"), [corpus], tmp_path / "run", report=Report(say=said.append))
+    assert any("bfloat16 kills the process (SIGILL); going on in float32" in text for text in said)
+
+
+def test_bfloat16_learns_as_float32_does(corpus: Path, tmp_path: Path) -> None:
+    """In a child, under the setting that avoids an instruction which some machines advertise and do not allow."""
+    settings = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_FP16"}
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        file, out = tmp_path / f"{precision}.json", tmp_path / precision
+        file.write_text(dumps(small(steps=30, precision=precision, **{"model.stack.pattern.0.dropout": 0.0})))
+        command = [sys.executable, "-m", "clearhead", "train", str(file), "--data", str(corpus), "--out", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
+        assert done.returncode == 0, done.stderr
+        assert "going on in float32" not in done.stderr or precision == "float32"
+        losses[precision] = [line["train/loss"] for line in Run(out).history()]
+    assert losses["bfloat16"] != losses["float32"]
+    assert losses["bfloat16"][-1] == pytest.approx(losses["float32"][-1], rel=0.1)
+    assert weights(tmp_path / "bfloat16")["stack.blocks.0.ffn.up.weight"].dtype == torch.float32

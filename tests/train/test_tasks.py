@@ -1,0 +1,158 @@
+"""Tasks beside the next token: hidden tokens, and pictures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead
+from clearhead.data import Batch, DataError, Hiding
+from clearhead.data.images import augmented, digits, pictures
+from clearhead.training.loop import train
+from clearhead.training.recipes import recipe
+from clearhead.training.run import Run
+
+# ---- hidden tokens
+
+
+def test_hidden_tokens_are_a_share_and_of_these_eight_in_ten_masks() -> None:
+    tokens = np.full((64, 512), 7)
+    hidden = Hiding(mask=999, vocabulary=1000, share=0.15, seed=0).hide(Batch(tokens, tokens), first=0)
+    asked = hidden.targets != -100
+    assert asked.mean() == pytest.approx(0.15, abs=0.01)
+    assert (hidden.targets[asked] == 7).all()
+    assert (hidden.inputs[~asked] == 7).all()
+    shown = hidden.inputs[asked]
+    assert (shown == 999).mean() == pytest.approx(0.8, abs=0.03)
+    assert (shown == 7).mean() == pytest.approx(0.1, abs=0.02)
+    assert len(np.unique(shown)) > 200  # the last tenth is anything
+
+
+def test_what_is_hidden_in_a_row_is_a_function_of_its_number() -> None:
+    tokens = np.random.default_rng(0).integers(0, 50, (8, 32))
+    hiding = Hiding(mask=51, vocabulary=52, share=0.3, seed=3)
+    whole = hiding.hide(Batch(tokens, tokens), first=8)
+    half = hiding.hide(Batch(tokens[4:], tokens[4:]), first=12)
+    assert (whole.inputs[4:] == half.inputs).all()
+    assert (whole.targets[4:] == half.targets).all()
+    assert (whole.targets[0] != whole.targets[1]).any()
+
+
+def test_padding_is_never_hidden() -> None:
+    tokens, documents = np.ones((4, 64), dtype=np.int64), np.zeros((4, 64), dtype=np.int64)
+    documents[:, 32:] = -1
+    hidden = Hiding(mask=9, vocabulary=10, share=0.9, seed=0).hide(Batch(tokens, tokens, documents), first=0)
+    assert (hidden.targets[:, 32:] == -100).all()
+    assert (hidden.targets[:, :32] != -100).any()
+
+
+def test_the_bert_recipe_learns_what_is_hidden(tmp_path: Path) -> None:
+    corpus = tmp_path / "text.txt"
+    corpus.write_text("abcdefghij" * 1000)
+    changes = {
+        "task.context": 32, "task.tokenizer": {"kind": "Bytes"}, "batch": 8, "steps": 450, "evaluate_every": 450,
+        "model.stack.dim": 32, "model.stack.repeats": 2, "schedule.warmup": 10,
+    }  # fmt: skip
+    config = recipe("bert")
+    for path, value in changes.items():
+        config = config.changed(path, value)
+    train(config, [corpus], tmp_path / "run")
+    lines = Run(tmp_path / "run").history()
+    assert lines[0]["train/loss"] == pytest.approx(np.log(258), rel=0.2)
+    assert lines[-1]["val/accuracy"] > 0.9  # any one character alone would give 0.1
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    theirs = AutoModelForMaskedLM.from_pretrained(tmp_path / "run").eval()
+    assert AutoTokenizer.from_pretrained(tmp_path / "run").mask_token == "[MASK]"
+    tokens = torch.randint(0, 258, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            clearhead.load(tmp_path / "run")(tokens), theirs(tokens).logits, atol=1e-4, rtol=1e-4
+        )
+
+
+# ---- pictures
+
+
+def test_the_vit_recipe_tells_digits_apart(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    config = recipe("vit").changed("steps", 80).changed("model.stack.repeats", 2).changed("task.shift", 0)
+    config = config.changed("schedule.warmup", 10)
+    train(config, (), tmp_path / "run")
+    last = Run(tmp_path / "run").history()[-1]
+    assert last["val/accuracy"] > 0.7
+    assert last["pictures_per_second"] > 0
+    about = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert about["id2label"]["7"] == "7"
+    from transformers import AutoModelForImageClassification
+
+    theirs = AutoModelForImageClassification.from_pretrained(tmp_path / "run").eval()
+    pixels = torch.randn(2, 1, 8, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            clearhead.load(tmp_path / "run")(pixels), theirs(pixels).logits, atol=1e-4, rtol=1e-4
+        )
+
+
+def folders(root: Path, split: bool = False) -> Path:
+    from PIL import Image
+
+    rng = np.random.default_rng(0)
+    for shade, name in ((60, "dark"), (190, "light")):
+        for i in range(12):
+            part = ("val" if i % 4 == 0 else "train") if split else ""
+            path = root / part / name / f"{i}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray((shade + rng.integers(0, 40, (10, 12, 3))).astype(np.uint8)).save(path)
+    return root
+
+
+def test_pictures_come_from_folders_one_for_each_class(tmp_path: Path) -> None:
+    found = pictures([folders(tmp_path)], size=8, channels=3)
+    assert found.names == ("dark", "light")
+    pixels = found.read(np.array([0, 23]))
+    assert pixels.shape == (2, 3, 8, 8)
+    assert pixels[0].mean() < 110 < pixels[1].mean()
+    training, validation = found.split(0.25, seed=1)
+    assert len(validation) == 6
+    assert sorted([*training, *validation]) == list(range(24))
+
+
+def test_folders_named_train_and_val_are_the_split(tmp_path: Path) -> None:
+    found = pictures([folders(tmp_path, split=True)], size=8, channels=1)
+    training, validation = found.split(0.5, seed=1)
+    assert (len(training), len(validation)) == (18, 6)
+
+
+def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
+    folders(tmp_path)
+    (tmp_path / "dark" / "0.png").write_bytes(b"not a picture")
+    with pytest.raises(DataError, match=r"0\.png cannot be read as a picture"):
+        pictures([tmp_path], size=8, channels=3)
+
+
+def test_one_class_alone_is_refused(tmp_path: Path) -> None:
+    root = folders(tmp_path / "pictures")
+    (root / "dark").rename(tmp_path / "elsewhere")
+    with pytest.raises(DataError, match=r"there is only the class 'light' in .* at least two classes"):
+        pictures([root], size=8, channels=3)
+    with pytest.raises(DataError, match="lies in no class's folder"):
+        pictures([root / "light"], size=8, channels=3)
+    with pytest.raises(DataError, match="nothing is not a folder"):
+        pictures([tmp_path / "nothing"], size=8, channels=3)
+
+
+def test_augmenting_moves_and_mirrors_by_the_pictures_number() -> None:
+    pytest.importorskip("sklearn")
+    pixels = digits(8, 1).read(np.arange(64))
+    moved = augmented(pixels, np.arange(64), seed=0, shift=1, flip=True)
+    assert (augmented(pixels[32:], np.arange(32, 64), seed=0, shift=1, flip=True) == moved[32:]).all()
+    assert (augmented(pixels, np.arange(64), seed=0, shift=0, flip=False) == pixels).all()
+    for before, after in zip(pixels, moved, strict=True):
+        padded = np.pad(before, ((0, 0), (1, 1), (1, 1)))
+        windows = [padded[:, y : y + 8, x : x + 8] for y in range(3) for x in range(3)]
+        assert any((after == w).all() or (after == w[..., ::-1]).all() for w in windows)

@@ -1,0 +1,88 @@
+"""Several processes make of a run what one makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead
+from clearhead.configs import dumps
+from clearhead.training.loop import Means, train
+from clearhead.training.run import Run
+
+from .tools import same, small, weights
+
+
+def torchrun(file: Path, corpus: Path, out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "clearhead",
+    ]
+    options = ["train", str(file), "--data", str(corpus), "--out", str(out), *more]
+    settings = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=settings)
+
+
+@pytest.mark.parametrize(("optimizer", "sharded"), [("Muon", False), ("Muon", True), ("AdamW", True)])
+def test_two_processes_walk_the_same_curve_as_one(
+    corpus: Path,
+    tmp_path: Path,
+    optimizer: str,
+    sharded: bool,
+) -> None:
+    file = tmp_path / "recipe.json"
+    config = small(steps=6, accumulate=2, save_every=3, **{"model.stack.pattern.0.dropout": 0.0})
+    config = config if optimizer == "Muon" else config.changed("optimizer", {"kind": "AdamW", "lr": 0.01})
+    file.write_text(dumps(config))
+    train(config, [corpus], tmp_path / "one")
+    done = torchrun(file, corpus, tmp_path / "two", *(["--shard"] if sharded else []))
+    assert done.returncode == 0, done.stderr
+    one, two = (Run(tmp_path / name).history() for name in ("one", "two"))
+    assert [line["step"] for line in two] == [1, 2, 3, 4, 5, 6]
+    for a, b in zip(one, two, strict=True):
+        assert b["train/loss"] == pytest.approx(a["train/loss"], rel=1e-4)
+        assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-3)
+    assert two[-1]["val/loss"] == pytest.approx(one[-1]["val/loss"], rel=1e-3)
+    mine, other = weights(tmp_path / "one"), weights(tmp_path / "two")
+    assert mine.keys() == other.keys()
+    for name in mine:
+        torch.testing.assert_close(other[name], mine[name], atol=2e-3, rtol=1e-2)
+    clearhead.load(tmp_path / "two")
+    written = sorted(path.name for path in (tmp_path / "two" / "checkpoints" / "step-00000003").iterdir())
+    assert len([name for name in written if name.endswith(".safetensors")]) == 2
+    assert not [
+        path for path in (tmp_path / "two").rglob("*") if path.suffix in (".pt", ".pkl", ".distcp", ".metadata")
+    ]
+
+
+def test_a_sharded_run_goes_on_in_any_number_of_processes(corpus: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.json"
+    config = small(steps=8, save_every=4, **{"model.stack.pattern.0.dropout": 0.0})
+    file.write_text(dumps(config))
+    assert torchrun(file, corpus, tmp_path / "whole", "--shard").returncode == 0
+    shutil.copytree(tmp_path / "whole", tmp_path / "half")
+    shutil.rmtree(tmp_path / "half" / "checkpoints" / "step-00000008")
+    shutil.copytree(tmp_path / "half", tmp_path / "alone")
+    assert torchrun(file, corpus, tmp_path / "half", "--shard", "--resume").returncode == 0
+    assert same(tmp_path / "whole", tmp_path / "half")
+    train(config, [corpus], tmp_path / "alone", resume=True)
+    mine, other = weights(tmp_path / "whole"), weights(tmp_path / "alone")
+    for name in mine:
+        torch.testing.assert_close(other[name], mine[name], atol=1e-3, rtol=1e-2)
+
+
+def test_one_process_cannot_shard(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="start it by torchrun"):
+        train(small(), [corpus], tmp_path / "run", means=Means(shard=True))
