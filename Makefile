@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test proof lint bench docs clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -16,6 +16,10 @@ demo: $(READY)
 # one thread per worker: two workers on two cores must not fight
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# what takes longer than a test may: a hundred kills of one run
+proof: $(READY)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m proof
 
 lint: $(READY)
 	$(BIN)/ruff check .

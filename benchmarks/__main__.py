@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-NAMES = ("attention", "forward", "tokenising", "time_to_loss", "checking")
+NAMES = ("attention", "forward", "tokenising", "time_to_loss", "throughput", "checking")
 
 for name in sys.argv[1:] or NAMES:
     if name not in NAMES:

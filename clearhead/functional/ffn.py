@@ -1,10 +1,13 @@
 """The position-wise feed-forward networks, and the activations inside them."""
 
 from collections.abc import Callable
+from typing import Any
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead.functional.linear import linear
 from clearhead.reference.ffn import check_activation
@@ -17,7 +20,23 @@ def relu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def relu2(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """max(x, 0)²."""
-    return F.relu(x) ** 2
+    return SquaredReLU.apply(x)
+
+
+class SquaredReLU(torch.autograd.Function):
+    """d max(x, 0)² = 2·max(x, 0): where x is negative it is 0 already, so one number per element is kept, not two."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        positive = F.relu(x)
+        ctx.save_for_backward(positive)
+        return positive * positive
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_y: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        (positive,) = ctx.saved_tensors
+        return (d_y * positive).mul_(2)
 
 
 def gelu(x: Float[Tensor, "..."], approximate: str = "none") -> Float[Tensor, "..."]:

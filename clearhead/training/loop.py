@@ -28,6 +28,7 @@ from clearhead.models.checkpoint import load
 from . import images as _images
 from . import text as _text
 from .checkpoint import find_last, read, write
+from .memory import keep_memory
 from .objective import Objective, first_trouble
 from .optimizer import Optimizer, make_optimizer
 from .peak import matrix_peak
@@ -139,6 +140,7 @@ class Trainer:
         means: Means = Means(),
     ) -> None:
         here = here or World(torch.device("cpu"))
+        keep_memory()
         self.recipe, self.task, self.run, self.report, self.here, self.means = recipe, task, run, report, here, means
         self.model = make_model(recipe, task).to(here.device)
         blocks = blocks_of(self.model)

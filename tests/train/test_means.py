@@ -76,3 +76,17 @@ def test_bfloat16_learns_as_float32_does(corpus: Path, tmp_path: Path) -> None:
     assert losses["bfloat16"] != losses["float32"]
     assert losses["bfloat16"][-1] == pytest.approx(losses["float32"][-1], rel=0.1)
     assert weights(tmp_path / "bfloat16")["stack.blocks.0.ffn.up.weight"].dtype == torch.float32
+
+
+def test_where_nothing_can_compile_a_run_says_so_and_goes_on(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from clearhead.measure.machine import Compile
+    from clearhead.training import loop
+
+    monkeypatch.setattr(loop, "look_for_compiler", lambda: Compile(compiler=None, headers=True))
+    said: list[str] = []
+    train(small(steps=2), [corpus], tmp_path / "a", means=Means(compile=True), report=Report(say=said.append))
+    train(small(steps=2), [corpus], tmp_path / "b")
+    assert any("torch.compile needs a C++ compiler" in text for text in said)
+    assert same(tmp_path / "a", tmp_path / "b")

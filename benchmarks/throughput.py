@@ -1,0 +1,125 @@
+"""A training step of 6 layers, d 384, 6 heads, 16 × 256 tokens, float32: our trainer beside nanoGPT-style code.
+
+The peer is a GPT-2 of the same size, compiled by torch.compile, with AdamW as nanoGPT sets it up. Small and large
+vocabularies; the peak memory of each is measured in a process of its own.
+"""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .time_to_loss import Baseline
+from .turns import report, take_turns
+
+LAYERS, DIM, HEADS, CONTEXT, BATCH = 6, 384, 6, 256, 16
+VOCABULARIES = (65, 32768)
+Step = Callable[[], None]
+
+
+def peer(vocabulary: int, compiled: bool = True) -> Step:
+    model = Baseline(vocabulary, DIM, LAYERS, HEADS, CONTEXT)
+    data = torch.randint(0, vocabulary, (200_000,))
+    groups = [
+        {"params": [p for p in model.parameters() if p.dim() > 1], "weight_decay": 0.1},
+        {"params": [p for p in model.parameters() if p.dim() == 1], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
+
+    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+    forward = torch.compile(loss_of) if compiled else loss_of
+
+    def step() -> None:
+        at = torch.randint(len(data) - CONTEXT, (BATCH,))
+        x = torch.stack([data[i : i + CONTEXT] for i in at])
+        y = torch.stack([data[i + 1 : i + 1 + CONTEXT] for i in at])
+        forward(x, y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def ours(vocabulary: int, compiled: bool = False) -> Step:
+    """Our GPT of the same size in our trainer, with the same optimizer."""
+    from clearhead.configs.data import BytePairConfig
+    from clearhead.configs.train import AdamWConfig, NextTokenConfig, RecipeConfig
+    from clearhead.models.gpt import gpt
+    from clearhead.training.loop import Means, Report, Trainer
+    from clearhead.training.text import NextToken
+
+    recipe = RecipeConfig(
+        model=gpt(dim=DIM, layers=LAYERS, heads=HEADS, vocabulary=vocabulary, length=CONTEXT),
+        task=NextTokenConfig(tokenizer=BytePairConfig(), context=CONTEXT),
+        optimizer=AdamWConfig(lr=1e-3, beta2=0.99),
+        batch=BATCH,
+        steps=10**6,
+    )
+    trainer = Trainer(recipe, NextToken(recipe, *tokens(vocabulary)), None, Report(), None, Means(compile=compiled))  # type: ignore[arg-type]
+    trainer.objective.train()
+    return lambda: None if trainer.update() else None
+
+
+def tokens(vocabulary: int) -> tuple:
+    """A stand-in for a tokenizer of that size, and random tokens as shards."""
+    import tokenizers
+
+    from clearhead.data.build import build
+    from clearhead.data.corpus import Corpus, Document
+    from clearhead.tokenize import Tokenizer
+
+    letters = {chr(0x4E00 + i): i for i in range(vocabulary)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(letters, []))
+    drawn = np.random.default_rng(0).integers(0, vocabulary, 200_000)
+    text = "".join(chr(0x4E00 + int(i)) for i in drawn)
+    tokenizer = Tokenizer(inner)
+    corpus = Corpus(lambda: iter([Document("random", ((text, True),))]), "random tokens")
+    folder = Path(tempfile.mkdtemp())
+    return tokenizer, build(corpus, tokenizer, folder / "a"), build(corpus, tokenizer, folder / "b")
+
+
+def peak(kind: str, vocabulary: int) -> float:
+    """GiB that a process of its own needed for four steps, less what it had before the model was made."""
+    code = f"from benchmarks.throughput import grown; grown({kind!r}, {vocabulary})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def grown(kind: str, vocabulary: int) -> None:
+    torch.ones(512, 512) @ torch.ones(512, 512)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    step = {"peer": peer, "ours": ours}[kind](vocabulary)
+    for _ in range(4):
+        step()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+
+
+def main() -> None:
+    for vocabulary in VOCABULARIES:
+        steps = {"clearhead": ours(vocabulary), "nanoGPT style, compiled": peer(vocabulary)}
+        if "--compile" in sys.argv:
+            steps["clearhead, compiled"] = ours(vocabulary, compiled=True)
+        for step in steps.values():
+            step()
+        report(f"training step, vocabulary {vocabulary:,}", take_turns(steps, rounds=7), "clearhead")
+        memory = {kind: peak(kind, vocabulary) for kind in ("ours", "peer")}
+        print(
+            f"  peak memory: clearhead {memory['ours']:.2f} GiB, nanoGPT style {memory['peer']:.2f} GiB, "
+            f"ratio {memory['ours'] / memory['peer']:.2f}"
+        )
+
+
+if __name__ == "__main__":
+    main()
