@@ -23,7 +23,7 @@ from .turns import report, take_turns
 
 LAYERS, DIM, HEADS, CONTEXT, BATCH = 6, 384, 6, 256, 16
 VOCABULARIES = (65, 32768)
-Step = Callable[[], None]
+Step = Callable[[], object]
 
 
 def peer(vocabulary: int, compiled: bool = True) -> Step:
@@ -69,7 +69,7 @@ def ours(vocabulary: int, compiled: bool = False) -> Step:
     )
     trainer = Trainer(recipe, NextToken(recipe, *tokens(vocabulary)), None, Report(), None, Means(compile=compiled))  # type: ignore[arg-type]
     trainer.objective.train()
-    return lambda: None if trainer.update() else None
+    return trainer.update
 
 
 def tokens(vocabulary: int) -> tuple:
