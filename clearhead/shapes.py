@@ -4,7 +4,7 @@ B batch            T query positions      S key positions (S = T in plain self-a
 D model width      H query heads          G key/value heads, H = G·R      K key head width   U value head width
 V vocabulary       F feed-forward width   E experts    A experts per token
 L latent width     Q query latent width    M, N plain and rotary part of a latent head's key, K = M + N
-C classes          P patches
+C classes          P patches              Y width of a factored embedding
 I inner width of a recurrence              W features of a kernel, or rows that a Linformer reads
 Z numbers that a channel remembers         J rank of its step's matrix        O earlier tokens that its filter reads
 """
@@ -33,5 +33,6 @@ NAMES = {
     "Z": "d_state",
     "J": "dt_rank",
     "O": "d_conv − 1",
+    "Y": "embedding width",
 }
 """What the papers call each letter; `trace` prints both."""

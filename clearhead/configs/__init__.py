@@ -7,12 +7,13 @@ every part knows the names and shapes of its own weights and the steps of its ow
 from .attention import AttentionConfig
 from .base import Config, ConfigError, Part, Scope, Step, dumps, loads
 from .data import BytePairConfig, BytesConfig, CharactersConfig, TokenizerConfig, TokenizerFileConfig
-from .embedding import EmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
+from .embedding import EmbeddingConfig, FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .heads import (
     ClassHeadConfig,
     FirstTokenConfig,
     HeadConfig,
+    LastTokenConfig,
     LMHeadConfig,
     MaskedLMHeadConfig,
     MeanPoolConfig,
@@ -25,11 +26,11 @@ from .lstm import LSTMConfig
 from .mamba import MambaConfig
 from .masks import And, Blockwise, Causal, Full, Global, Mask, Or, Window
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
-from .moe import MoEConfig
-from .norm import LayerNormConfig, NormConfig, RMSNormConfig
+from .moe import ChoiceConfig, GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
+from .norm import LayerNormConfig, NormConfig, OffsetRMSNormConfig, RMSNormConfig
 from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
 from .rotary import LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
-from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, StackConfig
+from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
 from .train import (
     AdamWConfig,
     CosineConfig,
@@ -44,16 +45,17 @@ from .train import (
 __all__ = [
     "Config", "Part", "ConfigError", "Scope", "Step", "dumps", "loads",
     "Mask", "Full", "Causal", "Window", "Global", "Blockwise", "And", "Or",
-    "NormConfig", "LayerNormConfig", "RMSNormConfig",
+    "NormConfig", "LayerNormConfig", "RMSNormConfig", "OffsetRMSNormConfig",
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
     "RotaryConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
     "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LSTMConfig", "MambaConfig",
     "LinearAttentionConfig", "EluConfig", "FavorConfig", "LinformerConfig",
-    "FeedForwardConfig", "GatedFeedForwardConfig", "MoEConfig",
-    "BlockConfig", "ParallelBlockConfig", "StackConfig",
-    "EmbeddingConfig", "TokenEmbeddingConfig", "PatchEmbeddingConfig",
-    "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "MeanPoolConfig",
-    "ClassHeadConfig",
+    "FeedForwardConfig", "GatedFeedForwardConfig",
+    "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig",
+    "BlockConfig", "ParallelBlockConfig", "StackConfig", "SharedStackConfig",
+    "EmbeddingConfig", "TokenEmbeddingConfig", "FactoredEmbeddingConfig", "PatchEmbeddingConfig",
+    "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "LastTokenConfig",
+    "MeanPoolConfig", "ClassHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",
     "TokenizerConfig", "BytePairConfig", "CharactersConfig", "BytesConfig", "TokenizerFileConfig",
     "RecipeConfig", "OptimizerConfig", "AdamWConfig", "MuonConfig",

@@ -44,6 +44,29 @@ class TokenEmbeddingConfig(Part):
 
 
 @dataclass(frozen=True, kw_only=True)
+class FactoredEmbeddingConfig(TokenEmbeddingConfig):
+    """A token embedding of width Y, projected to width D: the table is V·Y + Y·D numbers, not V·D  (ALBERT)."""
+
+    width: int  # Y
+
+    def check(self) -> None:
+        super().check()
+        self.require_positive("width")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield from super().steps(scope.having(D=self.width))
+        s = scope.having("embedding", Y=self.width)
+        yield s.step(
+            "projection",
+            "X·W_projection + b",
+            "B T D",
+            weights={"projection.weight": s.shape("D Y"), "projection.bias": s.shape("D")},
+            flops=2 * s["B"] * s["T"] * s["Y"] * s["D"],
+            order="n·d",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class PatchEmbeddingConfig(Part):
     """An image cut into P square patches, each projected to width D, after a class token  (Dosovitskiy et al. 2021)."""
 
@@ -88,4 +111,4 @@ class PatchEmbeddingConfig(Part):
         return self.patches + 1
 
 
-EmbeddingConfig = TokenEmbeddingConfig | PatchEmbeddingConfig
+EmbeddingConfig = TokenEmbeddingConfig | FactoredEmbeddingConfig | PatchEmbeddingConfig

@@ -34,15 +34,17 @@ class MaskedLMHeadConfig(Part):
     activation: Activation = "gelu"
     norm: NormConfig = LayerNormConfig(eps=1e-12)
     tied: bool = True
+    width: int | None = None  # of the table; None: D (ALBERT's is narrower)
 
     def check(self) -> None:
-        self.require_positive("vocabulary")
+        self.require_positive("vocabulary", "width")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having("head", V=self.vocabulary)
-        yield dense_step(s, f"{self.activation}(X·W)", "B T D")
-        yield from under("norm", self.norm.steps(s))
-        yield vocabulary_step(s, "X·Wᵀ + b", self.tied, True)
+        s = scope.having("head", V=self.vocabulary, Y=self.width or scope["D"])
+        letters = "B T D" if self.width is None else "B T Y"
+        yield dense_step(s, f"{self.activation}(X·W)", letters)
+        yield from under("norm", self.norm.steps(s, letters))
+        yield vocabulary_step(s.having(D=s["Y"]), "X·Wᵀ + b", self.tied, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +53,14 @@ class FirstTokenConfig(Part):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         yield scope.having("head").step("pooled", "first position", "B D", kept=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LastTokenConfig(Part):
+    """The vector of the last position that is not padding: the one that has read the whole text, in a causal model."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield scope.having("head").step("pooled", "last real position", "B D", kept=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +79,7 @@ class PoolerConfig(Part):
         yield dense_step(scope.having("head", T=1), "tanh(first·W)", "B D")
 
 
-PoolConfig = FirstTokenConfig | MeanPoolConfig | PoolerConfig
+PoolConfig = FirstTokenConfig | LastTokenConfig | MeanPoolConfig | PoolerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +88,7 @@ class ClassHeadConfig(Part):
 
     classes: int  # C
     pool: PoolConfig = FirstTokenConfig()
+    bias: bool = True
 
     def check(self) -> None:
         self.require_positive("classes")
@@ -87,20 +98,21 @@ class ClassHeadConfig(Part):
         yield from under("pool", self.pool.steps(s))
         yield s.step(
             "classes",
-            "pooled·W + b",
+            "pooled·W + b" if self.bias else "pooled·W",
             "B C",
-            weights={"classes.weight": s.shape("C D"), "classes.bias": s.shape("C")},
+            weights={"classes.weight": s.shape("C D")} | ({"classes.bias": s.shape("C")} if self.bias else {}),
             flops=2 * s["B"] * s["C"] * s["D"],
             order="d",
         )
 
 
-HeadConfig = LMHeadConfig | MaskedLMHeadConfig | FirstTokenConfig | MeanPoolConfig | PoolerConfig | ClassHeadConfig
+HeadConfig = LMHeadConfig | MaskedLMHeadConfig | PoolConfig | ClassHeadConfig
 
 
 def dense_step(s: Scope, formula: str, letters: str) -> Step:
-    weights = {"dense.weight": s.shape("D D"), "dense.bias": s.shape("D")}
-    return s.step("dense", formula, letters, weights=weights, flops=2 * s["B"] * s["T"] * s["D"] ** 2, order="n·d²")
+    width = s.shape(letters)[-1]
+    weights = {"dense.weight": (width, s["D"]), "dense.bias": (width,)}
+    return s.step("dense", formula, letters, weights=weights, flops=2 * s["B"] * s["T"] * width * s["D"], order="n·d²")
 
 
 def vocabulary_step(s: Scope, formula: str, tied: bool, bias: bool) -> Step:

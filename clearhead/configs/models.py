@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .base import ConfigError, Part, Scope, Shape, Step, under
-from .embedding import EmbeddingConfig, TokenEmbeddingConfig
+from .embedding import EmbeddingConfig, FactoredEmbeddingConfig, TokenEmbeddingConfig
 from .heads import HeadConfig, LMHeadConfig, MaskedLMHeadConfig
 from .stack import BlockConfig, StackConfig
 
@@ -86,5 +86,11 @@ def check_tied(head: HeadConfig | None, embedding: EmbeddingConfig) -> None:
         return
     if not isinstance(embedding, TokenEmbeddingConfig):
         raise ConfigError("the head is tied, but an embedding of patches has no table to tie it to")
+    width = embedding.width if isinstance(embedding, FactoredEmbeddingConfig) else None
+    wanted = head.width if isinstance(head, MaskedLMHeadConfig) else None
+    if width != wanted:
+        raise ConfigError(
+            f"the head is tied to a table of width {width or 'D'}, but reads vectors of width {wanted or 'D'}"
+        )
     if head.vocabulary != embedding.vocabulary:
         raise ConfigError(f"the head is tied, but its vocabulary {head.vocabulary} is not {embedding.vocabulary}")

@@ -11,8 +11,39 @@ from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 
 
 @dataclass(frozen=True, kw_only=True)
+class SoftmaxChoiceConfig(Part):
+    """p = softmax(router(x)), and the likeliest experts are chosen  (Shazeer et al. 2017)."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield scope.step("", "softmax(X·W_router)", "B T E")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedChoiceConfig(Part):
+    """p = sigmoid(router(x)); the experts with the largest p + b in the best groups are chosen, weighted by p alone.
+
+    The bias b keeps the experts in balance: training moves it by how busy they are, not by a gradient. A group is as
+    good as its two best experts; only the `kept` best of `groups` are looked at  (DeepSeek-V3, 2412.19437, 2.1.2).
+    """
+
+    groups: int = 1
+    kept: int = 1
+
+    def check(self) -> None:
+        self.require_positive("groups", "kept")
+        if self.kept > self.groups:
+            raise ConfigError(f"GroupedChoice.kept is {self.kept}, but there are only {self.groups} groups")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield scope.step("", "sigmoid(X·W_router)", "B T E", weights={"bias": (scope["E"],)})
+
+
+ChoiceConfig = SoftmaxChoiceConfig | GroupedChoiceConfig
+
+
+@dataclass(frozen=True, kw_only=True)
 class MoEConfig(Part):
-    """Σ over the `active` best experts e of p_e·expert_e(x), p = softmax(router(x))  (Shazeer et al. 2017).
+    """Σ over the `active` best experts e of p_e·expert_e(x), p given by the router  (Shazeer et al. 2017).
 
     Every token reaches all of its experts: there is no capacity, so none is dropped.
     """
@@ -23,23 +54,27 @@ class MoEConfig(Part):
     shared: FeedForwardConfig | GatedFeedForwardConfig | None = None  # every token passes it as well (DeepSeek)
     normalised: bool = True  # the chosen weights are divided by their sum (Mixtral)
     scale: float = 1.0  # and multiplied by this
+    choice: ChoiceConfig = SoftmaxChoiceConfig()
 
     def check(self) -> None:
         self.require_positive("experts", "active", "scale")
         if self.active > self.experts:
             raise ConfigError(f"MoE.active is {self.active}, but there are only {self.experts} experts")
+        if isinstance(self.choice, GroupedChoiceConfig):
+            size, rest = divmod(self.experts, self.choice.groups)
+            if rest or size < 2 or self.choice.kept * size < self.active:
+                raise ConfigError(
+                    f"MoE.choice looks at {self.choice.kept} of {self.choice.groups} groups, but the {self.experts} "
+                    f"experts must fall into groups of two or more that hold the {self.active} active ones"
+                )
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.having("ffn", E=self.experts, A=self.active)
         tokens = s["B"] * s["T"]
-        yield s.step(
-            "router",
-            "softmax(X·W_router)",
-            "B T E",
-            weights={"router.weight": (s["E"], s["D"])},
-            flops=2 * tokens * s["E"] * s["D"],
-            order="n·d",
-        )
+        for step in under("choice", self.choice.steps(s)):
+            matrix = {"router.weight": (s["E"], s["D"])}
+            flops = 2 * tokens * s["E"] * s["D"]
+            yield replace(step, name="router", weights=matrix | dict(step.weights), flops=flops, order="n·d")
         yield s.step("chosen", "the A largest, as weights", "B T A", kept=0)
         # A of E experts work on each token; their weights are stacked along a first axis
         for step in self.expert.steps(s):

@@ -30,4 +30,15 @@ class RMSNormConfig(Part):
         yield scope.having("norm").step("", "γ·x/√(mean(x²) + ε)", letters, weights=weights)
 
 
-NormConfig = LayerNormConfig | RMSNormConfig
+@dataclass(frozen=True, kw_only=True)
+class OffsetRMSNormConfig(Part):
+    """(1 + γ)·x/√(mean(x²) + ε): γ is kept as its distance from one, so that decay pulls it there  (Gemma)."""
+
+    eps: float = 1e-6
+
+    def steps(self, scope: Scope, letters: str = "B T D") -> Iterator[Step]:
+        weights = {"weight": (scope.shape(letters)[-1],)}
+        yield scope.having("norm").step("", "(1 + γ)·x/√(mean(x²) + ε)", letters, weights=weights)
+
+
+NormConfig = LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .attention import AttentionConfig
@@ -118,16 +118,33 @@ class StackConfig(Part):
         """Every block from the bottom up."""
         return self.first + self.pattern * self.repeats
 
+    def place(self, i: int) -> int:
+        """The place of the block whose weights block i runs on: its own."""
+        return i
+
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.having(D=self.dim)
         for i, block in enumerate(self.blocks):
-            yield from under(f"blocks.{i}", block.steps(s))
+            steps = block.steps(s) if self.place(i) == i else map(without_weights, block.steps(s))
+            yield from under(f"blocks.{i}", steps)
         if self.final_norm is not None:
             yield from under("final_norm", self.final_norm.steps(s))
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         s = scope.having(D=self.dim)
         return {f"blocks.{i}.{name}": v for i, block in enumerate(self.blocks) for name, v in block.state(s).items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedStackConfig(StackConfig):
+    """A stack that runs the same weights of `pattern` over and over  (Universal Transformer, ALBERT)."""
+
+    def place(self, i: int) -> int:
+        return i if i < len(self.first) else len(self.first) + (i - len(self.first)) % len(self.pattern)
+
+
+def without_weights(step: Step) -> Step:
+    return replace(step, weights={}, idle=0)
 
 
 def mixer_state(mixer: MixerConfig, scope: Scope) -> dict[str, Shape]:

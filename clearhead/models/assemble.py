@@ -214,7 +214,8 @@ def initialise(model: nn.Module) -> None:
     """Fresh weights: normal of variance 2/(5·D), which is GPT-2's 0.02 at its width (Nguyen & Salazar 2019, 3.1);
     what is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0,
     gains 1; a part with a `start` of its own begins there."""
-    branches = sum({Residual: 1, ParallelBlock: 2}.get(type(module), 0) for module in model.modules())
+    layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.layers()]
+    branches = sum({Residual: 1, ParallelBlock: 2}.get(type(m), 0) for layer in layers for m in layer.modules())
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             nn.init.zeros_(parameter)

@@ -1,14 +1,16 @@
-"""Encoder-only models: BERT (Devlin et al. 2019)."""
+"""Encoder-only models: BERT (Devlin et al. 2019), and ALBERT (Lan et al. 2020)."""
 
 from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
+    FactoredEmbeddingConfig,
     FeedForwardConfig,
     HeadConfig,
     LayerNormConfig,
     LearnedConfig,
     PoolerConfig,
     SequenceModelConfig,
+    SharedStackConfig,
     StackConfig,
     TokenEmbeddingConfig,
 )
@@ -40,4 +42,39 @@ def bert(
     )
     return SequenceModelConfig(
         embedding=embedding, stack=StackConfig(dim=dim, pattern=(block,), repeats=layers), head=head
+    )
+
+
+def albert(
+    *,
+    dim: int,
+    width: int = 128,
+    layers: int,
+    heads: int,
+    hidden: int | None = None,
+    vocabulary: int = 30000,
+    length: int = 512,
+    segments: int = 2,
+    head: HeadConfig | None = PoolerConfig(),
+    dropout: float = 0.0,
+) -> SequenceModelConfig:
+    """BERT whose one block runs `layers` times, over a table of tokens that is `width` wide."""
+    norm = LayerNormConfig(eps=1e-12)
+    block = BlockConfig(
+        mixer=AttentionConfig(heads=heads, qkv_bias=True, out_bias=True, dropout=dropout),
+        ffn=FeedForwardConfig(hidden=hidden, activation="gelu_tanh"),
+        norm=norm,
+        placement="post",
+        dropout=dropout,
+    )
+    embedding = FactoredEmbeddingConfig(
+        vocabulary=vocabulary,
+        width=width,
+        position=LearnedConfig(length=length),
+        segments=segments,
+        norm=norm,
+        dropout=dropout,
+    )
+    return SequenceModelConfig(
+        embedding=embedding, stack=SharedStackConfig(dim=dim, pattern=(block,), repeats=layers), head=head
     )

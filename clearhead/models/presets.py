@@ -4,21 +4,25 @@ from collections.abc import Callable
 from functools import partial
 
 from clearhead.configs import (
+    AttentionConfig,
     Causal,
     ClassHeadConfig,
     ConfigError,
     GatedFeedForwardConfig,
+    GroupedChoiceConfig,
     LatentAttentionConfig,
     LSTMConfig,
     MaskedLMHeadConfig,
     ModelConfig,
     MoEConfig,
+    RotaryConfig,
     Window,
 )
 from clearhead.configs.base import nearest
 
-from .bert import bert
-from .deepseek import deepseek, deepseek_v2_lite
+from .bert import albert, bert
+from .deepseek import deepseek, deepseek_v2_lite, deepseek_v3
+from .gemma import gemma, gemma3, gemma3_1b, gemma_2b
 from .gpt import gpt
 from .llama import decoder, llama, mixtral
 from .mamba import mamba
@@ -37,6 +41,7 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "bert-base": partial(bert, dim=768, layers=12, heads=12),
     "bert-base-mlm": partial(bert, dim=768, layers=12, heads=12, head=MaskedLMHeadConfig(vocabulary=30522)),
     "bert-large": partial(bert, dim=1024, layers=24, heads=16),
+    "albert-base": partial(albert, dim=768, layers=12, heads=12),
     "vit-b16": partial(vit, dim=768, layers=12, heads=12),
     "vit-l16": partial(vit, dim=1024, layers=24, heads=16),
     "llama-2-7b": partial(llama, dim=4096, layers=32, heads=32, hidden=11008, vocabulary=32000),
@@ -54,11 +59,15 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
         mask=Causal() & Window(4096),
     ),
     "mixtral-8x7b": partial(mixtral, dim=4096, layers=32, heads=32, kv_heads=8, hidden=14336, vocabulary=32000),
+    "gemma-2b": gemma_2b,
+    "gemma-3-1b": gemma3_1b,
     "deepseek-v2-lite": deepseek_v2_lite,
+    "deepseek-v3": deepseek_v3,
     "mamba-130m": partial(mamba, dim=768, layers=24),
     "tiny-transformer": partial(transformer, dim=32, layers=2, heads=4, hidden=64, vocabulary=101, dropout=0.0),
     "tiny-gpt": partial(gpt, dim=32, layers=2, heads=4, vocabulary=101, length=64),
     "tiny-bert": partial(bert, dim=32, layers=2, heads=4, vocabulary=101, length=64),
+    "tiny-albert": partial(albert, dim=32, width=12, layers=3, heads=4, vocabulary=101, length=64),
     "tiny-vit": partial(
         vit, dim=32, layers=2, heads=4, image=16, patch=4, channels=1, head=ClassHeadConfig(classes=10)
     ),
@@ -67,6 +76,26 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
         llama, dim=32, layers=2, heads=4, kv_heads=2, hidden=88, vocabulary=101, mask=Causal() & Window(5)
     ),
     "tiny-mixtral": partial(mixtral, dim=32, layers=2, heads=4, kv_heads=2, hidden=48, vocabulary=101, experts=4),
+    "tiny-gemma": partial(
+        gemma,
+        dim=32,
+        layers=2,
+        mixer=AttentionConfig(heads=4, kv_heads=1, head_dim=12, mask=Causal(), rotary=RotaryConfig()),
+        hidden=88,
+        vocabulary=101,
+    ),
+    "tiny-gemma-3": partial(
+        gemma3,
+        dim=32,
+        mixers=[
+            AttentionConfig(
+                heads=4, kv_heads=2, head_dim=12, mask=Causal() & Window(5) if near else Causal(), rotary=RotaryConfig()
+            )
+            for near in (True, True, False)
+        ],
+        hidden=88,
+        vocabulary=101,
+    ),
     "tiny-deepseek": partial(
         deepseek,
         dim=32,
@@ -85,6 +114,22 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "tiny-mamba": partial(mamba, dim=32, layers=2, vocabulary=101),
     "tiny-lstm": partial(
         decoder, dim=32, layers=2, mixer=LSTMConfig(), ffn=GatedFeedForwardConfig(hidden=88), vocabulary=101
+    ),
+    "tiny-deepseek-v3": partial(
+        deepseek,
+        dim=32,
+        layers=2,
+        mixer=LatentAttentionConfig(heads=4, latent_dim=16, plain_dim=8, rope_dim=4, value_dim=6, query_latent_dim=12),
+        hidden=88,
+        moe=MoEConfig(
+            expert=GatedFeedForwardConfig(hidden=24),
+            experts=6,
+            active=2,
+            shared=GatedFeedForwardConfig(hidden=24),
+            scale=2.5,
+            choice=GroupedChoiceConfig(groups=3, kept=2),
+        ),
+        vocabulary=101,
     ),
 }
 

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import PatchEmbeddingConfig, TokenEmbeddingConfig
+from clearhead.configs import FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
 
 from .build import build_part, builds
 from .context import Context
@@ -43,6 +43,20 @@ class TokenEmbedding(nn.Module):
     @property
     def table(self) -> Float[Tensor, "V D"]:
         return self.tokens.weight
+
+
+@builds(FactoredEmbeddingConfig)
+class FactoredEmbedding(TokenEmbedding):
+    """A token embedding of another width, projected to the model's."""
+
+    def __init__(self, config: FactoredEmbeddingConfig, dim: int) -> None:
+        super().__init__(config, config.width)
+        self.projection = nn.Linear(config.width, dim)
+
+    def forward(
+        self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B T D"]:
+        return context.tap("projection", self.projection(super().forward(tokens, context, segments)))
 
 
 @builds(PatchEmbeddingConfig)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from clearhead.configs import (
     ClassHeadConfig,
     FirstTokenConfig,
+    LastTokenConfig,
     LMHeadConfig,
     MaskedLMHeadConfig,
     MeanPoolConfig,
@@ -20,7 +21,7 @@ from clearhead.functional import ACTIVATIONS
 from .build import build_part, builds
 from .context import Context
 
-Table = Float[Tensor, "V D"] | None
+Table = Float[Tensor, "V Y"] | None  # Y is D, but for ALBERT
 
 
 @builds(LMHeadConfig)
@@ -43,9 +44,10 @@ class MaskedLMHead(nn.Module):
     def __init__(self, config: MaskedLMHeadConfig, dim: int) -> None:
         super().__init__()
         self.activation = config.activation
-        self.dense = nn.Linear(dim, dim)
-        self.norm = build_part(config.norm, dim)
-        self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, dim))
+        width = config.width or dim
+        self.dense = nn.Linear(dim, width)
+        self.norm = build_part(config.norm, width)
+        self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, width))
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
@@ -63,6 +65,20 @@ class FirstToken(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
         return context.tap("pooled", first_real(x, context))
+
+
+@builds(LastTokenConfig)
+class LastToken(nn.Module):
+    """The last real position's vector."""
+
+    def __init__(self, config: LastTokenConfig, dim: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
+        if context.readable is None:
+            return context.tap("pooled", x[:, -1])
+        last = x.shape[1] - 1 - context.readable.int().flip(1).argmax(dim=1)
+        return context.tap("pooled", x[torch.arange(len(x), device=x.device), last])
 
 
 @builds(MeanPoolConfig)
@@ -98,7 +114,7 @@ class ClassHead(nn.Module):
     def __init__(self, config: ClassHeadConfig, dim: int) -> None:
         super().__init__()
         self.pool = build_part(config.pool, dim)
-        self.classes = nn.Linear(dim, config.classes)
+        self.classes = nn.Linear(dim, config.classes, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B C"]:
         return context.tap("classes", self.classes(self.pool(x, context.at("pool"), table)))
@@ -111,7 +127,7 @@ def first_real(x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B 
     return x[torch.arange(len(x), device=x.device), context.readable.int().argmax(dim=1)]
 
 
-def own_or_tied(weight: Table, table: Table) -> Float[Tensor, "V D"]:
+def own_or_tied(weight: Table, table: Table) -> Float[Tensor, "V Y"]:
     chosen = table if weight is None else weight
     assert chosen is not None, "the config has checked that a tied head has a table"
     return chosen

@@ -7,7 +7,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import FeedForwardConfig, GatedFeedForwardConfig, MoEConfig
+from clearhead.configs import (
+    FeedForwardConfig,
+    GatedFeedForwardConfig,
+    GroupedChoiceConfig,
+    MoEConfig,
+    SoftmaxChoiceConfig,
+)
 from clearhead.functional import ACTIVATIONS, softmax
 
 from .build import build_part, builds
@@ -25,17 +31,53 @@ class MoE(nn.Module):
         super().__init__()
         self.active, self.normalised, self.scale = config.active, config.normalised, config.scale
         self.router = nn.Linear(dim, config.experts, bias=False)
+        self.choice = build_part(config.choice, config.experts)
         self.experts = Experts(config.expert, config.experts, dim)
         self.shared = None if config.shared is None else build_part(config.shared, dim)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        router = context.tap("router", softmax(self.router(x)))
-        weights, which = router.topk(self.active, dim=-1)  # B T A
+        p = context.tap("router", self.choice(self.router(x)))
+        which = self.choice.rank(p).topk(self.active, dim=-1).indices  # B T A
+        weights = p.gather(-1, which)
         if self.normalised:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = context.tap("chosen", weights * self.scale)
         mixed = self.experts(x.flatten(0, 1), weights.flatten(0, 1), which.flatten(0, 1)).view_as(x)
         return mixed if self.shared is None else mixed + self.shared(x, context.at("shared"))
+
+
+@builds(SoftmaxChoiceConfig)
+class SoftmaxChoice(nn.Module):
+    """The likeliest experts."""
+
+    def __init__(self, config: SoftmaxChoiceConfig, experts: int) -> None:
+        super().__init__()
+
+    def forward(self, scores: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return softmax(scores)
+
+    def rank(self, p: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return p
+
+
+@builds(GroupedChoiceConfig)
+class GroupedChoice(nn.Module):
+    """The largest p + b in the best groups, weighted by p. No gradient reaches b."""
+
+    def __init__(self, config: GroupedChoiceConfig, experts: int) -> None:
+        super().__init__()
+        self.groups, self.kept = config.groups, config.kept
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(experts))
+
+    def forward(self, scores: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return scores.sigmoid()
+
+    def rank(self, p: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        grouped = (p + self.bias).unflatten(-1, (self.groups, -1))
+        best = grouped.topk(2, dim=-1).values.sum(-1).topk(self.kept, dim=-1).indices
+        left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
+        return grouped.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
 
 
 class Experts(nn.Module):

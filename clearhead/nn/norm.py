@@ -5,7 +5,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead import functional
-from clearhead.configs import LayerNormConfig, RMSNormConfig
+from clearhead.configs import LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
+from clearhead.functional.softmax import widen
 
 from .build import builds
 
@@ -35,3 +36,16 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return functional.rms_norm(x, self.weight, self.eps)
+
+
+@builds(OffsetRMSNormConfig)
+class OffsetRMSNorm(nn.Module):
+    """(1 + γ)·x/√(mean(x²) + ε)."""
+
+    def __init__(self, config: OffsetRMSNormConfig, dim: int) -> None:
+        super().__init__()
+        self.eps = config.eps
+        self.weight = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return functional.rms_norm(x, 1 + widen(self.weight), self.eps)

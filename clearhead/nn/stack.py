@@ -8,7 +8,7 @@ from typing import Any, cast
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.configs import BlockConfig, NormConfig, ParallelBlockConfig, StackConfig
+from clearhead.configs import BlockConfig, NormConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
 from clearhead.configs.stack import PLACES
 
 from .build import build_part, builds
@@ -99,12 +99,14 @@ class ParallelBlock(nn.Module):
 
 
 @builds(StackConfig)
+@builds(SharedStackConfig)
 class Stack(nn.Module):
     """The blocks from the bottom up, and the final norm."""
 
     def __init__(self, config: StackConfig, dim: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(build_part(block, dim) for block in config.blocks)
+        self.places = [config.place(i) for i in range(len(config.blocks))]
+        self.blocks = nn.ModuleList(build_part(config.blocks[place], dim) for place in sorted(set(self.places)))
         self.final_norm = build_part(config.final_norm, dim)
 
     def forward(
@@ -118,4 +120,5 @@ class Stack(nn.Module):
         return [block.init_state(room) for block in self.layers()]
 
     def layers(self) -> list[Block | ParallelBlock]:
-        return cast("list[Block | ParallelBlock]", list(self.blocks))
+        """The blocks in the order they run; one that is shared stands there more than once."""
+        return [cast("Block | ParallelBlock", self.blocks[place]) for place in self.places]

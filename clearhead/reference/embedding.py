@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float, Int
 
-from clearhead.configs import LearnedConfig, PatchEmbeddingConfig, SinusoidalConfig, TokenEmbeddingConfig
+from clearhead.configs import (
+    FactoredEmbeddingConfig,
+    LearnedConfig,
+    PatchEmbeddingConfig,
+    SinusoidalConfig,
+    TokenEmbeddingConfig,
+)
 
 from .linear import linear
 from .positions import sinusoidal_positions
@@ -45,6 +51,18 @@ def token_embedding(
         segments = np.zeros_like(tokens) if segments is None else segments
         x = x + here.note("segments", embedding(segments, here["segments.weight"]))
     return here.note("norm", here.run("norm", config.norm, x))
+
+
+@runs(FactoredEmbeddingConfig)
+def factored_embedding(
+    config: FactoredEmbeddingConfig,
+    tokens: Int[np.ndarray, "B T"],
+    here: Here,
+    segments: Int[np.ndarray, "B T"] | None = None,
+) -> Float[np.ndarray, "B T D"]:
+    """A token embedding of another width, projected to the model's."""
+    x = token_embedding(config, tokens, here, segments)
+    return here.note("projection", linear(x, here["projection.weight"], here["projection.bias"]))
 
 
 def added_position(

@@ -8,6 +8,7 @@ from jaxtyping import Float
 from clearhead.configs import (
     ClassHeadConfig,
     FirstTokenConfig,
+    LastTokenConfig,
     LMHeadConfig,
     MaskedLMHeadConfig,
     MeanPoolConfig,
@@ -18,7 +19,7 @@ from .ffn import ACTIVATIONS
 from .linear import linear
 from .run import Here, runs
 
-Table = Float[np.ndarray, "V D"] | None
+Table = Float[np.ndarray, "V Y"] | None  # Y is D, but for ALBERT
 Hidden = Float[np.ndarray, "B T D"]
 
 
@@ -46,6 +47,13 @@ def first_token(config: FirstTokenConfig, x: Hidden, here: Here, table: Table = 
     return here.note("pooled", first_real(x, here))
 
 
+@runs(LastTokenConfig)
+def last_token(config: LastTokenConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
+    """The last real position's vector."""
+    last = x.shape[1] - 1 - here.readable[:, ::-1].argmax(1)
+    return here.note("pooled", x[np.arange(len(x)), last])
+
+
 @runs(MeanPoolConfig)
 def mean_pool(config: MeanPoolConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
     """The mean over real positions."""
@@ -63,7 +71,7 @@ def pooler(config: PoolerConfig, x: Hidden, here: Here, table: Table = None) -> 
 def class_head(config: ClassHeadConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B C"]:
     """Logits over classes from one pooled vector."""
     pooled = here.run("pool", config.pool, x)
-    return here.note("classes", linear(pooled, here["classes.weight"], here["classes.bias"]))
+    return here.note("classes", linear(pooled, here["classes.weight"], here.get("classes.bias")))
 
 
 def first_real(x: Hidden, here: Here) -> Float[np.ndarray, "B D"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.configs import MoEConfig
+from clearhead.configs import GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
 
 from .ffn import ACTIVATIONS
 from .linear import linear
@@ -15,10 +15,10 @@ from .softmax import softmax
 
 @runs(MoEConfig)
 def mixture_of_experts(config: MoEConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
-    """Σ over the chosen experts e of p_e·expert_e(x), p = softmax(router(x)), plus the shared expert."""
-    router = here.note("router", softmax(linear(x, here["router.weight"])))  # B T E
-    which = np.argsort(-router, axis=-1, kind="stable")[..., : config.active]  # B T A
-    weights = np.take_along_axis(router, which, -1)
+    """Σ over the chosen experts e of p_e·expert_e(x), plus the shared expert."""
+    p, rank = here.run("choice", config.choice, linear(x, here["router.weight"]))  # each B T E
+    which = np.argsort(-rank, axis=-1, kind="stable")[..., : config.active]  # B T A
+    weights = np.take_along_axis(here.note("router", p), which, -1)
     if config.normalised:
         weights = weights / weights.sum(-1, keepdims=True)
     weights = here.note("chosen", weights * config.scale)
@@ -27,6 +27,28 @@ def mixture_of_experts(config: MoEConfig, x: Float[np.ndarray, "B T D"], here: H
         b, t, place = np.nonzero(which == e)  # the tokens that chose expert e
         out[b, t] += expert(config, e, x[b, t], here.at("experts")) * weights[b, t, place, None]
     return out if config.shared is None else out + here.run("shared", config.shared, x)
+
+
+@runs(SoftmaxChoiceConfig)
+def softmax_choice(
+    config: SoftmaxChoiceConfig, scores: Float[np.ndarray, "B T E"], here: Here
+) -> Float[np.ndarray, "2 B T E"]:
+    """What weighs each expert, and what ranks it: the same."""
+    p = softmax(scores)
+    return np.stack((p, p))
+
+
+@runs(GroupedChoiceConfig)
+def grouped_choice(
+    config: GroupedChoiceConfig, scores: Float[np.ndarray, "B T E"], here: Here
+) -> Float[np.ndarray, "2 B T E"]:
+    """p = sigmoid(scores) weighs; p + b ranks, in the groups whose two best experts have the largest sum."""
+    p = 1 / (1 + np.exp(-scores))
+    grouped = (p + here["bias"]).reshape(*p.shape[:-1], config.groups, -1)  # B T groups, experts of each
+    merit = np.sort(grouped, axis=-1)[..., -2:].sum(-1)
+    place = np.argsort(np.argsort(-merit, axis=-1, kind="stable"), axis=-1)
+    rank = np.where(place[..., None] < config.kept, grouped, -np.inf)
+    return np.stack((p, rank.reshape(p.shape)))
 
 
 def expert(config: MoEConfig, e: int, x: Float[np.ndarray, "X D"], here: Here) -> Float[np.ndarray, "X D"]:

@@ -3,7 +3,7 @@
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.configs import LayerNormConfig, RMSNormConfig
+from clearhead.configs import LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
 from clearhead.reference.run import Here, runs
 from clearhead.reference.softmax import narrow, widen
 
@@ -72,6 +72,14 @@ def layer_norm_part(config: LayerNormConfig, x: Float[np.ndarray, "... D"], here
 def rms_norm_part(config: RMSNormConfig, x: Float[np.ndarray, "... D"], here: Here) -> Float[np.ndarray, "... D"]:
     """`rms_norm` with a model's own γ."""
     return rms_norm(x, here["weight"], config.eps)
+
+
+@runs(OffsetRMSNormConfig)
+def offset_rms_norm_part(
+    config: OffsetRMSNormConfig, x: Float[np.ndarray, "... D"], here: Here
+) -> Float[np.ndarray, "... D"]:
+    """`rms_norm` with 1 + γ for the gain."""
+    return rms_norm(x, 1 + widen(here["weight"]), config.eps)
 
 
 def _standardize(

@@ -1,12 +1,14 @@
 """Residual branches, blocks and the stack of blocks."""
 
+from dataclasses import replace
+
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.configs import BlockConfig, ParallelBlockConfig, StackConfig
+from clearhead.configs import BlockConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
 from clearhead.configs.stack import PLACES
 
-from .run import Here, runs
+from .run import Here, renamed, runs
 
 
 @runs(BlockConfig)
@@ -37,8 +39,11 @@ def parallel_block(
 
 
 @runs(StackConfig)
+@runs(SharedStackConfig)
 def stack(config: StackConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
     """The blocks from the bottom up, and the final norm."""
     for i, config_of_block in enumerate(config.blocks):
-        x = here.run(f"blocks.{i}", config_of_block, x)
+        own, place = (here.named(f"blocks.{number}") for number in (i, config.place(i)))
+        weights = here.weights if own == place else renamed(here.weights, place, own)
+        x = replace(here, weights=weights).run(f"blocks.{i}", config_of_block, x)
     return here.note("final_norm", here.run("final_norm", config.final_norm, x))

@@ -23,8 +23,9 @@ def build(config: ModelConfig) -> Any:
     torch.manual_seed(0)
     model = clearhead.build(config).double().eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+        biases = [buffer for name, buffer in model.named_buffers() if name.endswith("bias")]
+        for weight in [*model.parameters(), *biases]:
+            weight.add_(0.1 * torch.randn_like(weight))
     return model
 
 

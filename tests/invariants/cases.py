@@ -6,6 +6,8 @@ two axes cannot be confused: a transposed axis is an error and not a coincidence
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from clearhead.configs import (
     AlibiConfig,
     AttentionConfig,
@@ -15,13 +17,16 @@ from clearhead.configs import (
     ClassHeadConfig,
     EluConfig,
     EncoderDecoderConfig,
+    FactoredEmbeddingConfig,
     FavorConfig,
     FeedForwardConfig,
     FirstTokenConfig,
     Full,
     GatedFeedForwardConfig,
     Global,
+    GroupedChoiceConfig,
     HeadConfig,
+    LastTokenConfig,
     LatentAttentionConfig,
     LayerNormConfig,
     LearnedConfig,
@@ -39,12 +44,14 @@ from clearhead.configs import (
     MoEConfig,
     NormConfig,
     NTKScaling,
+    OffsetRMSNormConfig,
     ParallelBlockConfig,
     PatchEmbeddingConfig,
     PoolerConfig,
     RMSNormConfig,
     RotaryConfig,
     SequenceModelConfig,
+    SharedStackConfig,
     SinusoidalConfig,
     StackConfig,
     TokenEmbeddingConfig,
@@ -124,6 +131,9 @@ FEEDS: dict[str, FeedConfig | None] = {
     "moe": MoEConfig(expert=GATED, experts=5, active=2),
     "moe, plain experts": MoEConfig(expert=PLAIN, experts=5, active=3, normalised=False, scale=1.7),
     "moe, shared": MoEConfig(expert=GATED, experts=5, active=2, shared=PLAIN, normalised=False),
+    "moe, grouped": MoEConfig(
+        expert=GATED, experts=12, active=3, shared=PLAIN, scale=2.5, choice=GroupedChoiceConfig(groups=4, kept=2)
+    ),
     "moe, shared, normalised": MoEConfig(expert=PLAIN, experts=4, active=4, shared=GATED, scale=0.6),
 }
 
@@ -131,6 +141,7 @@ NORMS: dict[str, NormConfig] = {
     "layer norm": LayerNormConfig(),
     "layer norm, no bias": LayerNormConfig(bias=False, eps=1e-3),
     "rms norm": RMS,
+    "offset rms norm": OffsetRMSNormConfig(),
 }
 
 POSITION_KINDS: dict[str, AddedPositionConfig | None] = {
@@ -151,6 +162,8 @@ HEADS: dict[str, HeadConfig | None] = {
     "masked lm": MaskedLMHeadConfig(vocabulary=VOCABULARY),
     "masked lm, untied": MaskedLMHeadConfig(vocabulary=VOCABULARY, tied=False, activation="relu", norm=RMS),
     "first token": FirstTokenConfig(),
+    "last token": LastTokenConfig(),
+    "classes of the last token": ClassHeadConfig(classes=CLASSES, pool=LastTokenConfig(), bias=False),
     "mean": MeanPoolConfig(),
     "pooler": PoolerConfig(),
     "classes of the pooler": ClassHeadConfig(classes=CLASSES, pool=PoolerConfig()),
@@ -180,6 +193,15 @@ def sequence(
         stack=StackConfig(dim=DIM, pattern=pattern, repeats=repeats, first=first, final_norm=final_norm),
         head=head,
     )
+
+
+def shared(config: SequenceModelConfig) -> SequenceModelConfig:
+    """The same with a stack that runs one set of weights over and over."""
+    stack = config.stack
+    looped = SharedStackConfig(
+        dim=stack.dim, pattern=stack.pattern, repeats=stack.repeats, first=stack.first, final_norm=stack.final_norm
+    )
+    return replace(config, stack=looped)
 
 
 def translator(
@@ -229,6 +251,12 @@ CASES: dict[str, ModelConfig] = {
     },
     "tied head, scaled embedding": sequence(
         block(MHA), head=LMHeadConfig(vocabulary=VOCABULARY, tied=True, bias=True), scaled=True, norm=RMS
+    ),
+    "shared blocks": shared(sequence(block(ROTATED), block(MIXERS["window"], "post"), first=(block(MHA),))),
+    "shared blocks, narrow table": SequenceModelConfig(
+        embedding=FactoredEmbeddingConfig(vocabulary=VOCABULARY, width=7, position=LEARNED, segments=3, norm=RMS),
+        stack=SharedStackConfig(dim=DIM, pattern=(block(FULL, "post"),), repeats=3),
+        head=MaskedLMHeadConfig(vocabulary=VOCABULARY, width=7),
     ),
     "no final norm": sequence(block(MHA, "post"), final_norm=None),
     "hybrid": sequence(

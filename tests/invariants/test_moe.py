@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.configs import FeedForwardConfig, MoEConfig
+from clearhead.configs import FeedForwardConfig, MoEConfig, SoftmaxChoiceConfig
 from clearhead.functional import ACTIVATIONS
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
@@ -39,6 +41,21 @@ def one_expert(moe: MoE, config: MoEConfig, e: int, x: Tensor) -> Tensor:
     return layer(x, context(x.shape[1]))
 
 
+def shares(moe: MoE, config: MoEConfig, scores: list[float]) -> tuple[list[float], list[float]]:
+    """What weighs each expert and what ranks it, as the two papers write them."""
+    if isinstance(config.choice, SoftmaxChoiceConfig):
+        total = sum(math.exp(score) for score in scores)
+        share = [math.exp(score) / total for score in scores]
+        return share, share
+    share = [1 / (1 + math.exp(-score)) for score in scores]
+    merit = [p + float(b) for p, b in zip(share, moe.choice.bias, strict=True)]
+    size = config.experts // config.choice.groups
+    groups = [range(g * size, (g + 1) * size) for g in range(config.choice.groups)]
+    best = sorted(groups, key=lambda group: -sum(sorted(merit[e] for e in group)[-2:]))[: config.choice.kept]
+    inside = {e for group in best for e in group}
+    return share, [m if e in inside else -math.inf for e, m in enumerate(merit)]
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_experts_are_a_slow_loop_over_tokens(name: str) -> None:
     moe, config = made(name)
@@ -49,8 +66,8 @@ def test_experts_are_a_slow_loop_over_tokens(name: str) -> None:
             for t in range(LENGTH):
                 token = x[b : b + 1, t : t + 1]
                 scores = [float(token[0, 0] @ moe.router.weight[e]) for e in range(config.experts)]
-                share = torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()
-                best = sorted(range(config.experts), key=lambda e: -share[e])[: config.active]
+                share, merit = shares(moe, config, scores)
+                best = sorted(range(config.experts), key=lambda e: -merit[e])[: config.active]
                 total = sum(share[e] for e in best) if config.normalised else 1.0
                 for e in best:
                     want[b, t] += config.scale * share[e] / total * one_expert(moe, config, e, token)[0, 0]
@@ -76,7 +93,8 @@ def test_every_token_reaches_so_many_experts(name: str, monkeypatch: pytest.Monk
     with torch.no_grad():
         moe(x, context(LENGTH, taps))
     assert set(seen.values()) == {config.active}
-    close(taps.values["router"].sum(-1), torch.ones(BATCH, LENGTH, dtype=torch.float64))
+    if isinstance(config.choice, SoftmaxChoiceConfig):
+        close(taps.values["router"].sum(-1), torch.ones(BATCH, LENGTH, dtype=torch.float64))
     if config.normalised:
         close(taps.values["chosen"].sum(-1), torch.full((BATCH, LENGTH), config.scale, dtype=torch.float64))
     else:

@@ -91,7 +91,8 @@ def randomise(model: nn.Module, seed: int = 0) -> None:
     """Weights of a size at which every branch, bias and gain matters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        biases = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith("bias")]
+        for name, parameter in [*model.named_parameters(), *biases]:
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             gain = parameter.dim() == 1 and name.endswith("weight")
             width = 3.0 if "tokens" in name or "position" in name else parameter.shape[-1] ** 0.5

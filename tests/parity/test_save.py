@@ -143,6 +143,18 @@ OURS: dict[str, tuple[str, ModelConfig]] = {
     ),
     "mamba without a head": ("mamba", changed(mamba(dim=28, layers=2, vocabulary=V), head=None)),
     "deepseek": ("deepseek_v2", DEEPSEEK),
+    "deepseek v3": ("deepseek_v3", preset("tiny-deepseek-v3")),
+    "gemma": ("gemma", preset("tiny-gemma")),
+    "gemma 3": ("gemma3_text", preset("tiny-gemma-3")),
+    "albert": ("albert", preset("tiny-albert")),
+    "albert, masked": (
+        "albert",
+        changed(preset("tiny-albert"), head=MaskedLMHeadConfig(vocabulary=101, width=12, activation="gelu_tanh")),
+    ),
+    "albert, classes": (
+        "albert",
+        changed(preset("tiny-albert"), head=ClassHeadConfig(classes=5, pool=PoolerConfig())),
+    ),
     "marian": ("marian", family(MARIAN).config(MARIAN)),
 }
 YARNED = changed(DEEPSEEK, rotary__scaling=YARN, magnitude=1.0980235836)
@@ -278,8 +290,12 @@ def test_an_architecture_nobody_has_keeps_our_names(name: str, tmp_path: Path) -
         ("llama-2-7b", "llama"),
         ("mistral-7b", "mistral"),
         ("mixtral-8x7b", "mixtral"),
+        ("albert-base", "albert"),
+        ("gemma-2b", "gemma"),
+        ("gemma-3-1b", "gemma3_text"),
         ("deepseek-v2-lite", "deepseek_v2"),
         ("mamba-130m", "mamba"),
+        ("deepseek-v3", "deepseek_v3"),
     ],
 )
 def test_presets_are_recognised(name: str, kind: str) -> None:
@@ -294,7 +310,8 @@ def test_presets_are_recognised(name: str, kind: str) -> None:
     with torch.device("meta"):
         model = getattr(transformers, hf["architectures"][0])(theirs)
     count = sum(torch.Size(shape).numel() for shape in config.weights().values())
-    assert sum(parameter.numel() for parameter in model.parameters()) == count
+    biases = [buffer for name, buffer in model.named_buffers() if name.endswith("e_score_correction_bias")]
+    assert sum(weight.numel() for weight in [*model.parameters(), *biases]) == count
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.startswith("tiny-")])
@@ -602,7 +619,7 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "unknown model_type": (
         lambda f: foreign(f, model_type="lama"),
-        "the model_type 'lama' is not known; did you mean 'llama'\\? Known: bert, deepseek_v2, gpt2, .*, vit",
+        "the model_type 'lama' is not known; did you mean 'llama'\\? Known: albert, bert, .*gpt2, .*, vit",
     ),
     "unknown architecture": (
         lambda f: foreign(f, architectures=["LlamaForTokenClassification"]),

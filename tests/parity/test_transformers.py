@@ -57,6 +57,7 @@ BERT = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 32,
 }
+ALBERT = {**BERT, "embedding_size": 10, "hidden_act": "gelu_new", "inner_group_num": 2}
 DEEPSEEK = {
     "hidden_size": 40,
     "intermediate_size": 36,
@@ -78,6 +79,11 @@ DEEPSEEK = {
     "max_position_embeddings": 64,
     "bos_token_id": 1,
     "eos_token_id": 2,
+}
+GROUPS = {"n_routed_experts": 12, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5}
+GEMMA3 = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
 
 MAMBA = {
@@ -116,6 +122,28 @@ DECODERS: dict[str, Any] = {
         )
     ),
     "deepseek-v2": lambda t: t.DeepseekV2ForCausalLM(t.DeepseekV2Config(**DEEPSEEK, q_lora_rank=19)),
+    "gemma": lambda t: t.GemmaForCausalLM(t.GemmaConfig(**LLAMA)),
+    "gemma, biased, untied": lambda t: t.GemmaForCausalLM(
+        t.GemmaConfig(**LLAMA, attention_bias=True, tie_word_embeddings=False)
+    ),
+    "gemma3": lambda t: t.Gemma3ForCausalLM(
+        t.Gemma3TextConfig(
+            **LLAMA, sliding_window=5, query_pre_attn_scalar=8, sliding_window_pattern=2, rope_parameters=GEMMA3
+        )
+    ),
+    "deepseek-v3": lambda t: t.DeepseekV3ForCausalLM(
+        t.DeepseekV3Config(**DEEPSEEK | GROUPS, q_lora_rank=19, num_mtp_layers=0)
+    ),
+    "deepseek-v3, yarn, halves": lambda t: t.DeepseekV3ForCausalLM(
+        t.DeepseekV3Config(
+            **DEEPSEEK | GROUPS,
+            q_lora_rank=None,
+            rope_parameters=YARN,
+            rope_interleave=False,
+            norm_topk_prob=False,
+            num_mtp_layers=0,
+        )
+    ),
     "deepseek-v2-lite, yarn": lambda t: t.DeepseekV2ForCausalLM(
         t.DeepseekV2Config(**DEEPSEEK, q_lora_rank=None, rope_parameters=YARN)
     ),
@@ -129,6 +157,9 @@ def randomise(model: torch.nn.Module) -> torch.nn.Module:
             parameter.normal_(0, 0.2)
             if "norm" in name.lower() or "ln_" in name:
                 parameter.add_(1.0 if name.endswith("weight") else 0.0)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0, 0.2)
     return model.eval()
 
 
@@ -171,7 +202,7 @@ def test_decoder_equals_transformers(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "mixtral", "deepseek-v2"])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "mixtral", "gemma3", "deepseek-v2"])
 def test_padded_decoder_equals_transformers(name: str, side: str, tmp_path: Path) -> None:
     theirs = oracle(DECODERS[name], tmp_path)
     ours = load(tmp_path)
@@ -186,8 +217,15 @@ def test_padded_decoder_equals_transformers(name: str, side: str, tmp_path: Path
     torch.testing.assert_close(logits[readable], expected[readable], **TOLERANCE)
 
 
-def test_bert_equals_transformers(tmp_path: Path) -> None:
-    theirs = oracle(lambda t: t.BertModel(t.BertConfig(**BERT)), tmp_path)
+ENCODERS = {
+    "bert": lambda t, head, **more: getattr(t, f"Bert{head}")(t.BertConfig(**BERT, **more)),
+    "albert": lambda t, head, **more: getattr(t, f"Albert{head}")(t.AlbertConfig(**ALBERT, **more)),
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_bert_equals_transformers(name: str, tmp_path: Path) -> None:
+    theirs = oracle(lambda t: ENCODERS[name](t, "Model"), tmp_path)
     ours = load(tmp_path)
     tokens, segments = ids(BATCH, LENGTH), ids(BATCH, LENGTH) % 2
     readable = torch.ones(BATCH, LENGTH, dtype=torch.bool)
@@ -201,13 +239,44 @@ def test_bert_equals_transformers(tmp_path: Path) -> None:
     torch.testing.assert_close(pooled, expected.pooler_output, **TOLERANCE)
 
 
-@pytest.mark.parametrize("head", ["BertForMaskedLM", "BertForSequenceClassification"])
-def test_bert_heads_equal_transformers(head: str, tmp_path: Path) -> None:
-    theirs = oracle(lambda t: getattr(t, head)(t.BertConfig(**BERT, num_labels=5)), tmp_path)
+@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize("name", ENCODERS)
+def test_bert_heads_equal_transformers(name: str, head: str, tmp_path: Path) -> None:
+    theirs = oracle(lambda t: ENCODERS[name](t, head, num_labels=5), tmp_path)
     ours = load(tmp_path)
     tokens = ids(BATCH, LENGTH)
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, **TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "sizes"),
+    [
+        ("GPT2", "GPT2", GPT),
+        ("Llama", "Llama", LLAMA),
+        ("Gemma3Text", "Gemma3Text", LLAMA | {"query_pre_attn_scalar": 8}),
+        ("DeepseekV3", "DeepseekV3", DEEPSEEK | GROUPS | {"num_mtp_layers": 0}),
+    ],
+)
+def test_classes_of_the_last_token_equal_transformers(
+    model: str, config: str, sizes: dict[str, Any], tmp_path: Path
+) -> None:
+    made = {**sizes, "num_labels": 5, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    theirs = oracle(
+        lambda t: getattr(t, f"{model}ForSequenceClassification")(getattr(t, f"{config}Config")(**made)), tmp_path
+    )
+    ours = load(tmp_path)
+    tokens = ids(BATCH, LENGTH)
+    tokens[1, 8:] = 0
+    with torch.no_grad():
+        expected = theirs(tokens, attention_mask=(tokens != 0).long()).logits
+        torch.testing.assert_close(ours(tokens, readable=tokens != 0), expected, **TOLERANCE)
+    ours.save(tmp_path / "again")
+    again, told = type(theirs).from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(told.values()), told
+    again.config.pad_token_id = 0
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(tokens, attention_mask=(tokens != 0).long()).logits, expected)
 
 
 @pytest.mark.parametrize("head", ["ViTForImageClassification", "ViTModel"])

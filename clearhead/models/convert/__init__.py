@@ -11,11 +11,11 @@ from typing import Any
 from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.base import nearest
 
-from . import bert, deepseek, gpt, llama, mamba, marian, vit
+from . import albert, bert, deepseek, gemma, gpt, llama, mamba, marian, vit
 from .rules import Array, Rule
 from .spelled import differences, spelled_out
 
-OUTSIDE = ("lm_head", "cls", "classifier", "final_logits_bias")
+OUTSIDE = ("lm_head", "cls", "classifier", "score", "predictions", "final_logits_bias")
 """Tensors of heads, which stand beside the base model and not in it."""
 
 
@@ -103,14 +103,13 @@ FAMILIES = {
     "gpt2": Family(gpt.gpt2_config, gpt.gpt2_to_hf, gpt.gpt2_rules, gpt.PREFIX, gpt.IGNORED, gpt.GPT2),
     "openai-gpt": Family(gpt.gpt1_config, gpt.gpt1_to_hf, gpt.gpt1_rules, gpt.PREFIX, gpt.IGNORED, gpt.GPT1),
     **{
-        kind: Family(
-            llama.from_hf, partial(llama.to_hf, kind=kind), llama.rules, llama.PREFIX, llama.IGNORED, architectures
-        )
-        for kind, architectures in llama.ARCHITECTURES.items()
+        kind: Family(file.from_hf, partial(file.to_hf, kind=kind), file.rules, file.PREFIX, file.IGNORED, names)
+        for file in (llama, gemma, deepseek)
+        for kind, names in file.ARCHITECTURES.items()
     },
     **{
         kind: Family(file.from_hf, file.to_hf, file.rules, file.PREFIX, file.IGNORED, file.ARCHITECTURES)
-        for kind, file in {"bert": bert, "vit": vit, "marian": marian, "deepseek_v2": deepseek, "mamba": mamba}.items()
+        for kind, file in {"bert": bert, "albert": albert, "vit": vit, "marian": marian, "mamba": mamba}.items()
     },
 }
 

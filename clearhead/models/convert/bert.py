@@ -68,18 +68,28 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
     }
     match config:
         case SequenceModelConfig(
-            embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length), segments=int()) as embedding,
-            stack=StackConfig(
-                pattern=(BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block, *_)
-            ) as stack,
+            embedding=TokenEmbeddingConfig(segments=int()) as embedding,
+            stack=stack,
             head=PoolerConfig() | MaskedLMHeadConfig() | ClassHeadConfig() as head,
-        ):
-            return {
+        ) if (body := body_fields(embedding, stack, head)) is not None:
+            return body | {
                 "architectures": [heads[type(head)]],
                 "model_type": "bert",
+                "num_hidden_layers": len(stack.blocks),
+            }
+    return None
+
+
+def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadConfig) -> dict[str, Any] | None:
+    """What BERT and ALBERT say alike."""
+    match embedding.position, stack.pattern[0]:
+        case (
+            LearnedConfig(length=length),
+            BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block,
+        ):
+            return {
                 "vocab_size": embedding.vocabulary,
                 "hidden_size": stack.dim,
-                "num_hidden_layers": len(stack.blocks),
                 "num_attention_heads": mixer.heads,
                 "intermediate_size": ffn.hidden,
                 "hidden_act": hf_activation(ffn.activation),
@@ -96,11 +106,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def rules(config: SequenceModelConfig) -> Iterator[Rule]:
-    tables = {"tokens": "word", "position": "position", "segments": "token_type"}
-    yield from copies(
-        {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}
-    )
-    yield from both({"embedding.norm": "embeddings.LayerNorm"})
+    yield from table_rules()
     for i, block in enumerate(config.stack.blocks):
         assert isinstance(block, BlockConfig)
         assert isinstance(block.mixer, AttentionConfig)
@@ -117,6 +123,14 @@ def rules(config: SequenceModelConfig) -> Iterator[Rule]:
             }
         )
     yield from head_rules(config.head)
+
+
+def table_rules() -> Iterator[Rule]:
+    tables = {"tokens": "word", "position": "position", "segments": "token_type"}
+    yield from copies(
+        {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}
+    )
+    yield from both({"embedding.norm": "embeddings.LayerNorm"})
 
 
 def head_rules(head: HeadConfig | None) -> Iterator[Rule]:

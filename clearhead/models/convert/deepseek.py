@@ -1,18 +1,23 @@
-"""DeepSeek-V2 as `transformers` stores it: latent attention, a dense first layer, fine-grained experts."""
+"""DeepSeek-V2 and V3 as `transformers` stores them: latent attention, dense first layers, fine-grained experts."""
 
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from clearhead.configs import (
     BlockConfig,
+    ChoiceConfig,
+    ClassHeadConfig,
     ConfigError,
     GatedFeedForwardConfig,
+    GroupedChoiceConfig,
     LatentAttentionConfig,
     LMHeadConfig,
     ModelConfig,
     MoEConfig,
     SequenceModelConfig,
+    SoftmaxChoiceConfig,
     StackConfig,
     TokenEmbeddingConfig,
     YarnScaling,
@@ -20,30 +25,36 @@ from clearhead.configs import (
 from clearhead.configs.rotary import yarn_magnitude
 from clearhead.models.deepseek import deepseek
 
-from .llama import IGNORED, PREFIX, gated_rules, norm_rules, outer_fields, outer_rules
+from . import llama
+from .llama import gated_rules, norm_rules, outer_fields, outer_rules
 from .rules import (
     Rule,
     Stacked,
     activation,
-    architecture,
     both,
     context_length,
+    decoder_head,
     hf_activation,
     rope_parameters,
     rotary,
     with_fields,
 )
 
-__all__ = ["ARCHITECTURES", "IGNORED", "PREFIX", "from_hf", "rules", "to_hf"]
-
-ARCHITECTURES = ("DeepseekV2Model", "DeepseekV2ForCausalLM")
+PREFIX = llama.PREFIX
+IGNORED = (*llama.IGNORED, r"layers\.61\..*")  # V3's module that predicts two tokens ahead; transformers skips it too
+ARCHITECTURES = {
+    kind: (f"{name}Model", f"{name}ForCausalLM", f"{name}ForSequenceClassification")
+    for kind, name in {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"}.items()
+}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
-    if hf.get("topk_method", "greedy") != "greedy":
-        raise ConfigError(f"the router method {hf['topk_method']!r} is not read yet; greedy is")
+    kind = hf["model_type"]
+    known = "greedy" if kind == "deepseek_v2" else "noaux_tc"
+    if hf.get("topk_method", known) != known:
+        raise ConfigError(f"the router method {hf['topk_method']!r} of a {kind} is not read yet; {known!r} is")
     if hf.get("mlp_bias"):
-        raise ConfigError("deepseek_v2 with mlp_bias has biases in some of its layers only, which is not read yet")
+        raise ConfigError(f"{kind} with mlp_bias has biases in some of its layers only, which is not read yet")
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     weight = rope.get("mscale_all_dim", 0)
     act = activation(hf.get("hidden_act", "silu"))
@@ -54,19 +65,23 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         rope_dim=hf["qk_rope_head_dim"],
         value_dim=hf["v_head_dim"],
         query_latent_dim=hf.get("q_lora_rank"),
-        rotary=rotary(hf, layout="interleaved"),
+        rotary=rotary(hf, layout="interleaved" if hf.get("rope_interleave", True) else "halves"),
         bias=bool(hf.get("attention_bias", False)),
         magnitude=yarn_magnitude(rope["factor"], weight) if weight else 1.0,
         dropout=hf.get("attention_dropout") or 0.0,
     )
     width, shared = hf["moe_intermediate_size"], hf.get("n_shared_experts")
+    choice: ChoiceConfig = SoftmaxChoiceConfig()
+    if kind == "deepseek_v3":
+        choice = GroupedChoiceConfig(groups=hf.get("n_group") or 1, kept=hf.get("topk_group") or 1)
     moe = MoEConfig(
         expert=GatedFeedForwardConfig(hidden=width, activation=act),
         experts=hf["n_routed_experts"],
         active=hf["num_experts_per_tok"],
         shared=GatedFeedForwardConfig(hidden=width * shared, activation=act) if shared else None,
-        normalised=bool(hf.get("norm_topk_prob", False)),
+        normalised=bool(hf.get("norm_topk_prob", kind == "deepseek_v3")),
         scale=float(hf.get("routed_scaling_factor", 1.0)),
+        choice=choice,
     )
     config = deepseek(
         dim=hf["hidden_size"],
@@ -77,15 +92,13 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         vocabulary=hf["vocab_size"],
         dense_layers=hf["first_k_dense_replace"],
         eps=float(hf["rms_norm_eps"]),
-        tied=bool(hf.get("tie_word_embeddings", False)),
     )
     fields: dict[str, Any] = {f"stack.first.{i}.ffn.activation": act for i in range(len(config.stack.first))}
-    if architecture(hf, "") == ARCHITECTURES[0]:
-        fields["head"] = None
-    return with_fields(config, fields)
+    head = decoder_head(hf, ARCHITECTURES[kind], bool(hf.get("tie_word_embeddings", False)))
+    return replace(with_fields(config, fields), head=head)
 
 
-def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     match config:
         case SequenceModelConfig(
             embedding=TokenEmbeddingConfig(vocabulary=vocabulary),
@@ -97,17 +110,16 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
                         ffn=MoEConfig(
                             expert=GatedFeedForwardConfig(hidden=int(width)) as expert,
                             shared=GatedFeedForwardConfig(hidden=int(shared)),
-                            normalised=False,  # `transformers` does not read norm_topk_prob
                         ) as moe,
                         norm=norm,
                     ),
                 )
             ) as stack,
-            head=None | LMHeadConfig() as head,
+            head=None | LMHeadConfig() | ClassHeadConfig() as head,
         ) if shared % width == 0 and stack.dim % mixer.heads == 0:
             plain = [block.ffn for block in stack.blocks if isinstance(block.ffn, GatedFeedForwardConfig)]
-            return outer_fields(ARCHITECTURES, stack, vocabulary, head) | {
-                "model_type": "deepseek_v2",
+            return outer_fields(ARCHITECTURES[kind], stack, vocabulary, head) | {
+                "model_type": kind,
                 "intermediate_size": plain[0].hidden if plain else width,
                 "moe_intermediate_size": width,
                 "num_attention_heads": mixer.heads,
@@ -122,10 +134,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
                 "n_shared_experts": shared // width,
                 "num_experts_per_tok": moe.active,
                 "routed_scaling_factor": float(moe.scale),
-                "norm_topk_prob": False,
-                "topk_method": "greedy",
-                "n_group": None,
-                "topk_group": None,
+                **router_fields(kind, mixer, moe),
                 "hidden_act": hf_activation(expert.activation),
                 "rms_norm_eps": norm.eps,
                 "rope_parameters": rope_parameters(mixer.rotary) | yarn_weight(mixer),
@@ -134,6 +143,19 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
                 "attention_dropout": mixer.dropout,
             }
     return None
+
+
+def router_fields(kind: str, mixer: LatentAttentionConfig, moe: MoEConfig) -> dict[str, Any]:
+    """What the two say differently. V2's class does not read `norm_topk_prob`, so it is never true there."""
+    if isinstance(moe.choice, GroupedChoiceConfig) and kind == "deepseek_v3":
+        return {
+            "norm_topk_prob": moe.normalised,
+            "n_group": moe.choice.groups,
+            "topk_group": moe.choice.kept,
+            "rope_interleave": mixer.rotary.layout == "interleaved",
+            "num_nextn_predict_layers": 0,
+        }
+    return {"norm_topk_prob": False, "topk_method": "greedy", "n_group": None, "topk_group": None}
 
 
 def yarn_weight(mixer: LatentAttentionConfig) -> dict[str, float]:
@@ -150,7 +172,7 @@ def rules(config: SequenceModelConfig) -> Iterator[Rule]:
         assert isinstance(block, BlockConfig)
         assert isinstance(block.mixer, LatentAttentionConfig)
         ours, theirs = f"stack.blocks.{i}", f"layers.{i}"
-        yield from norm_rules(ours, theirs)
+        yield from norm_rules(ours, theirs, "pre")
         yield from mixer_rules(f"{ours}.mixer", f"{theirs}.self_attn", block.mixer)
         if isinstance(block.ffn, MoEConfig):
             yield from moe_rules(f"{ours}.ffn", f"{theirs}.mlp", block.ffn)
@@ -175,6 +197,8 @@ def mixer_rules(ours: str, theirs: str, mixer: LatentAttentionConfig) -> Iterato
 
 def moe_rules(ours: str, theirs: str, moe: MoEConfig) -> Iterator[Rule]:
     yield Rule(f"{ours}.router.weight", (f"{theirs}.gate.weight",))
+    if isinstance(moe.choice, GroupedChoiceConfig):
+        yield Rule(f"{ours}.choice.bias", (f"{theirs}.gate.e_score_correction_bias",))
     for name in ("gate", "up", "down"):
         experts = tuple(f"{theirs}.experts.{e}.{name}_proj.weight" for e in range(moe.experts))
         yield Stacked(f"{ours}.experts.{name}.weight", experts)

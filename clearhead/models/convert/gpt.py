@@ -1,11 +1,13 @@
 """GPT-2 and GPT-1 as `transformers` stores them: matrices are [in, out], queries, keys and values in one."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
+    ClassHeadConfig,
     ConfigError,
     FeedForwardConfig,
     LearnedConfig,
@@ -17,26 +19,38 @@ from clearhead.configs import (
 )
 from clearhead.models.gpt import gpt
 
-from .rules import Rule, Transposed, activation, architecture, both, copies, hf_activation, with_fields
+from .rules import (
+    Rule,
+    Transposed,
+    activation,
+    both,
+    copies,
+    decoder_class,
+    decoder_head,
+    decoder_head_rules,
+    hf_activation,
+    labels,
+    with_fields,
+)
 
 PREFIX = "transformer."
 IGNORED = (r"h\.\d+\.attn\.(masked_)?bias", r"lm_head\.weight")
-GPT2 = ("GPT2Model", "GPT2LMHeadModel")
-GPT1 = ("OpenAIGPTModel", "OpenAIGPTLMHeadModel")
+GPT2 = ("GPT2Model", "GPT2LMHeadModel", "GPT2ForSequenceClassification")
+GPT1 = ("OpenAIGPTModel", "OpenAIGPTLMHeadModel", "OpenAIGPTForSequenceClassification")
 
 
 def gpt2_config(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if not hf.get("scale_attn_weights", True) or hf.get("scale_attn_by_inverse_layer_idx"):
         raise ConfigError("gpt2 with another scale of the scores than 1/√K is not read yet")
-    return from_hf(hf, "pre", hf.get("activation_function", "gelu_new"))
+    return from_hf(hf, GPT2, "pre", hf.get("activation_function", "gelu_new"))
 
 
 def gpt1_config(hf: Mapping[str, Any]) -> SequenceModelConfig:
     # OpenAI's code calls the tanh form `gelu`
-    return from_hf(hf, "post", {"gelu": "gelu_new"}.get(hf.get("afn", "gelu"), hf.get("afn", "gelu")))
+    return from_hf(hf, GPT1, "post", {"gelu": "gelu_new"}.get(hf.get("afn", "gelu"), hf.get("afn", "gelu")))
 
 
-def from_hf(hf: Mapping[str, Any], placement: Any, act: str) -> SequenceModelConfig:
+def from_hf(hf: Mapping[str, Any], architectures: tuple[str, ...], placement: Any, act: str) -> SequenceModelConfig:
     config = gpt(
         dim=hf["n_embd"],
         layers=hf["n_layer"],
@@ -56,11 +70,8 @@ def from_hf(hf: Mapping[str, Any], placement: Any, act: str) -> SequenceModelCon
     }
     if config.stack.final_norm is not None:
         fields["stack.final_norm.eps"] = eps
-    if architecture(hf, "") in (GPT2[0], GPT1[0]):
-        fields["head"] = None
-    else:
-        fields["head.tied"] = bool(hf.get("tie_word_embeddings", True))
-    return with_fields(config, fields)
+    head = decoder_head(hf, architectures, bool(hf.get("tie_word_embeddings", True)))
+    return replace(with_fields(config, fields), head=head)
 
 
 def gpt2_to_hf(config: ModelConfig) -> dict[str, Any] | None:
@@ -83,7 +94,7 @@ def gpt1_to_hf(config: ModelConfig) -> dict[str, Any] | None:
     return hf | {"model_type": "openai-gpt", "afn": names[act]}
 
 
-def to_hf(config: ModelConfig, architectures: tuple[str, str]) -> dict[str, Any] | None:
+def to_hf(config: ModelConfig, architectures: tuple[str, ...]) -> dict[str, Any] | None:
     """What the two have in common, and `act` and `hidden`, which they call differently."""
     match config:
         case SequenceModelConfig(
@@ -91,10 +102,10 @@ def to_hf(config: ModelConfig, architectures: tuple[str, str]) -> dict[str, Any]
             stack=StackConfig(
                 pattern=(BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block, *_)
             ) as stack,
-            head=None | LMHeadConfig() as head,
+            head=None | LMHeadConfig() | ClassHeadConfig() as head,
         ):
             return {
-                "architectures": [architectures[head is not None]],
+                "architectures": [decoder_class(architectures, head)],
                 "vocab_size": embedding.vocabulary,
                 "n_positions": length,
                 "n_embd": stack.dim,
@@ -106,9 +117,10 @@ def to_hf(config: ModelConfig, architectures: tuple[str, str]) -> dict[str, Any]
                 "embd_pdrop": embedding.dropout,
                 "attn_pdrop": mixer.dropout,
                 "resid_pdrop": block.dropout,
-                "tie_word_embeddings": head is None or head.tied,
+                "tie_word_embeddings": not isinstance(head, LMHeadConfig) or head.tied,
                 "bos_token_id": None,
                 "eos_token_id": None,
+                **labels(head),
             }
     return None
 
@@ -139,5 +151,4 @@ def block_rules(config: SequenceModelConfig, place: str) -> Iterator[Rule]:
         yield from both(matrices, ("bias",))
         for our_name, their_name in matrices.items():
             yield Transposed(f"{our_name}.weight", (f"{their_name}.weight",))
-    if isinstance(config.head, LMHeadConfig) and not config.head.tied:
-        yield Rule("head.weight", ("lm_head.weight",))
+    yield from decoder_head_rules(config.head)

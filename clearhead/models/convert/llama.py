@@ -8,8 +8,10 @@ from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
     Causal,
+    ClassHeadConfig,
     ConfigError,
     GatedFeedForwardConfig,
+    HeadConfig,
     LMHeadConfig,
     ModelConfig,
     MoEConfig,
@@ -27,12 +29,15 @@ from .rules import (
     Rule,
     Stacked,
     activation,
-    architecture,
     both,
     context_length,
     copies,
+    decoder_class,
+    decoder_head,
+    decoder_head_rules,
     hf_activation,
     joined_qkv,
+    labels,
     rope_parameters,
     rotary,
 )
@@ -40,11 +45,14 @@ from .rules import (
 PREFIX = "model."
 IGNORED = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
 ARCHITECTURES = {
-    "llama": ("LlamaModel", "LlamaForCausalLM"),
-    "mistral": ("MistralModel", "MistralForCausalLM"),
-    "qwen2": ("Qwen2Model", "Qwen2ForCausalLM"),
-    "qwen3": ("Qwen3Model", "Qwen3ForCausalLM"),
-    "mixtral": ("MixtralModel", "MixtralForCausalLM"),
+    kind: (f"{name}Model", f"{name}ForCausalLM", f"{name}ForSequenceClassification")
+    for kind, name in {
+        "llama": "Llama",
+        "mistral": "Mistral",
+        "qwen2": "Qwen2",
+        "qwen3": "Qwen3",
+        "mixtral": "Mixtral",
+    }.items()
 }
 
 
@@ -81,9 +89,8 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         ffn=ffn,
         vocabulary=hf["vocab_size"],
         eps=eps,
-        tied=bool(hf.get("tie_word_embeddings", False)),
     )
-    return replace(config, head=None) if architecture(hf, "") == ARCHITECTURES[kind][0] else config
+    return replace(config, head=decoder_head(hf, ARCHITECTURES[kind], bool(hf.get("tie_word_embeddings", False))))
 
 
 def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
@@ -100,7 +107,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
                     *_,
                 )
             ) as stack,
-            head=None | LMHeadConfig() as head,
+            head=None | LMHeadConfig() | ClassHeadConfig() as head,
         ):
             if isinstance(ffn, MoEConfig) != (kind == "mixtral"):
                 return None
@@ -140,32 +147,29 @@ def own_fields(kind: str, mixer: AttentionConfig, ffn: FeedConfig) -> dict[str, 
 
 
 def outer_fields(
-    architectures: tuple[str, str], stack: StackConfig, vocabulary: int, head: LMHeadConfig | None
+    architectures: tuple[str, ...], stack: StackConfig, vocabulary: int, head: HeadConfig | None
 ) -> dict[str, Any]:
     """What every decoder of this kind says of itself. Which tokens begin and end a text, the config does not know."""
     return {
-        "architectures": [architectures[head is not None]],
+        "architectures": [decoder_class(architectures, head)],
         "vocab_size": vocabulary,
         "hidden_size": stack.dim,
         "num_hidden_layers": len(stack.blocks),
-        "tie_word_embeddings": head is not None and head.tied,
+        "tie_word_embeddings": isinstance(head, LMHeadConfig) and head.tied,
         "bos_token_id": None,
         "eos_token_id": None,
+        **labels(head),
     }
-
-
-def attention(block: Any) -> AttentionConfig:
-    assert isinstance(block, BlockConfig)
-    assert isinstance(block.mixer, AttentionConfig)
-    return block.mixer
 
 
 def rules(config: SequenceModelConfig) -> Iterator[Rule]:
     yield from outer_rules(config)
     for i, block in enumerate(config.stack.blocks):
         ours, theirs = f"stack.blocks.{i}", f"layers.{i}"
-        mixer, ffn = attention(block), block.ffn
-        yield from norm_rules(ours, theirs)
+        assert isinstance(block, BlockConfig)
+        assert isinstance(block.mixer, AttentionConfig)
+        mixer, ffn = block.mixer, block.ffn
+        yield from norm_rules(ours, theirs, block.placement)
         names = tuple(f"{theirs}.self_attn.{name}_proj" for name in "qkv")
         yield from joined_qkv(f"{ours}.mixer.qkv", names, mixer, config.stack.dim)
         yield from both(
@@ -192,12 +196,22 @@ def rules(config: SequenceModelConfig) -> Iterator[Rule]:
 
 def outer_rules(config: SequenceModelConfig) -> Iterator[Rule]:
     yield from copies({"embedding.tokens.weight": "embed_tokens.weight", "stack.final_norm.weight": "norm.weight"})
-    if isinstance(config.head, LMHeadConfig) and not config.head.tied:
-        yield Rule("head.weight", ("lm_head.weight",))
+    yield from decoder_head_rules(config.head)
 
 
-def norm_rules(ours: str, theirs: str) -> Iterator[Rule]:
-    norms = {"mixer_residual.before": "input_layernorm", "ffn_residual.before": "post_attention_layernorm"}
+NORMS = {
+    "pre": {"mixer_residual.before": "input_layernorm", "ffn_residual.before": "post_attention_layernorm"},
+    "sandwich": {
+        "mixer_residual.before": "input_layernorm",
+        "mixer_residual.inside": "post_attention_layernorm",
+        "ffn_residual.before": "pre_feedforward_layernorm",
+        "ffn_residual.inside": "post_feedforward_layernorm",
+    },
+}
+
+
+def norm_rules(ours: str, theirs: str, placement: str) -> Iterator[Rule]:
+    norms = NORMS[placement]
     yield from both({f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in norms.items()}, ("weight",))
 
 

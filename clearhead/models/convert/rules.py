@@ -14,6 +14,8 @@ from clearhead.configs import (
     ClassHeadConfig,
     ConfigError,
     HeadConfig,
+    LastTokenConfig,
+    LMHeadConfig,
     RotaryConfig,
     ScalingConfig,
 )
@@ -169,6 +171,28 @@ def labels(head: HeadConfig | None) -> dict[str, Any]:
         "id2label": {str(i): name for i, name in enumerate(names)},
         "label2id": {name: i for i, name in enumerate(names)},
     }
+
+
+def decoder_head(hf: Mapping[str, Any], architectures: tuple[str, ...], tied: bool) -> HeadConfig | None:
+    """What the class that was saved puts on a causal stack: nothing, the vocabulary, or classes of the last token."""
+    match architectures.index(architecture(hf, architectures[1])):
+        case 0:
+            return None
+        case 1:
+            return LMHeadConfig(vocabulary=hf["vocab_size"], tied=tied)
+    return ClassHeadConfig(classes=classes(hf), pool=LastTokenConfig(), bias=False)
+
+
+def decoder_class(architectures: tuple[str, ...], head: HeadConfig | None) -> str:
+    """And back: the class of `transformers` that has this head."""
+    return architectures[{type(None): 0, LMHeadConfig: 1}.get(type(head), 2)]
+
+
+def decoder_head_rules(head: HeadConfig | None) -> Iterator[Rule]:
+    if isinstance(head, LMHeadConfig) and not head.tied:
+        yield Rule("head.weight", ("lm_head.weight",))
+    elif isinstance(head, ClassHeadConfig):
+        yield Rule("head.classes.weight", ("score.weight",))
 
 
 def rotary(hf: Mapping[str, Any], layout: Any = "halves", theta: float = 10000.0) -> RotaryConfig:

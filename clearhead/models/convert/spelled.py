@@ -111,6 +111,8 @@ def listed(config: ModelConfig) -> dict[str, Any]:
         if isinstance(part := getattr(config, name, None), StackConfig):
             known = {block: spelled_block(block, part.dim).to_dict() for block in {*part.blocks}}
             data[name] = {"dim": part.dim, "blocks": [known[block] for block in part.blocks]}
+            places = [part.place(i) for i in range(len(part.blocks))]
+            data[name] |= {"shared": None if places == [*range(len(places))] else places}
             data[name] |= {"final_norm": None if part.final_norm is None else part.final_norm.to_dict()}
     return data
 
