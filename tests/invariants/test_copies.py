@@ -34,7 +34,9 @@ def test_copies_are_equal_and_independent(name: str) -> None:
 def test_every_weight_is_saved_once(name: str) -> None:
     state = model_of(name).state_dict(keep_vars=True)
     assert len({weight.untyped_storage().data_ptr() for weight in state.values()}) == len(state)
-    assert {id(weight) for weight in state.values()} == {id(p) for p in model_of(name).parameters()}
+    model = model_of(name)
+    biases = [buffer for name, buffer in model.named_buffers() if name in state]  # what no gradient moves
+    assert {id(weight) for weight in state.values()} == {id(weight) for weight in [*model.parameters(), *biases]}
     assert not list(model_of(name).buffers())
 
 
