@@ -20,6 +20,8 @@ COMMANDS = {
     "train": "Train a model on your text, from a recipe.",
     "runs": "List the runs of a folder.",
     "plot": "Draw the loss curves of runs.",
+    "generate": "Write on from prompts with a trained model.",
+    "chat": "Converse with a trained model.",
     "doctor": "Look at this machine: versions, speed, and which precisions really work.",
     "completion": "Print the completion script for a shell.",
 }

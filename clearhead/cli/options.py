@@ -12,7 +12,8 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clearhead.configs import ModelConfig
+    from clearhead.configs import LengthPenalty, ModelConfig
+    from clearhead.models.assemble import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,6 +38,59 @@ def input_options(function: F) -> F:
     }.items():
         function = click.option(*names, type=int, default=None, help=text)(function)
     return click.option("--batch", "-b", type=int, default=1, show_default=True, help="Rows.")(function)
+
+
+def decoding_options(function: F) -> F:
+    """How tokens are chosen, one after the other; what is not given is as the checkpoint asks."""
+    for names, kind, text in (
+        (("--seed",), int, "Two runs with one seed write the same.  [default: another one every time]"),
+        (("--repetition-penalty",), float, "Above 1: what has been said before becomes less likely."),
+        (("--min-p",), float, "Only tokens at least this share as probable as the likeliest."),
+        (("--top-p",), float, "Only the likeliest tokens that come to this probability together."),
+        (("--top-k",), int, "Only so many of the likeliest tokens."),
+        (("--temperature", "-t"), float, "Draw from softmax(logits/temperature); 0 is greedy."),
+        (("--max-new-tokens", "-m"), int, "Tokens to write at most.  [default: 256]"),
+    ):
+        function = click.option(*names, type=kind, default=None, help=text)(function)
+    return click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given again.")(
+        function
+    )
+
+
+def length_penalty(text: str) -> LengthPenalty:
+    """`power:1`, `wu:0.6`, or a number, which is a power."""
+    from clearhead.configs import Power, Wu
+
+    kind, colon, alpha = text.partition(":")
+    rules: dict[str, type[LengthPenalty]] = {"power": Power, "wu": Wu}
+    try:
+        return rules[kind](float(alpha)) if colon else Power(float(text))
+    except (KeyError, ValueError):
+        raise click.BadParameter(f"{text!r} is neither power:ALPHA nor wu:ALPHA") from None
+
+
+def load_model(path: str) -> Model:
+    """The model in a checkpoint folder; what is worth saying about it goes to stderr."""
+    import warnings
+
+    from clearhead.models.checkpoint import load
+    from clearhead.models.presets import PRESETS
+
+    warnings.showwarning = lambda message, *_: click.echo(f"clearhead: {message}", err=True)
+    if path in PRESETS and not Path(path).exists():
+        raise ValueError(f"{path} is an architecture, which has no weights; give the folder of a checkpoint")
+    return load(path)
+
+
+def read_text(path: str) -> str:
+    """The text of a file, or of stdin, without the line break at its end."""
+    import sys
+
+    try:
+        text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON.")

@@ -7,6 +7,7 @@ every part knows the names and shapes of its own weights and the steps of its ow
 from .attention import AttentionConfig
 from .base import Config, ConfigError, Part, Scope, Step, dumps, loads
 from .data import BytePairConfig, BytesConfig, CharactersConfig, TokenizerConfig, TokenizerFileConfig
+from .decoding import DecodingConfig, LengthPenalty, Power, Wu
 from .embedding import EmbeddingConfig, FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .heads import (
@@ -58,6 +59,7 @@ __all__ = [
     "MeanPoolConfig", "ClassHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",
     "TokenizerConfig", "BytePairConfig", "CharactersConfig", "BytesConfig", "TokenizerFileConfig",
+    "DecodingConfig", "LengthPenalty", "Power", "Wu",
     "RecipeConfig", "OptimizerConfig", "AdamWConfig", "MuonConfig",
     "ScheduleConfig", "CosineConfig", "StableConfig", "NoamConfig",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -19,6 +19,9 @@ from clearhead.nn.stack import Block, ParallelBlock, Residual, Stack
 from clearhead.nn.state import BlockState, Room, State, count_positions
 from clearhead.nn.tap import Taps
 
+if TYPE_CHECKING:
+    from clearhead.generate.complete import Completion
+
 
 class SequenceModel(nn.Module):
     """embedding -> stack -> head: GPT, LLaMA, BERT, ViT and all between."""
@@ -26,6 +29,7 @@ class SequenceModel(nn.Module):
     def __init__(self, config: SequenceModelConfig) -> None:
         super().__init__()
         self.config = config
+        self.origin: Path | None = None  # where it was loaded from; its tokenizer and defaults lie there
         dim = config.stack.dim
         self.embedding = build_part(config.embedding, dim)
         self.stack: Stack = build_part(config.stack, dim)
@@ -71,9 +75,23 @@ class SequenceModel(nn.Module):
             state.advance(context.positions, context.readable)
         return self.stack(x, context.at("stack"), None if state is None else state.blocks)
 
-    def init_state(self, batch: int, length: int) -> State:
-        """An empty memory for `batch` rows of up to `length` tokens each."""
-        return make_state(self.stack, batch, length)
+    def next_logits(
+        self, tokens: Int[Tensor, "B T"], state: State, *, readable: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """The logits of each row's next token, after those that `state` holds; no other position takes the head."""
+        check_ids(tokens)
+        context = make_context(len(tokens), tokens.shape[1], tokens.device, readable, None, None, state, None, True)
+        x = last_real(self.hidden(tokens, context, None, state), readable)
+        assert self.head is not None, "who asks for logits has seen that there is a head"
+        return self.head(x, context.at("head"), self.embedding.table)[:, 0]
+
+    def init_state(self, batch: int, length: int, *, spare: int = 0) -> State:
+        """Memory for `batch` rows of up to `length` tokens each, the last `spare` of which can be taken back."""
+        return make_state(self.stack, batch, length, spare)
+
+    def generate(self, prompts: Any, **options: Any) -> list[Completion]:
+        """How the model goes on from prompts, which are texts or token ids: `generate.complete.generate`."""
+        return generate_from(self, prompts, options)
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write a folder that `load` reads, and `transformers` too where it has the architecture: `checkpoint.save`."""
@@ -86,6 +104,7 @@ class EncoderDecoder(nn.Module):
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()
         self.config = config
+        self.origin: Path | None = None
         dim = config.encoder.dim
         self.source = build_part(config.source, dim)
         self.encoder: Stack = build_part(config.encoder, dim)
@@ -146,11 +165,21 @@ class EncoderDecoder(nn.Module):
         self, memory: Float[Tensor, "B S D"], length: int, *, readable: Bool[Tensor, "B S"] | None = None
     ) -> State:
         """A memory for up to `length` target tokens, in which the source's keys and values are computed already."""
-        state = make_state(self.decoder, len(memory), length)
+        state = make_state(self.decoder, len(memory), length, spare=0)
         for block, block_state in zip(self.decoder.layers(), state.blocks, strict=True):
             block_state.cross = cast(Block, block).cross.read(memory)
         state.source_readable = readable
         return state
+
+    def next_logits(
+        self, tokens: Int[Tensor, "B T"], state: State, *, readable: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """The logits of each row's next target token, after those that `state` holds."""
+        return last_real(self.decode(tokens, state, readable=readable), readable)[:, 0]
+
+    def generate(self, prompts: Any, **options: Any) -> list[Completion]:
+        """What the model writes for sources, which are texts or token ids: `generate.complete.generate`."""
+        return generate_from(self, prompts, options)
 
     def decode_in(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T V"]:
         embedding = self.source if self.target is None else self.target
@@ -182,6 +211,12 @@ def save_model(model: Model, folder: str | Path, **options: Any) -> None:
     from .checkpoint import save  # which imports this file
 
     save(model, folder, **options)
+
+
+def generate_from(model: Model, prompts: Any, options: dict[str, Any]) -> list[Completion]:
+    from clearhead.generate.complete import generate  # a layer above this one
+
+    return generate(model, prompts, **options)
 
 
 def build(config: ModelConfig) -> Model:
@@ -261,11 +296,20 @@ def make_context(
     return Context(positions, positions, readable, documents, aligned=aligned, taps=taps, fused=fused)
 
 
-def make_state(stack: Stack, batch: int, length: int) -> State:
+def make_state(stack: Stack, batch: int, length: int, spare: int) -> State:
     weight = next(stack.parameters())
-    room = Room(batch, length, weight.dtype, weight.device)
+    room = Room(batch, length, weight.dtype, weight.device, spare)
     blocks: list[BlockState] = stack.init_state(room)
     return State(blocks, list(room.slots.values()), torch.zeros(batch, dtype=torch.long, device=weight.device))
+
+
+def last_real(x: Float[Tensor, "B T D"], readable: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B 1 D"]:
+    """Each row's last position that is not padding."""
+    if readable is None:
+        return x[:, -1:]
+    places = torch.arange(x.shape[1], device=x.device)
+    last = torch.where(readable, places, 0).argmax(dim=1)
+    return x[torch.arange(len(x), device=x.device), last][:, None]
 
 
 def check_ids(tokens: Tensor) -> None:

@@ -61,6 +61,7 @@ def load(path: str | Path) -> Model:
         check_floating(weights)
     model = bare(config)
     model.load_state_dict({name: weight.contiguous() for name, weight in weights.items()}, assign=True)
+    model.origin = folder
     return model.eval()
 
 

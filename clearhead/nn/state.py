@@ -24,6 +24,7 @@ class Slots:
 
     at: Int[Tensor, "B N"]  # −1: empty
     ring: bool
+    spare: int = 0  # of a ring: slots beyond the mask's reach, so many positions can be taken back
     filled: int = 0  # slots in use, from the front, by any row
     # of the forward pass under way:
     start: int | None = None  # the first slot written, where all rows write the same run of slots
@@ -93,8 +94,26 @@ class Slots:
         at, real = self.reads
         return context.once(("reading", id(self), context.path), lambda: context.reading(at, real))
 
-    def select(self, rows: Int[Tensor, "B"]) -> None:
+    def select(self, rows: Int[Tensor, "R"]) -> None:
         self.at = self.at[rows]
+
+    def taken(self, buffer: Float[Tensor, "B G N K"], rows: Int[Tensor, "R"]) -> Float[Tensor, "R G N K"]:
+        """Rows of a layer's buffer: within its own memory where there are no more of them than before."""
+        if len(rows) > len(buffer):
+            wide = buffer.new_zeros(len(rows), *buffer.shape[1:])
+            wide[:, :, : self.filled] = buffer[rows, :, : self.filled]
+            return wide
+        moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
+        if len(moved):
+            buffer[moved, :, : self.filled] = buffer[rows[moved], :, : self.filled]
+        return buffer[: len(rows)]
+
+    def rewind(self, lengths: Int[Tensor, "B"]) -> None:
+        back = int((self.at.amax(dim=1) + 1 - lengths).max())
+        if self.ring and back > self.spare and self.filled == self.at.shape[1]:
+            raise ValueError(f"a state that keeps a window cannot go back {back} positions, only {self.spare}")
+        self.at[self.at >= lengths[:, None]] = -1
+        self.filled = self.filled if self.ring else int(lengths.max())
 
 
 @dataclass
@@ -110,8 +129,8 @@ class KVState:
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"], Context]:
         return self.slots.write(self.key, k), self.slots.write(self.value, v), self.slots.reading(context)
 
-    def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.key, self.value = self.key[rows], self.value[rows]
+    def select(self, rows: Int[Tensor, "R"]) -> None:
+        self.key, self.value = self.slots.taken(self.key, rows), self.slots.taken(self.value, rows)
 
 
 @dataclass
@@ -124,8 +143,8 @@ class LatentState:
     def append(self, joint: Float[Tensor, "B 1 T LR"], context: Context) -> tuple[Float[Tensor, "B 1 S LR"], Context]:
         return self.slots.write(self.joint, joint), self.slots.reading(context)
 
-    def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.joint = self.joint[rows]
+    def select(self, rows: Int[Tensor, "R"]) -> None:
+        self.joint = self.slots.taken(self.joint, rows)
 
 
 @dataclass
@@ -135,7 +154,7 @@ class SourceState:
     key: Float[Tensor, "B G S K"]
     value: Float[Tensor, "B G S U"]
 
-    def select(self, rows: Int[Tensor, "B"]) -> None:
+    def select(self, rows: Int[Tensor, "R"]) -> None:
         self.key, self.value = self.key[rows], self.value[rows]
 
 
@@ -179,11 +198,6 @@ class BlockState:
     mixer: KVState | LatentState | LSTMState | SumState | MambaState
     cross: SourceState | None = None
 
-    def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.mixer.select(rows)
-        if self.cross is not None:
-            self.cross.select(rows)
-
 
 @dataclass
 class Room:
@@ -193,15 +207,16 @@ class Room:
     length: int
     dtype: torch.dtype
     device: torch.device
+    spare: int = 0  # positions that can be taken back
     slots: dict[tuple[int, bool], Slots] = field(default_factory=dict)
 
     def slots_for(self, reach: int | None) -> Slots:
-        """Slots for all positions, or for the last `reach` of them where that is fewer."""
-        ring = reach is not None and reach < self.length
-        size = reach if ring and reach is not None else self.length
+        """Slots for all positions, or for the last `reach` of them, and the spare, where that is fewer."""
+        ring = reach is not None and reach + self.spare < self.length
+        size = reach + self.spare if ring and reach is not None else self.length
         if (size, ring) not in self.slots:
             at = torch.full((self.batch, size), -1, dtype=torch.long, device=self.device)
-            self.slots[size, ring] = Slots(at, ring)
+            self.slots[size, ring] = Slots(at, ring, self.spare)
         return self.slots[size, ring]
 
     def buffer(self, *shape: int) -> Tensor:
@@ -233,15 +248,30 @@ class State:
             last = positions if readable is None else torch.where(readable, positions, -1)
             self.lengths = torch.maximum(self.lengths, last.max(dim=1).values + 1)
 
-    def select(self, rows: Int[Tensor, "B"]) -> None:
-        """Keep, repeat and reorder rows, as beam search does."""
+    def select(self, rows: Int[Tensor, "R"]) -> None:
+        """Keep, repeat and reorder rows."""
+        self.reorder(rows)
+        for block in self.blocks:
+            if block.cross is not None:
+                block.cross.select(rows)
+        if self.source_readable is not None:
+            self.source_readable = self.source_readable[rows]
+
+    def reorder(self, rows: Int[Tensor, "R"]) -> None:
+        """As `select`, where every row takes the place of one that reads the same source, as in beam search."""
         self.lengths = self.lengths[rows]
         for slots in self.slots:
             slots.select(rows)
         for block in self.blocks:
-            block.select(rows)
-        if self.source_readable is not None:
-            self.source_readable = self.source_readable[rows]
+            block.mixer.select(rows)
+
+    def rewind(self, lengths: Int[Tensor, "B"]) -> None:
+        """Forget what each row holds from position `lengths` on, as if it had not been read."""
+        if any(not isinstance(block.mixer, KVState | LatentState) for block in self.blocks):
+            raise ValueError("a mixer of this model keeps a summary of what it has read, and cannot go back")
+        for slots in self.slots:
+            slots.rewind(lengths)
+        self.lengths = torch.minimum(self.lengths, lengths)
 
 
 def count_positions(

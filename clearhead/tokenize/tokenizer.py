@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+import tokenizers.models
 
 END = "<|endoftext|>"
 MASK = "[MASK]"
@@ -22,15 +23,15 @@ class TokenizerError(ValueError):
 
 class Tokenizer:
     """Text to ids and back. A text is only text: a special token spelled out in it is encoded letter by letter.
+    A prompt is read as the model was taught to read: special tokens are themselves, and those that belong go around it.
 
-    `settings` is what its `tokenizer_config.json` says; of it only `eos_token` is used here, the rest is kept.
+    `settings` is what its `tokenizer_config.json` says; of it only the names of special tokens are used here, the rest
+    is kept.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
         inner.no_padding()
         inner.no_truncation()
-        self.json: str = inner.to_str(pretty=True)
-        inner.encode_special_tokens = True
         self.inner = inner
         self.settings = settings or {}
         self.end = self._end()
@@ -84,9 +85,34 @@ class Tokenizer:
             for text in texts:
                 self._refuse_unknown(text, self.alphabet)
         try:
-            return self.inner.encode_batch_fast(texts, add_special_tokens=False)
+            return self.plain.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError:  # what the library says of a str that is not Unicode
             raise TokenizerError("the text holds half of a surrogate pair, which is no character") from None
+
+    def prompt(self, text: str, *, around: bool = True) -> list[int]:
+        """The ids of a prompt, special tokens in it as themselves; `around`: and those that belong around it."""
+        if self.alphabet is not None:
+            self._refuse_unknown(text, self.alphabet)
+        try:
+            return self.inner.encode(text, add_special_tokens=around).ids
+        except TypeError:
+            raise TokenizerError("the text holds half of a surrogate pair, which is no character") from None
+
+    def token(self, name: str) -> int | None:
+        """The id of a special token by its role in the settings: `bos_token`, `mask_token`, …"""
+        named = self.settings.get(name)
+        return self.inner.token_to_id(named["content"] if isinstance(named, dict) else named) if named else None
+
+    @cached_property
+    def plain(self) -> tokenizers.Tokenizer:
+        """To which every text is only text."""
+        plain = tokenizers.Tokenizer.from_str(self.json)
+        plain.encode_special_tokens = True
+        return plain
+
+    @cached_property
+    def json(self) -> str:
+        return self.inner.to_str(pretty=True)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids; special tokens are not part of it."""
@@ -106,16 +132,17 @@ class Tokenizer:
     @cached_property
     def alphabet(self) -> frozenset[str] | None:
         """All characters, where every token is one: the library would leave out silently what it does not know."""
-        whole = json.loads(self.json)
-        model, plain = whole["model"], not any(whole[key] for key in ("normalizer", "pre_tokenizer", "added_tokens"))
-        if not plain or model["type"] != "BPE" or model["merges"] or model["unk_token"] or model["byte_fallback"]:
+        inner, model = self.inner, self.inner.model
+        if inner.normalizer is not None or inner.pre_tokenizer is not None or inner.get_added_tokens_decoder():
             return None
-        return frozenset(model["vocab"])
+        if not isinstance(model, tokenizers.models.BPE) or model.unk_token or model.byte_fallback:
+            return None
+        return None if json.loads(self.json)["model"]["merges"] else frozenset(inner.get_vocab())
 
     def _end(self) -> int | None:
-        named = self.settings.get("eos_token")
-        names = [named["content"] if isinstance(named, dict) else named] if named else KNOWN_ENDS
-        ids = [self.inner.token_to_id(name) for name in names]
+        if self.settings.get("eos_token"):
+            return self.token("eos_token")
+        ids = [self.inner.token_to_id(name) for name in KNOWN_ENDS]
         return next((id for id in ids if id is not None), None)
 
     def _refuse_unknown(self, text: str, known: frozenset[str]) -> None:

@@ -304,6 +304,7 @@ class Trainer:
         self.write_model(self.run.folder)
         self.report.say(f"saved {self.run.folder}")
         self.here.wait()
+        self.model.origin = self.run.folder
         return self.model.eval()
 
 

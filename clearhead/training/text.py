@@ -204,14 +204,12 @@ def hidden(model: SequenceModel, batch: TrainBatch) -> Float[Tensor, "B T D"]:
 
 def continued(model: Any, tokenizer: Tokenizer, prompt: str | list[int], steps: int) -> str:
     """How a language model goes on from a text, or from tokens."""
-    from clearhead.generate.loop import decode, sampler
-
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     ids = ids or [tokenizer.end or 0]
-    device = next(model.parameters()).device
-    rng = torch.Generator(device).manual_seed(0)
-    written = decode(model, torch.tensor([ids], device=device), steps=max(steps, 0), choose=sampler(0.8, rng))
-    return tokenizer.decode([*ids, *(int(token) for token in written)])
+    if steps < 1:
+        return tokenizer.decode(ids)
+    options = {"max_new_tokens": steps, "temperature": 0.8, "seed": 0, "ends": ()}
+    return tokenizer.decode([*ids, *model.generate(ids, tokenizer=tokenizer, **options)[0].tokens])
 
 
 def to_torch(batch: Batch) -> TrainBatch:

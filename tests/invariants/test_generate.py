@@ -1,82 +1,442 @@
-"""The decode loop says what the whole model says, for every kind of model that can be decoded."""
+"""What is written does not depend on caches, batches or widths: it equals plain passes over the whole text."""
 
 from __future__ import annotations
 
+import itertools
+import json
+from dataclasses import replace
+
 import pytest
+import tokenizers
 import torch
 
 import clearhead
-from clearhead.generate.loop import decode, sampler
+from clearhead.configs import BytesConfig, DecodingConfig, Power, Wu
+from clearhead.generate.beam import beam_search
+from clearhead.generate.complete import Task, stream
+from clearhead.generate.filters import draw, uniforms
+from clearhead.generate.loop import begin
+from clearhead.generate.row import Pieces, Row
+from clearhead.nn.state import KVState
+from clearhead.tokenize import Tokenizer, make
 
 DECODERS = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm", "tiny-mamba"]
+SUMMARIES = ["tiny-lstm", "tiny-mamba"]  # keep no past to go back to
+WRITERS = [*DECODERS, "tiny-transformer"]
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [12, 13], [5, 80, 3, 1], [44]]
 
 
-def model_of(name: str):
+def model_of(name: str, noise: float = 0.2, vocabulary: int = 101):
     torch.manual_seed(0)
-    model = clearhead.build(clearhead.preset(name)).eval()
+    config = clearhead.preset(name)
+    sized = [part for part in ("embedding", "source", "head") if hasattr(config, part)] if vocabulary != 101 else []
+    config = replace(config, **{part: replace(getattr(config, part), vocabulary=vocabulary) for part in sized})
+    model = clearhead.build(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))  # so that the likeliest token depends on the prompt
+            parameter.add_(noise * torch.randn_like(parameter))  # so that the likeliest token depends on the prompt
     return model
 
 
-def ids(*shape: int) -> torch.Tensor:
-    return torch.randint(0, 101, shape, generator=torch.Generator().manual_seed(1))
+def next_logprobs(model, prompt: list[int], written: list[int], start: int = 1) -> torch.Tensor:
+    """By one pass over everything, with no state."""
+    if hasattr(model, "encode"):
+        return model(torch.tensor([prompt]), torch.tensor([[start, *written]]))[0, -1].log_softmax(-1)
+    return model(torch.tensor([[*prompt, *written]]))[0, -1].log_softmax(-1)
 
 
-def by_whole_passes(model, prompt: torch.Tensor, steps: int, **source) -> torch.Tensor:
-    for _ in range(steps):
-        logits = model(*source.values(), prompt)[:, -1]
-        prompt = torch.cat((prompt, logits.argmax(-1, keepdim=True)), dim=1)
-    return prompt[:, -steps:]
+def greedy(model, prompt: list[int], steps: int, ends=()) -> list[int]:
+    written: list[int] = []
+    while len(written) < steps and not (written and written[-1] in ends):
+        written.append(int(next_logprobs(model, prompt, written).argmax()))
+    return written
 
 
-@pytest.mark.parametrize("name", DECODERS)
-def test_decoding_equals_whole_passes(name: str) -> None:
-    model, prompt = model_of(name), ids(3, 7)
-    got = torch.stack(list(decode(model, prompt, steps=13)), dim=1)
+def tokens_of(model, prompts, **options) -> list[list[int]]:
+    options = {"max_new_tokens": 9, "start": 1} | options
+    return [found.tokens for found in model.generate(prompts, **options)]
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_greedy_equals_whole_passes_whatever_the_batch(name: str) -> None:
+    model = model_of(name)
     with torch.no_grad():
-        assert torch.equal(got, by_whole_passes(model, prompt, 13))
+        plain = [greedy(model, prompt, 9) for prompt in PROMPTS]
+    assert tokens_of(model, PROMPTS) == plain
+    assert tokens_of(model, PROMPTS, batch=1) == plain
+    assert tokens_of(model, PROMPTS[::-1], batch=3) == plain[::-1]
+    assert tokens_of(model, PROMPTS, temperature=0) == plain
+    assert tokens_of(model, PROMPTS, top_k=1, seed=3) == plain
 
 
-def test_encoder_decoder_decoding_equals_whole_passes() -> None:
-    model, source, start = model_of("tiny-transformer"), ids(3, 9), ids(3, 1)
-    got = torch.stack(list(decode(model, start, steps=11, source=source)), dim=1)
+def test_rows_that_end_leave_the_others_as_they_are() -> None:
+    model = model_of("tiny-llama")
+    plain = tokens_of(model, PROMPTS, max_new_tokens=12)
+    end = plain[1][4]
     with torch.no_grad():
-        assert torch.equal(got, by_whole_passes(model, start, 11, source=source))
+        cut = [greedy(model, prompt, 12, ends=(end,)) for prompt in PROMPTS]
+    found = model.generate(PROMPTS, max_new_tokens=12, ends=(end,))
+    assert [one.tokens for one in found] == cut
+    assert [one.reason for one in found] == ["end" if end in tokens else "length" for tokens in cut]
+    assert len({len(tokens) for tokens in cut}) > 1
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", DECODERS)
-def test_ragged_batch_equals_one_by_one(name: str, side: str) -> None:
-    model, prompt = model_of(name), ids(3, 7)
-    readable = torch.ones(3, 7, dtype=torch.bool)
-    readable[1, :3] = readable[2, :6] = False
-    if side == "right":
-        readable = readable.flip(1)
-    together = torch.stack(list(decode(model, prompt, steps=9, readable=readable)), dim=1)
-    for row in range(3):
-        alone = torch.stack(list(decode(model, prompt[row][readable[row]][None], steps=9)), dim=1)
-        assert torch.equal(together[row : row + 1], alone)
+@pytest.mark.parametrize("name", ["tiny-mistral", "tiny-transformer"])
+def test_samples_depend_on_their_own_prompt_and_seed_only(name: str) -> None:
+    model = model_of(name)
+    options = {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 7, "n": 3, "ends": tuple(range(0, 101, 9))}
+    together = tokens_of(model, PROMPTS, **options)
+    assert together == [tokens for prompt in PROMPTS for tokens in tokens_of(model, [prompt], **options)]
+    assert together[:1] == tokens_of(model, PROMPTS[:1], **options | {"n": 1})
+    assert len({tuple(tokens) for tokens in together[:3]}) == 3
+    assert len({len(tokens) for tokens in together}) > 2
+    assert together != tokens_of(model, PROMPTS, **options | {"seed": 8})
 
 
-def test_sampling_follows_the_distribution_and_the_seed() -> None:
-    logits = torch.log(torch.tensor([[0.1, 0.6, 0.3]])).expand(20000, 3)
-    drawn = sampler(rng=torch.Generator().manual_seed(0))(logits)
-    assert torch.allclose(drawn.bincount() / 20000, torch.tensor([0.1, 0.6, 0.3]), atol=0.02)
-    assert torch.equal(drawn, sampler(rng=torch.Generator().manual_seed(0))(logits))
-    cold = sampler(temperature=0.05, rng=torch.Generator().manual_seed(0))(logits)
-    assert cold.eq(1).float().mean() > 0.999
+def test_a_great_repetition_penalty_says_nothing_twice() -> None:
+    for prompt, tokens in zip(PROMPTS, tokens_of(model_of("tiny-llama"), PROMPTS, repetition_penalty=1e6), strict=True):
+        assert len({*prompt, *tokens}) == len({*prompt}) + 9
 
 
-def test_bad_requests_are_refused() -> None:
-    with pytest.raises(ValueError, match="the prompt is empty"):
-        list(decode(model_of("tiny-gpt"), ids(1, 0), steps=1))
-    with pytest.raises(ValueError, match="the source is missing"):
-        list(decode(model_of("tiny-transformer"), ids(1, 1), steps=1))
-    with pytest.raises(ValueError, match="reads later tokens"):
-        list(decode(model_of("tiny-bert"), ids(1, 3), steps=1))
-    with pytest.raises(ValueError, match="temperature is 0"):
-        sampler(temperature=0)
-    with pytest.raises(ValueError, match="position 64 is past the 64 learned positions"):
-        list(decode(model_of("tiny-gpt"), ids(1, 60), steps=6))
+def test_logprobs_are_the_models_own() -> None:
+    model = model_of("tiny-gpt")
+    (found,) = model.generate([3, 1, 4], max_new_tokens=6, temperature=2.0, top_k=9, seed=1, logprobs=True)
+    with torch.no_grad():
+        for i, (token, said) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
+            assert said == pytest.approx(float(next_logprobs(model, [3, 1, 4], found.tokens[:i])[token]), abs=1e-4)
+
+
+# ---- beams
+
+
+def searched_plainly(model, prompt: list[int], config: DecodingConfig, steps: int) -> list[tuple[float, list[int]]]:
+    """Beam search as its definition reads: lists of tokens, every log-probability from a pass over the whole text."""
+    going: list[tuple[float, list[int]]] = [(0.0, [])]
+    ended: list[tuple[float, list[int]]] = []
+    for length in range(1, steps + 1):
+        table = []
+        for total, tokens in going:
+            said = next_logprobs(model, prompt, tokens).tolist()
+            table += [(total + said[token], [*tokens, token]) for token in range(len(said))]
+        table.sort(key=lambda item: -item[0])
+        going = []
+        for rank, (total, tokens) in enumerate(table):
+            if tokens[-1] in config.ends or length == steps:
+                if rank < config.beams:
+                    ended.append((total / config.length_penalty(length), tokens))
+            elif len(going) < config.beams:
+                going.append((total, tokens))
+        ended = sorted(ended, key=lambda item: -item[0])[: config.beams]
+        if not going:
+            break
+        if len(ended) == config.beams:
+            at = steps if config.early_stopping == "never" and config.length_penalty.alpha > 0 else length
+            hope = going[0][0] / config.length_penalty(at)
+            if config.early_stopping is True or hope <= ended[-1][0]:
+                break
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("name", "penalty", "early"),
+    [
+        ("tiny-llama", Power(1.0), False),
+        ("tiny-llama", Wu(0.6), "never"),
+        ("tiny-transformer", Power(0.0), True),
+        ("tiny-transformer", Power(-0.5), "never"),
+        ("tiny-transformer", Wu(0.6), False),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_beam_search_equals_its_definition(name: str, penalty, early) -> None:
+    model = model_of(name, 0.3, 11)
+    prompts = [[2, 3, 4], [5], [7, 8]]
+    config = DecodingConfig(beams=3, n=3, ends=(0, 9), length_penalty=penalty, early_stopping=early)
+    options = {"beams": 3, "n": 3, "ends": (0, 9), "length_penalty": penalty, "early_stopping": early}
+    found = model.generate(prompts, start=1, max_new_tokens=6, logprobs=True, **options)
+    for number, prompt in enumerate(prompts):
+        plain = searched_plainly(model, prompt, config, 6)
+        mine = [one for one in found if one.prompt == number]
+        assert [one.tokens for one in mine] == [tokens for _, tokens in plain]
+        assert [one.score for one in mine] == pytest.approx([score for score, _ in plain], abs=1e-4)
+        assert [one.score for one in mine] == sorted((one.score for one in mine), reverse=True)
+        for one in mine:
+            assert sum(one.logprobs) / penalty(len(one.tokens)) == pytest.approx(one.score, abs=1e-4)
+    alone = [tokens for prompt in prompts for tokens in tokens_of(model, [prompt], max_new_tokens=6, **options)]
+    assert [one.tokens for one in found] == alone
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-transformer"])
+def test_one_beam_is_greedy(name: str) -> None:
+    model, prompts = model_of(name, 0.3, 11), [[5, 6, 7], [2]]
+    with torch.inference_mode():
+        begun = begin(model, prompts, 8, start=1)
+        searches = beam_search(model, begun, [8, 8], DecodingConfig(beams=1, ends=(0,)))
+        for prompt, search in zip(prompts, searches, strict=True):
+            assert search.best()[0][1] == greedy(model, prompt, 8, ends=(0,))
+
+
+@pytest.mark.parametrize("penalty", [Power(0.0), Power(1.0), Wu(1.0)], ids=str)
+@torch.no_grad()
+def test_a_beam_as_wide_as_all_texts_finds_the_best(penalty) -> None:
+    model, steps = model_of("tiny-llama", 0.3, 4), 3
+    texts = [
+        [*body, *end]
+        for length in range(steps + 1)
+        for body in itertools.product((1, 2, 3), repeat=length)
+        for end in (((0,),) if length < steps else ((),))
+    ]
+
+    def score(tokens: list[int]) -> float:
+        total = sum(float(next_logprobs(model, [2, 3], tokens[:i])[token]) for i, token in enumerate(tokens))
+        return total / penalty(len(tokens))
+
+    options = {"max_new_tokens": steps, "ends": (0,), "length_penalty": penalty, "early_stopping": "never"}
+    (found,) = model.generate([2, 3], beams=len(texts), **options)
+    assert found.tokens == max(texts, key=score)
+
+
+def test_beams_move_what_each_row_remembers() -> None:
+    """Reordering must carry every layer's keys along: beams of a model with a window, past its ring."""
+    model = model_of("tiny-mistral", 0.3)
+    config = DecodingConfig(beams=4, ends=(0,))
+    with torch.no_grad():
+        plain = searched_plainly(model, [5, 6, 7], config, 12)
+    found = model.generate([5, 6, 7], beams=4, n=4, ends=(0,), max_new_tokens=12)
+    assert [one.tokens for one in found] == [tokens for _, tokens in plain]
+
+
+# ---- the state: rows taken, and steps taken back
+
+
+@pytest.mark.parametrize("name", [name for name in DECODERS if name not in SUMMARIES])
+def test_rewinding_is_as_if_nothing_had_been_read(name: str) -> None:
+    model = model_of(name)
+    tokens = torch.randint(0, 101, (2, 14), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        state = model.init_state(2, 14, spare=4)
+        model(tokens[:, :8], state=state)
+        model(tokens[:, 2:5], state=state)  # read by mistake
+        state.rewind(torch.tensor([8, 7]))
+        assert state.lengths.tolist() == [8, 7]
+        rest = torch.stack((tokens[0, 8:12], tokens[1, 7:11]))
+        again = model(rest, state=state)
+        alone = [model(tokens[:1, :12])[:, 8:], model(tokens[1:, :11])[:, 7:]]
+    torch.testing.assert_close(again, torch.cat(alone), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", SUMMARIES)
+def test_a_summary_cannot_go_back(name: str) -> None:
+    state = model_of(name).init_state(1, 9)
+    with pytest.raises(ValueError, match="keeps a summary of what it has read, and cannot go back"):
+        state.rewind(torch.tensor([0]))
+
+
+def test_a_ring_goes_back_only_as_far_as_it_was_made_to() -> None:
+    model = model_of("tiny-mistral")
+    state = model.init_state(1, 30, spare=2)
+    with torch.no_grad():
+        model(torch.arange(20)[None], state=state)
+    with pytest.raises(ValueError, match="cannot go back 3 positions, only 2"):
+        state.rewind(torch.tensor([17]))
+    state.rewind(torch.tensor([18]))
+    assert state.lengths.tolist() == [18]
+
+
+def test_rows_are_taken_within_the_memory_they_have() -> None:
+    model = model_of("tiny-llama")
+    state = model.init_state(3, 10)
+    with torch.no_grad():
+        model(torch.arange(12).reshape(3, 4), state=state)
+        memory = state.blocks[0].mixer
+        assert isinstance(memory, KVState)
+        before, place = memory.key.clone(), memory.key.data_ptr()
+        state.select(torch.tensor([2, 0, 1]))
+        assert memory.key.data_ptr() == place
+        assert torch.equal(memory.key, before[[2, 0, 1]])
+        state.select(torch.tensor([1, 2]))
+        assert memory.key.data_ptr() == place
+        assert torch.equal(memory.key, before[[0, 1]])
+        state.select(torch.tensor([1, 0, 1, 1]))
+        assert torch.equal(memory.key, before[[1, 0, 1, 1]])
+
+
+# ---- text
+
+
+def byte_tokenizer() -> Tokenizer:
+    return make(BytesConfig(), [])
+
+
+def bytes_model():
+    return model_of("tiny-llama", vocabulary=257)
+
+
+def fed(row: Row, tokenizer: Tokenizer, text: str) -> list[str]:
+    pieces = []
+    for token in tokenizer.encode(text):
+        if row.reason is None:
+            pieces.append(row.take(token, None, ()))
+    return pieces
+
+
+def test_pieces_are_whole_characters_and_add_up() -> None:
+    tokenizer = byte_tokenizer()
+    text = "naïve 数学 🙂 end"
+    row = Row(0, 100, Pieces(tokenizer, tokenizer.encode("x")))
+    pieces = fed(row, tokenizer, text)
+    assert "".join(pieces) == text
+    assert "\ufffd" not in "".join(pieces)
+    cut = Row(0, 2, Pieces(tokenizer, []))
+    assert "".join(fed(cut, tokenizer, "数")) == cut.text == "\ufffd"  # two of three bytes, and no room for more
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "shown"),
+    [
+        (("END",), "to the END of it", "to the "),
+        (("\n\n", "E"), "a\nbE", "a\nb"),
+        (("abcabd",), "xabcabcabd!", "xabc"),
+        (("zzz",), "the buzz", "the buzz"),
+    ],
+)
+def test_stop_texts_are_not_shown_even_in_part(stops, text: str, shown: str) -> None:
+    tokenizer = byte_tokenizer()
+    row = Row(0, len(text.encode()), Pieces(tokenizer, []), stops)
+    assert "".join(fed(row, tokenizer, text)) == row.text == shown
+    assert row.reason == ("length" if shown == text else "stop")
+
+
+def test_the_stream_is_the_text() -> None:
+    model, tokenizer = bytes_model(), byte_tokenizer()
+    options = {"temperature": 1.0, "seed": 3, "max_new_tokens": 60}
+    (whole,) = model.generate("To be", tokenizer=tokenizer, **options)
+    task = Task.of(model, tokenizer, **options)
+    pieces = list(stream(task, task.ids("To be")))
+    assert "".join(pieces) == whole.text
+    assert len(pieces) > 10
+    stop = whole.text[20:23]
+    (cut,) = model.generate("To be", tokenizer=tokenizer, stop=stop, **options)
+    assert cut.text == whole.text[: whole.text.index(stop)]
+    assert cut.reason == "stop"
+
+
+def test_a_space_before_the_first_word_is_kept() -> None:
+    """SentencePiece drops the space at the beginning of a text, but not at the beginning of what goes on from one."""
+    words = {"▁Once": 0, "▁upon": 1, "▁a": 2, ",": 3}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=","))
+    inner.decoder = tokenizers.decoders.Metaspace()
+    tokenizer = Tokenizer(inner)
+    after, fresh = Pieces(tokenizer, [0]), Pieces(tokenizer, [])
+    assert [after.add(token) for token in (1, 3, 2)] == [" upon", ",", " a"]
+    assert [fresh.add(token) for token in (0, 1)] == ["Once", " upon"]
+
+
+# ---- chance
+
+
+def test_drawing_follows_the_chances_and_never_draws_none() -> None:
+    chances = torch.tensor([[0.1, 0.0, 0.6, 0.3, 0.0]], dtype=torch.float64).expand(40000, 5)
+    drawn = draw(chances, uniforms(0, 0, 40000))
+    share = drawn.bincount(minlength=5) / 40000
+    assert torch.allclose(share, chances[0].float(), atol=0.01)
+    assert share[1] == share[4] == 0
+    edges = draw(chances[:2].roll(1, 1), torch.tensor([0.0, 1 - 2**-40], dtype=torch.float64))
+    assert edges.tolist() == [1, 4]
+
+
+def test_samples_of_one_seed_are_independent() -> None:
+    streams = torch.stack([uniforms(seed, sample, 2000) for seed in (1, 2) for sample in (0, 1, 2)])
+    assert torch.corrcoef(streams).triu(1).abs().max() < 0.08
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0, but must not be negative; 0 is greedy"),
+        ({"top_p": 1.5}, "top_p is 1.5, but must be a share between 0 and 1"),
+        ({"top_k": 0}, "Decoding.top_k is 0, but must be positive"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0, but must be positive"),
+        ({"n": 2}, "n=2 greedy texts would all be the same"),
+        ({"beams": 2, "n": 3}, "n=3 texts are asked of 2 beams"),
+        ({"beams": 2, "temperature": 0.5}, "draws nothing; leave temperature out"),
+        ({"stop": ("",)}, "an empty stop text"),
+        ({"beams": 2, "stop": "x"}, "not with beams"),
+        ({"temprature": 1.0}, "generate has no option 'temprature'; did you mean 'temperature'?"),
+    ],
+)
+def test_bad_options_are_refused(options, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence.replace("?", r"\?")):
+        model_of("tiny-gpt").generate([1, 2], **options)
+
+
+def test_bad_prompts_are_refused() -> None:
+    model = model_of("tiny-gpt")
+    with pytest.raises(ValueError, match="the prompt is empty, and this model has no start token"):
+        model.generate([[]])
+    with pytest.raises(ValueError, match="token 101 is outside the vocabulary, which has ids 0 to 100"):
+        model.generate([5, 101])
+    with pytest.raises(ValueError, match="token -1 is outside"):
+        model.generate([[5], [-1]])
+    with pytest.raises(ValueError, match="the prompt has 64 tokens, but the model reads at most 64"):
+        model.generate([[1] * 64])
+    with pytest.raises(ValueError, match="came with no tokenizer"):
+        model.generate("hello")
+    for name, head in {"tiny-bert": "Pooler", "tiny-vit": "ClassHead"}.items():
+        with pytest.raises(ValueError, match=f"this model has the head {head} and reads whole texts"):
+            model_of(name).generate([1, 2])
+
+
+def test_writing_stops_where_the_context_ends() -> None:
+    model = model_of("tiny-gpt")
+    (found,) = model.generate([[1] * 60], max_new_tokens=100)
+    assert len(found.tokens) == 4
+    assert found.reason == "length"
+    with torch.no_grad():
+        assert found.tokens == greedy(model, [1] * 60, 4)
+
+
+# ---- what a checkpoint asks for
+
+
+def saved(tmp_path, name: str, generation: dict, **config):
+    model_of(name).save(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    if config:
+        hf = json.loads((tmp_path / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps(hf | config))
+    return clearhead.load(tmp_path)
+
+
+def test_generation_config_gives_the_defaults(tmp_path) -> None:
+    asks = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "eos_token_id": [3, 4], "bos_token_id": 7}
+    model = saved(tmp_path, "tiny-llama", asks, max_position_embeddings=40)
+    config = Task.of(model).config
+    assert (config.temperature, config.top_k, config.top_p, config.ends, config.start) == (0.7, 20, 0.9, (3, 4), 7)
+    assert Task.of(model, temperature=0).config.draws is False
+    assert Task.of(model, beams=2).config.draws is False
+    assert tokens_of(model, [[]], temperature=0, start=None) == tokens_of(model, [[7]], temperature=0)
+    with pytest.raises(ValueError, match="the prompt has 41 tokens, but the model reads at most 40"):
+        model.generate([[1] * 41])
+
+
+def test_beams_and_words_never_written_are_honoured(tmp_path) -> None:
+    asks = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True, "bad_words_ids": [[5], [9]]}
+    model = saved(tmp_path, "tiny-transformer", asks | {"decoder_start_token_id": 9, "forced_eos_token_id": 2})
+    config = Task.of(model).config
+    assert (config.beams, config.length_penalty, config.early_stopping) == (3, Power(0.5), True)
+    assert (config.never, config.start, config.forced_end) == ((5, 9), 9, 2)
+    (found,) = model.generate([4, 5, 6], max_new_tokens=6)
+    assert found.tokens[-1] == 2
+    assert not {5, 9} & set(found.tokens)
+    assert Task.of(model, temperature=1.0).config.beams == 1
+
+
+def test_what_is_asked_for_and_not_done_is_said(tmp_path) -> None:
+    model = saved(tmp_path, "tiny-gpt", {"no_repeat_ngram_size": 3})
+    with pytest.warns(UserWarning, match="asks for no_repeat_ngram_size, which is not done here"):
+        model.generate([1], max_new_tokens=1)

@@ -1,0 +1,199 @@
+"""From prompts, texts or token ids, to what the model writes: `model.generate`."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from clearhead.configs import ConfigError, DecodingConfig, LMHeadConfig, TokenEmbeddingConfig
+from clearhead.configs.base import nearest
+from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.tokenize import Tokenizer
+
+from .beam import beam_search
+from .defaults import context_length, defaults
+from .loop import begin, write
+from .row import Pieces, Reason, Row
+
+NEW_TOKENS = 256
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was written for a prompt."""
+
+    prompt: int  # the number of the prompt
+    text: str  # without what ended it; empty where there is no tokenizer
+    tokens: list[int]  # with the token that ended it
+    reason: Reason | None  # "end": an end token, "stop": a stop text, "length": no room for more
+    logprobs: list[float] | None = None  # what the model gave each token, before any filter
+    score: float | None = None  # of a beam: its log-probability over the length penalty
+
+
+@dataclass(frozen=True)
+class Task:
+    """A model, its tokenizer, and how it is to write: what the caller asked for, over what the checkpoint asks for."""
+
+    model: Model
+    tokenizer: Tokenizer | None
+    config: DecodingConfig
+    context: int | None  # tokens that it reads at most
+
+    @classmethod
+    def of(cls, model: Model, tokenizer: Tokenizer | None = None, **options: Any) -> Task:
+        check_writes(model)
+        if tokenizer is None and model.origin is not None and has_tokenizer(model):
+            tokenizer = Tokenizer.load(model.origin)
+        return cls(model, tokenizer, decoding(defaults(model, tokenizer), options), context_length(model))
+
+    def ids(self, prompt: str | Sequence[int]) -> list[int]:
+        """The tokens of a prompt, whether it is text or tokens already."""
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ValueError(
+                    "the prompt is text, but the model came with no tokenizer; give token ids, or tokenizer="
+                )
+            ids = self.tokenizer.prompt(prompt)
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids and not isinstance(self.model, EncoderDecoder):
+            if self.config.start is None:
+                raise ValueError(
+                    "the prompt is empty, and this model has no start token; give it something to go on from"
+                )
+            ids = [self.config.start]
+        self.check(ids)
+        return ids
+
+    def check(self, ids: Sequence[int]) -> None:
+        size = vocabulary(self.model)
+        if not ids:
+            raise ValueError("the source is empty: there is nothing to write about")
+        if odd := [token for token in ids if not 0 <= token < size]:
+            raise ValueError(f"token {odd[0]} is outside the vocabulary, which has ids 0 to {size - 1}")
+        if self.context is not None and len(ids) > self.context - (not isinstance(self.model, EncoderDecoder)):
+            raise ValueError(
+                f"the prompt has {len(ids)} tokens, but the model reads at most {self.context}, what it writes included"
+            )
+
+    def limit(self, ids: Sequence[int]) -> int:
+        """How many tokens may be written after a prompt."""
+        wanted = self.config.max_new_tokens or NEW_TOKENS
+        read = 1 if isinstance(self.model, EncoderDecoder) else len(ids)
+        return wanted if self.context is None else min(wanted, self.context - read)
+
+    def row(self, number: int, ids: Sequence[int], sample: int = 0) -> Row:
+        before = () if isinstance(self.model, EncoderDecoder) else ids
+        pieces = None if self.tokenizer is None else Pieces(self.tokenizer, before)
+        return Row(number, self.limit(ids), pieces, self.config.stop, sample)
+
+
+def generate(
+    model: Model,
+    prompts: str | Sequence[Any],
+    *,
+    tokenizer: Tokenizer | None = None,
+    logprobs: bool = False,
+    batch: int = BATCH,
+    **options: Any,
+) -> list[Completion]:
+    """What the model writes for each prompt: `n` completions of the first, then of the second, and so on.
+
+    prompts    a text, a list of texts, token ids, or a list of token ids; for an encoder–decoder they are the sources
+    tokenizer  where the model was not loaded from a folder that holds one
+    logprobs   keep what the model gave each token
+    batch      prompts that are worked on together; the text does not depend on it
+    options    the fields of `configs.DecodingConfig`: temperature, top_k, beams, n, seed, stop, …
+    """
+    task = Task.of(model, tokenizer, **options)
+    ids = [task.ids(prompt) for prompt in listed(prompts)]
+    found: list[Completion] = []
+    for first in range(0, len(ids), batch):
+        part = list(enumerate(ids[first : first + batch], first))
+        found += searched(task, part, logprobs) if task.config.beams > 1 else written(task, part, logprobs)
+    return found
+
+
+def stream(task: Task, ids: Sequence[int]) -> Iterator[str]:
+    """The text that one prompt's completion is made of, piece by piece, as soon as it is certain."""
+    row = task.row(0, ids)
+    begun = begin(task.model, [ids], row.limit, start=task.config.start)
+    for _, piece in write(task.model, begun, [row], task.config):
+        if piece:
+            yield piece
+
+
+def written(task: Task, prompts: Sequence[tuple[int, list[int]]], logprobs: bool) -> list[Completion]:
+    """One token after another: greedy, or drawn."""
+    n = task.config.n
+    rows = [task.row(number, ids, sample) for number, ids in prompts for sample in range(n)]
+    begun = begin(task.model, [ids for _, ids in prompts], max(row.limit for row in rows), start=task.config.start)
+    if n > 1:
+        begun.select([row for row in range(len(prompts)) for _ in range(n)])
+    for _ in write(task.model, begun, rows, task.config, logprobs=logprobs):
+        pass
+    return [
+        Completion(row.prompt, row.text, row.tokens, row.reason, row.logprobs if logprobs else None) for row in rows
+    ]
+
+
+def searched(task: Task, prompts: Sequence[tuple[int, list[int]]], logprobs: bool) -> list[Completion]:
+    """The best of the beams."""
+    limits = [task.limit(ids) for _, ids in prompts]
+    begun = begin(task.model, [ids for _, ids in prompts], max(limits), start=task.config.start)
+    searches = beam_search(task.model, begun, limits, task.config)
+    found = []
+    for (number, ids), search in zip(prompts, searches, strict=True):
+        for score, tokens, said in search.best()[: task.config.n]:
+            row = task.row(number, ids)
+            for token in tokens:
+                row.take(token, None, task.config.ends)
+            found.append(Completion(number, row.text, tokens, row.reason, said if logprobs else None, score))
+    return found
+
+
+def decoding(asked: DecodingConfig, options: dict[str, Any]) -> DecodingConfig:
+    """The caller's wishes over the checkpoint's. Who asks for drawing is not held to the checkpoint's beams."""
+    names = {f.name for f in fields(DecodingConfig)}
+    if unknown := [name for name in options if name not in names]:
+        raise ConfigError(f"generate has no option {unknown[0]!r}{nearest(unknown[0], names)}")
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if isinstance(given.get("stop"), str):
+        given["stop"] = (given["stop"],)
+    if given.keys() & {"temperature", "top_k", "top_p", "min_p"}:
+        given = {"beams": 1} | given
+    if given.get("beams", 1) > 1 or given.get("temperature") == 0:
+        given = {"temperature": None, "top_k": None, "top_p": None, "min_p": None} | given
+    config = replace(asked, **given)
+    return replace(config, seed=secrets.randbits(32)) if config.seed is None else config
+
+
+def listed(prompts: Any) -> list[Any]:
+    """A list of prompts, however they were given."""
+    prompts = prompts.tolist() if hasattr(prompts, "tolist") else prompts
+    return [prompts] if isinstance(prompts, str) or not prompts or isinstance(prompts[0], int) else list(prompts)
+
+
+def vocabulary(model: Model) -> int:
+    """How many tokens the prompt may be made of."""
+    embedding = model.config.source if isinstance(model, EncoderDecoder) else model.config.embedding
+    assert isinstance(embedding, TokenEmbeddingConfig), "who writes reads tokens"
+    return embedding.vocabulary
+
+
+def has_tokenizer(model: Model) -> bool:
+    return model.origin is not None and (model.origin.is_file() or (model.origin / "tokenizer.json").exists())
+
+
+def check_writes(model: Model) -> None:
+    """A model writes if it gives the next token of what comes before."""
+    config = model.config
+    if isinstance(config.head, LMHeadConfig):
+        return  # a mask that reads later tokens is refused where the state is made
+    head = "no head" if config.head is None else f"the head {config.head.kind()}"
+    uses = "`clearhead embed`, `fill-mask` or `classify`"
+    raise ValueError(f"this model has {head} and reads whole texts or images, so it cannot write; see {uses}")

@@ -1,0 +1,84 @@
+"""How a checkpoint wants to be decoded, by its own files: `generation_config.json`, `config.json`, the tokenizer's."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from clearhead.configs import DecodingConfig, LearnedConfig, Power
+from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.tokenize import Tokenizer
+
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
+DRAWN = ("temperature", "top_k", "top_p", "min_p")  # of use only where do_sample says so
+FIELDS = ("max_new_tokens", "repetition_penalty", "num_beams", "length_penalty", "early_stopping", "bad_words_ids")
+NEUTRAL: dict[str, Any] = {"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "typical_p": 1.0}
+NEUTRAL |= {"diversity_penalty": 0.0, "min_length": 0, "min_new_tokens": 0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+"""Fields of others that change what is written, and are not known here unless they say nothing."""
+
+
+def defaults(model: Model, tokenizer: Tokenizer | None) -> DecodingConfig:
+    """How the model wants to be decoded, where the caller does not say."""
+    said = asked(model.origin)
+    ends = said.get("eos_token_id")
+    if ends is None and tokenizer is not None:
+        ends = tokenizer.end
+    given: dict[str, Any] = {"ends": () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)}
+    given["start"] = start(model, said, tokenizer)
+    given["forced_end"] = said.get("forced_eos_token_id") if isinstance(model, EncoderDecoder) else None
+    if said.get("do_sample"):
+        given |= {"temperature": 1.0} | {name: said[name] for name in DRAWN if said.get(name) is not None}
+        given["top_k"] = given.get("top_k") or None  # transformers' 0 is no top_k
+    elif said.get("num_beams"):
+        given["beams"] = said["num_beams"]
+    for name in ("max_new_tokens", "repetition_penalty", "early_stopping"):
+        if said.get(name) is not None:
+            given[name] = said[name]
+    if said.get("length_penalty") is not None:
+        given["length_penalty"] = Power(float(said["length_penalty"]))
+    given["never"] = tuple(word[0] for word in said.get("bad_words_ids") or () if len(word) == 1)
+    return DecodingConfig(**given)
+
+
+def start(model: Model, said: dict[str, Any], tokenizer: Tokenizer | None) -> int | None:
+    """The token that a text begins with: for want of one of its own, the one that ends the text before."""
+    if isinstance(model, EncoderDecoder):
+        chosen = said.get("decoder_start_token_id")
+        return said.get("bos_token_id") if chosen is None else chosen
+    if tokenizer is not None and (around := tokenizer.prompt("")):
+        return around[0]
+    if said.get("bos_token_id") is not None:
+        return said["bos_token_id"]
+    return None if tokenizer is None else tokenizer.end
+
+
+def context_length(model: Model) -> int | None:
+    """How many tokens the model reads at most: as many as its table of positions has, or as its files say."""
+    embedding = model.config.source if isinstance(model, EncoderDecoder) else model.config.embedding
+    if isinstance(embedding.position, LearnedConfig):
+        return embedding.position.length
+    said = files(model.origin)["config.json"]
+    return said.get("max_position_embeddings") or said.get("n_positions")
+
+
+def asked(origin: Path | None) -> dict[str, Any]:
+    """What the files ask for: `generation_config.json`, and `config.json`, where older checkpoints have it."""
+    both = files(origin)
+    known = {*IDS, *DRAWN, *FIELDS, "do_sample"}
+    older = {name: value for name, value in both["config.json"].items() if name in known}
+    newer = {name: value for name, value in both["generation_config.json"].items() if value is not None}
+    odd = [name for name, neutral in NEUTRAL.items() if newer.get(name, neutral) != neutral]
+    odd += ["bad_words_ids"] if any(len(word) > 1 for word in newer.get("bad_words_ids") or ()) else []
+    if odd:
+        warnings.warn(f"generation_config.json asks for {', '.join(odd)}, which is not done here", stacklevel=2)
+    return older | newer
+
+
+def files(origin: Path | None) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {"config.json": {}, "generation_config.json": {}}
+    for name in found:
+        if origin is not None and (path := origin / name).is_file():
+            found[name] = json.loads(path.read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,134 @@
+"""`clearhead generate` and `chat` as a person types them."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import warnings
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import clearhead as package
+from clearhead.cli.main import main
+from clearhead.configs import BytesConfig
+from clearhead.tokenize import make
+
+from .test_cli import clearhead
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> str:
+    torch.manual_seed(0)
+    config = package.preset("tiny-gpt")
+    config = replace(
+        config, embedding=replace(config.embedding, vocabulary=257), head=replace(config.head, vocabulary=257)
+    )
+    model = package.build(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        model.embedding.tokens.weight[128:].zero_()  # bytes of ASCII only
+    path = tmp_path_factory.mktemp("model")
+    model.save(path, tokenizer=make(BytesConfig(), []))
+    return str(path)
+
+
+@dataclass
+class Typed:
+    """What a command printed, run in this process."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def typed(*arguments: str, said: str = "") -> Typed:
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.setattr(sys, "argv", ["clearhead", *arguments])
+        patch.setattr(sys, "stdin", io.StringIO(said))
+        patch.setattr(warnings, "showwarning", warnings.showwarning)
+        try:
+            main()
+        except SystemExit as left:
+            code = int(left.code or 0)
+    return Typed(code, out.getvalue(), err.getvalue())
+
+
+def told(*arguments: str) -> dict:
+    result = typed(*arguments)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def refused(*arguments: str) -> str:
+    result = typed(*arguments)
+    assert result.returncode in (1, 2)
+    assert result.stdout == ""
+    return result.stderr
+
+
+def test_only_the_text_goes_to_stdout(folder: str) -> None:
+    model = package.load(folder)
+    (wanted,) = model.generate("To be", max_new_tokens=12)
+    result = clearhead("generate", folder, "To be", "--max-new-tokens", "12")
+    assert (result.stdout, result.stderr) == (wanted.text + "\n", "")
+    assert typed("generate", folder, "To be", "-m", "12", "--temperature", "0").stdout == wanted.text + "\n"
+    assert typed("generate", folder, "To be", "-m", "12", "--echo").stdout == f"To be{wanted.text}\n"
+    assert typed("generate", folder, "-", "-m", "12", said="To be\n").stdout == wanted.text + "\n"
+
+
+def test_files_lines_and_json(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("To be\nor not\n")
+    options = ("--temperature", "0.9", "--top-k", "50", "--seed", "4", "-n", "2", "-m", "6", "--logprobs", "--json")
+    found = told("generate", folder, "first", "--file", str(tmp_path / "prompts.txt"), "--lines", *options)
+    assert [one["prompt"] for one in found["completions"]] == ["first"] * 2 + ["To be"] * 2 + ["or not"] * 2
+    assert found["seed"] == 4
+    wanted = package.load(folder).generate(
+        ["first", "To be", "or not"], temperature=0.9, top_k=50, seed=4, n=2, max_new_tokens=6, logprobs=True
+    )
+    assert [one["tokens"] for one in found["completions"]] == [one.tokens for one in wanted]
+    assert found["completions"][0]["logprobs"] == pytest.approx(wanted[0].logprobs, abs=1e-5)
+    beams = told("generate", folder, "", "--beams", "3", "-n", "3", "-m", "4", "--length-penalty", "wu:0.6", "--json")
+    assert [one["score"] for one in beams["completions"]] == sorted(
+        (one["score"] for one in beams["completions"]), reverse=True
+    )
+
+
+def test_chat_answers_line_by_line(folder: str) -> None:
+    assert "has no chat template" in refused("chat", folder)
+    (Path(folder) / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
+    result = typed("chat", folder, "--max-new-tokens", "4", said="hello\n\nagain\n")
+    assert result.returncode == 0, result.stderr
+    (first,) = package.load(folder).generate("hello\n", max_new_tokens=4)
+    assert result.stdout.startswith(first.text + "\n")
+    (Path(folder) / "chat_template.jinja").unlink()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("x" * 65,), "the prompt has 65 tokens, but the model reads at most 64"),
+        (("x", "--temprature", "1"), "No such option '--temprature'"),
+        (("x", "--top-p", "2"), "top_p is 2.0, but must be a share between 0 and 1"),
+        (("x", "--length-penalty", "long"), "'long' is neither power:ALPHA nor wu:ALPHA"),
+        (("--lines",), "--lines says how --file is read"),
+        (("--file", "nowhere.txt"), "No such file or directory: 'nowhere.txt'"),
+    ],
+)
+def test_bad_requests_get_one_sentence(folder: str, arguments: tuple[str, ...], sentence: str) -> None:
+    assert sentence in refused("generate", folder, *arguments)
+
+
+def test_models_that_cannot_write_are_refused(tmp_path: Path) -> None:
+    assert "gpt2 is an architecture, which has no weights" in refused("generate", "gpt2", "x")
+    assert "nowhere is missing" in refused("generate", "nowhere", "x")
+    package.build(package.preset("tiny-bert")).save(tmp_path)
+    assert "this model has the head Pooler and reads whole texts" in refused("generate", str(tmp_path), "x")
+    package.build(package.preset("tiny-gpt")).save(tmp_path / "bare")
+    assert "came with no tokenizer" in refused("generate", str(tmp_path / "bare"), "x")

@@ -1,0 +1,150 @@
+"""Chat templates against `transformers`, and conversations against reading everything anew."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+import torch
+
+import clearhead
+from clearhead.data.chat import CHAT_TEMPLATE
+from clearhead.generate.complete import Task
+from clearhead.generate.conversation import Conversation
+from clearhead.generate.template import ChatTemplate, TemplateError
+from clearhead.tokenize import Tokenizer
+
+CHATML = (
+    "{%- for message in messages %}\n"
+    "    {%- if loop.first and message.role != 'system' %}{{ bos_token }}{% endif %}\n"
+    "    {{- '<|im_start|>' + message.role + '\n' }}\n"
+    "    {%- if message.role == 'assistant' %}{% generation %}{{ message.content }}{% endgeneration %}\n"
+    "    {%- else %}{{ message.content | trim }}{% endif %}\n"
+    "    {{- '<|im_end|>\n' }}\n"
+    "{%- endfor %}\n"
+    "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+TRICKY = (
+    "{{ bos_token }}{% set ns = namespace(count=0) %}{% for message in messages %}"
+    "{% if message.role == 'tool' %}{% continue %}{% endif %}{% set ns.count = ns.count + 1 %}"
+    "[{{ message.role.upper() }}] {{ message | tojson }} {{ message.content[:5] }}{% if tools %}T{% endif %}\n"
+    "{% endfor %}{{ ns.count }}{{ eos_token }}"
+)
+TEMPLATES = {"chatml": CHATML, "tricky": TRICKY, "ours": CHAT_TEMPLATE}
+TALK = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " What is «2 + 2»? "},
+    {"role": "assistant", "content": "Four."},
+    {"role": "tool", "content": "{}"},
+    {"role": "user", "content": "数学?"},
+]
+SPECIAL = ["<|bos|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
+
+
+def make_tokenizer() -> Tokenizer:
+    letters = sorted(set(" \n.,?!<>|{}[]()'\"+-:_" + "".join(map(chr, range(48, 123)))))
+    vocabulary = {letter: i for i, letter in enumerate(letters)}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], unk_token="?"))
+    inner.decoder = tokenizers.decoders.Fuse()
+    inner.add_special_tokens(SPECIAL)
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", inner.token_to_id("<|bos|>"))]
+    )
+    return Tokenizer(inner, {"bos_token": "<|bos|>", "eos_token": "<|eos|>"})
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tiny model with a tokenizer and ChatML."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    config = clearhead.preset("tiny-llama")
+    for part in ("embedding", "head"):
+        config = config.changed(f"{part}.vocabulary", tokenizer.vocabulary)
+    model = clearhead.build(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    path = tmp_path_factory.mktemp("chat")
+    model.save(path, tokenizer=tokenizer)
+    (path / "chat_template.jinja").write_text(CHATML)
+    return path
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("answering", [True, False])
+def test_templates_say_what_transformers_says(name: str, answering: bool, tmp_path) -> None:
+    transformers = pytest.importorskip("transformers")
+    make_tokenizer().save(tmp_path, chat_template=TEMPLATES[name])
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    wanted = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=answering)
+    ours = ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path))
+    assert ours.render(TALK, answering=answering) == wanted
+    ids = theirs.apply_chat_template(TALK, add_generation_prompt=answering, return_dict=False)
+    assert Tokenizer.load(tmp_path).prompt(wanted, around=False) == ids
+
+
+def test_the_field_of_the_tokenizer_config_counts_where_there_is_no_file(tmp_path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.settings["chat_template"] = [
+        {"name": "tool_use", "template": "T"},
+        {"name": "default", "template": "{{ messages[0].content }}!"},
+    ]
+    tokenizer.save(tmp_path)
+    template = ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path))
+    assert template.render(TALK[:1]) == "Be brief.!"
+    (tmp_path / "chat_template.jinja").write_text("file")
+    assert ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path)).render(TALK) == "file"
+
+
+def test_a_template_reaches_nothing_and_refuses_in_one_sentence() -> None:
+    for source in ("{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}"):
+        with pytest.raises(TemplateError, match=r"refuses this conversation: .*unsafe"):
+            ChatTemplate(source, {}).render(TALK)
+    with pytest.raises(TemplateError, match="refuses"):
+        ChatTemplate("{{ messages.append(1) }}", {}).render(TALK)
+    with pytest.raises(TemplateError, match="refuses this conversation: users first"):
+        ChatTemplate("{{ raise_exception('users first') }}", {}).render(TALK)
+    with pytest.raises(TemplateError, match="is not Jinja"):
+        ChatTemplate("{% for %}", {})
+
+
+def test_what_ends_a_turn_is_found_in_the_template() -> None:
+    assert ChatTemplate(CHATML, {"bos_token": "<s>"}).turn_end() == "<|im_end|>"
+    assert ChatTemplate(CHAT_TEMPLATE, {}).turn_end() == "<|end|>"
+    assert ChatTemplate("{{ messages[0].content }}", {}).turn_end() == ""
+
+
+def test_every_turn_goes_on_from_the_state_and_says_the_same(folder) -> None:
+    model = clearhead.load(folder)
+    task = Task.of(model, max_new_tokens=12)
+    talk = Conversation(task, ChatTemplate.load(folder, task.tokenizer), system="Be brief.")
+    mark = task.tokenizer.inner.token_to_id("<|im_end|>")
+    assert mark in talk.task.config.ends
+    messages = [{"role": "system", "content": "Be brief."}]
+    fed = []
+    original = model.next_logits
+    model.next_logits = lambda tokens, state, **rest: fed.append(tokens.shape[1]) or original(tokens, state, **rest)
+    for said in ("What is two?", "And three?", "Why"):
+        messages.append({"role": "user", "content": said})
+        ids = task.tokenizer.prompt(talk.template.render(messages), around=False)
+        fed.clear()
+        answer = "".join(talk.reply(said))
+        assert fed[0] <= len(ids)
+        first = fed[0]
+        (anew,) = model.generate(ids, max_new_tokens=12, ends=talk.task.config.ends)
+        assert answer == anew.text
+        assert len(messages) == 2 or first < len(ids) - 20
+        messages.append({"role": "assistant", "content": answer.strip()})
+    assert talk.messages == messages
+
+
+def test_the_context_bounds_a_conversation(folder) -> None:
+    hf = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(hf | {"max_position_embeddings": 60}))
+    task = Task.of(clearhead.load(folder), max_new_tokens=5)
+    talk = Conversation(task, ChatTemplate.load(folder, task.tokenizer))
+    list(talk.reply("hi"))
+    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, but the model reads at most 60"):
+        list(talk.reply("long " * 20))
