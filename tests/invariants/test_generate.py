@@ -439,4 +439,5 @@ def test_beams_and_words_never_written_are_honoured(tmp_path) -> None:
 def test_what_is_asked_for_and_not_done_is_said(tmp_path) -> None:
     model = saved(tmp_path, "tiny-gpt", {"no_repeat_ngram_size": 3})
     with pytest.warns(UserWarning, match="asks for no_repeat_ngram_size, which is not done here"):
-        model.generate([1], max_new_tokens=1)
+        (found,) = model.generate([1], max_new_tokens=1)
+    assert len(found.tokens) == 1
