@@ -3,7 +3,16 @@
 import sys
 from importlib import import_module
 
-NAMES = ("attention", "forward", "tokenising", "time_to_loss", "throughput", "checking")
+NAMES = (
+    "attention",
+    "forward",
+    "tokenising",
+    "time_to_loss",
+    "throughput",
+    "checking",
+    "first_token",
+    "speculative",
+)
 
 for name in sys.argv[1:] or NAMES:
     if name not in NAMES:

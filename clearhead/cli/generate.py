@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import decoding_options, json_option, length_penalty, load_model, print_json, read_text
+from .options import decoding_options, file_options, gather, json_option, length_penalty, load_model, print_json
 
 if TYPE_CHECKING:
     from clearhead.configs import LengthPenalty
     from clearhead.generate.complete import Completion
+    from clearhead.generate.row import Row
 
 
 @click.command("generate")
 @click.argument("model")
 @click.argument("prompts", nargs=-1)
-@click.option("files", "--file", "-f", multiple=True, metavar="PATH", help="A prompt from a file; - for stdin.")
-@click.option("--lines", is_flag=True, help="Every line of the files is a prompt of its own.")
+@file_options
 @decoding_options
 @click.option("--beams", type=int, default=None, help="Beam search of this width, instead of one token at a time.")
 @click.option(
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 )
 @click.option("-n", "n", type=int, default=None, help="Texts for each prompt.")
 @click.option("--batch", type=int, default=16, show_default=True, help="Prompts worked on together.")
+@click.option("--draft", default=None, metavar="MODEL", help="A smaller model of the same tokens that writes ahead.")
+@click.option("--draft-tokens", type=int, default=4, show_default=True, help="How many tokens it writes ahead.")
 @click.option("--echo", is_flag=True, help="Print the prompt too, before what goes on from it.")
 @click.option("--logprobs", is_flag=True, help="With --json: the log-probability of every token.")
 @json_option
@@ -47,6 +50,8 @@ def command(
     early_stopping: str | None,
     length_penalty: LengthPenalty | None,
     batch: int,
+    draft: str | None,
+    draft_tokens: int,
     echo: bool,
     logprobs: bool,
     as_json: bool,
@@ -67,15 +72,22 @@ def command(
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
     loaded = load_model(model)
     from clearhead.generate.complete import Task, generate, stream
+    from clearhead.generate.speculate import Draft
 
-    task = Task.of(loaded, **options)
+    ahead = None if draft is None else Draft(load_model(draft), draft_tokens)
+    task = Task.of(loaded, draft=ahead, **options)
     if len(wanted) == 1 and task.config.n == task.config.beams == 1 and not as_json:
         click.echo(wanted[0] if echo else "", nl=False)
-        for piece in stream(task, task.ids(wanted[0])):
+        ids = task.ids(wanted[0])
+        row = task.row(0, ids)
+        for piece in stream(task, ids, row):
             click.echo(piece, nl=False)
         click.echo()
+        say_accepted([row])
         return
-    found = generate(loaded, wanted, logprobs=logprobs, batch=batch, **options | {"seed": task.config.seed})
+    options["seed"] = task.config.seed
+    found = generate(loaded, wanted, draft=ahead, logprobs=logprobs, batch=batch, **options)
+    say_accepted(found)
     if as_json:
         drawn = {"seed": task.config.seed} if task.config.draws else {}
         print_json({"model": model} | drawn | {"completions": [described(wanted, one) for one in found]})
@@ -84,15 +96,11 @@ def command(
             click.echo((wanted[one.prompt] if echo else "") + one.text)
 
 
-def gather(prompts: tuple[str, ...], files: tuple[str, ...], lines: bool) -> list[str]:
-    """The prompts of the command line, then those of the files; an empty one where there is none."""
-    if lines and not files:
-        raise click.UsageError("--lines says how --file is read, and there is no --file")
-    found = [read_text("-") if prompt == "-" else prompt for prompt in prompts]
-    for file in files:
-        text = read_text(file)
-        found += text.splitlines() if lines else [text]
-    return found or [""]
+def say_accepted(written: Sequence[Completion | Row]) -> None:
+    """With a draft, how much of what it proposed was kept."""
+    drafted, accepted = (sum(getattr(one, name) or 0 for one in written) for name in ("drafted", "accepted"))
+    if drafted:
+        click.echo(f"draft: {accepted} of {drafted} tokens kept, {accepted / drafted:.0%}", err=True)
 
 
 def described(prompts: list[str], one: Completion) -> dict[str, Any]:

@@ -22,6 +22,10 @@ COMMANDS = {
     "plot": "Draw the loss curves of runs.",
     "generate": "Write on from prompts with a trained model.",
     "chat": "Converse with a trained model.",
+    "eval": "Measure how well a model foresees a text: perplexity and bits per byte.",
+    "embed": "Print vectors of texts.",
+    "fill-mask": "Fill in masked words.",
+    "classify": "Classify texts or images.",
     "doctor": "Look at this machine: versions, speed, and which precisions really work.",
     "completion": "Print the completion script for a shell.",
 }
@@ -34,7 +38,7 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        return import_module(f"clearhead.cli.{name}").command if name in COMMANDS else None
+        return import_module(f"clearhead.cli.{name.replace('-', '_')}").command if name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

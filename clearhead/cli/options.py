@@ -40,6 +40,30 @@ def input_options(function: F) -> F:
     return click.option("--batch", "-b", type=int, default=1, show_default=True, help="Rows.")(function)
 
 
+def file_options(function: F) -> F:
+    """--file and --lines: texts from files."""
+    function = click.option("--lines", is_flag=True, help="Every line of the files is a text of its own.")(function)
+    return click.option(
+        "files", "--file", "-f", multiple=True, metavar="PATH", help="A text from a file; - for stdin."
+    )(function)
+
+
+def text_inputs(function: F) -> F:
+    """TEXTS, and files of them."""
+    return click.argument("texts", nargs=-1)(file_options(function))
+
+
+def gather(texts: tuple[str, ...], files: tuple[str, ...], lines: bool) -> list[str]:
+    """The texts of the command line, then those of the files; an empty one where there is none."""
+    if lines and not files:
+        raise click.UsageError("--lines says how --file is read, and there is no --file")
+    found = [read_text("-") if text == "-" else text for text in texts]
+    for file in files:
+        whole = read_text(file)
+        found += whole.splitlines() if lines else [whole]
+    return found or [""]
+
+
 def decoding_options(function: F) -> F:
     """How tokens are chosen, one after the other; what is not given is as the checkpoint asks."""
     for names, kind, text in (

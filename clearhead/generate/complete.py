@@ -16,6 +16,7 @@ from .beam import beam_search
 from .defaults import context_length, defaults
 from .loop import begin, write
 from .row import Pieces, Reason, Row
+from .speculate import Draft, speculate
 
 NEW_TOKENS = 256
 BATCH = 16
@@ -31,6 +32,8 @@ class Completion:
     reason: Reason | None  # "end": an end token, "stop": a stop text, "length": no room for more
     logprobs: list[float] | None = None  # what the model gave each token, before any filter
     score: float | None = None  # of a beam: its log-probability over the length penalty
+    drafted: int | None = None  # with a draft: the tokens that it proposed, and how many of them were kept
+    accepted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,19 @@ class Task:
     tokenizer: Tokenizer | None
     config: DecodingConfig
     context: int | None  # tokens that it reads at most
+    draft: Draft | None = None
 
     @classmethod
-    def of(cls, model: Model, tokenizer: Tokenizer | None = None, **options: Any) -> Task:
+    def of(cls, model: Model, tokenizer: Tokenizer | None = None, draft: Draft | None = None, **options: Any) -> Task:
         check_writes(model)
+        if draft is not None:
+            draft.check(model)
         if tokenizer is None and model.origin is not None and has_tokenizer(model):
             tokenizer = Tokenizer.load(model.origin)
-        return cls(model, tokenizer, decoding(defaults(model, tokenizer), options), context_length(model))
+        config = decoding(defaults(model, tokenizer), options)
+        if draft is not None and config.beams > 1:
+            raise ValueError("beams look at several texts at once, so no draft can go ahead; leave one out")
+        return cls(model, tokenizer, config, context_length(model), draft)
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt, whether it is text or tokens already."""
@@ -96,6 +105,7 @@ def generate(
     prompts: str | Sequence[Any],
     *,
     tokenizer: Tokenizer | None = None,
+    draft: Draft | None = None,
     logprobs: bool = False,
     batch: int = BATCH,
     **options: Any,
@@ -104,11 +114,12 @@ def generate(
 
     prompts    a text, a list of texts, token ids, or a list of token ids; for an encoder–decoder they are the sources
     tokenizer  where the model was not loaded from a folder that holds one
+    draft      a smaller model that writes ahead; what is written is the same, or of the same distribution
     logprobs   keep what the model gave each token
     batch      prompts that are worked on together; the text does not depend on it
     options    the fields of `configs.DecodingConfig`: temperature, top_k, beams, n, seed, stop, …
     """
-    task = Task.of(model, tokenizer, **options)
+    task = Task.of(model, tokenizer, draft, **options)
     ids = [task.ids(prompt) for prompt in listed(prompts)]
     found: list[Completion] = []
     for first in range(0, len(ids), batch):
@@ -117,27 +128,37 @@ def generate(
     return found
 
 
-def stream(task: Task, ids: Sequence[int]) -> Iterator[str]:
-    """The text that one prompt's completion is made of, piece by piece, as soon as it is certain."""
-    row = task.row(0, ids)
-    begun = begin(task.model, [ids], row.limit, start=task.config.start)
-    for _, piece in write(task.model, begun, [row], task.config):
-        if piece:
-            yield piece
+def stream(task: Task, ids: Sequence[int], row: Row) -> Iterator[str]:
+    """The text that one prompt's row is made of, piece by piece, as soon as it is certain."""
+    return (piece for _, piece in events(task, [ids], [row], False) if piece)
+
+
+def events(
+    task: Task, prompts: Sequence[Sequence[int]], rows: Sequence[Row], logprobs: bool
+) -> Iterator[tuple[Row, str]]:
+    """Write all rows, `n` to a prompt: each row that wrote a token, with the text that this made certain."""
+    if task.draft is not None:
+        for number, row in enumerate(rows):
+            ids = prompts[number // task.config.n]
+            yield from speculate(task.model, task.draft, ids, row, task.config, logprobs=logprobs)
+        return
+    begun = begin(task.model, prompts, max(row.limit for row in rows), start=task.config.start)
+    if task.config.n > 1:
+        begun.select([prompt for prompt in range(len(prompts)) for _ in range(task.config.n)])
+    yield from write(task.model, begun, rows, task.config, logprobs=logprobs)
 
 
 def written(task: Task, prompts: Sequence[tuple[int, list[int]]], logprobs: bool) -> list[Completion]:
     """One token after another: greedy, or drawn."""
-    n = task.config.n
-    rows = [task.row(number, ids, sample) for number, ids in prompts for sample in range(n)]
-    begun = begin(task.model, [ids for _, ids in prompts], max(row.limit for row in rows), start=task.config.start)
-    if n > 1:
-        begun.select([row for row in range(len(prompts)) for _ in range(n)])
-    for _ in write(task.model, begun, rows, task.config, logprobs=logprobs):
+    rows = [task.row(number, ids, sample) for number, ids in prompts for sample in range(task.config.n)]
+    for _ in events(task, [ids for _, ids in prompts], rows, logprobs):
         pass
-    return [
+    found = [
         Completion(row.prompt, row.text, row.tokens, row.reason, row.logprobs if logprobs else None) for row in rows
     ]
+    if task.draft is None:
+        return found
+    return [replace(one, drafted=row.drafted, accepted=row.accepted) for one, row in zip(found, rows, strict=True)]
 
 
 def searched(task: Task, prompts: Sequence[tuple[int, list[int]]], logprobs: bool) -> list[Completion]:

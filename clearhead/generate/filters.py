@@ -126,7 +126,11 @@ def draw(chances: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> Tensor:
     return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True).squeeze(1)
 
 
-def uniforms(seed: int, sample: int, count: int) -> Float[Tensor, "N"]:
-    """The numbers by which the `sample`-th text of a seed is drawn, each below 1 by more than rounding can undo."""
-    rng = torch.Generator().manual_seed(seed * 1_000_003 + sample)
-    return torch.rand(count, generator=rng, dtype=torch.float64) * (1 - 2**-40)
+def uniforms(luck: torch.Generator, count: int) -> Float[Tensor, "N"]:
+    """Numbers to draw by, each below 1 by more than rounding can undo."""
+    return torch.rand(count, generator=luck, dtype=torch.float64) * (1 - 2**-40)
+
+
+def luck_of(seed: int, sample: int) -> torch.Generator:
+    """Where the numbers come from by which the `sample`-th text of a seed is drawn."""
+    return torch.Generator().manual_seed(seed * 1_000_003 + sample)

@@ -17,7 +17,7 @@ from clearhead.configs import DecodingConfig
 from clearhead.models.assemble import EncoderDecoder, Model
 from clearhead.nn.state import State
 
-from .filters import Filter, draw, filtered, filters, probabilities, uniforms
+from .filters import Filter, draw, filtered, filters, luck_of, probabilities, uniforms
 from .row import Row
 
 
@@ -84,7 +84,7 @@ def write(
     luck = torch.empty(0)
     if config.draws:
         count, seed = max(row.limit for row in live), config.seed or 0
-        luck = torch.stack([uniforms(seed, row.sample, count) for row in live]).to(begun.logits.device)
+        luck = torch.stack([uniforms(luck_of(seed, row.sample), count) for row in live]).to(begun.logits.device)
     step = 0
     while True:
         tokens = chosen(begun, parts, luck[:, step] if config.draws else None)

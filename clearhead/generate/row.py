@@ -52,7 +52,8 @@ class Row:
     text: str = ""
     held: str = ""  # text that may be the beginning of a stop text
     reason: Reason | None = None
-    score: float | None = None  # of a beam
+    drafted: int = 0  # tokens that a draft proposed, and how many of them were kept
+    accepted: int = 0
 
     def take(self, token: int, logprob: float | None, ends: Sequence[int]) -> str:
         """Write a token, and give the text that is certain now."""

@@ -14,7 +14,7 @@ import clearhead
 from clearhead.configs import BytesConfig, DecodingConfig, Power, Wu
 from clearhead.generate.beam import beam_search
 from clearhead.generate.complete import Task, stream
-from clearhead.generate.filters import draw, uniforms
+from clearhead.generate.filters import draw, luck_of, uniforms
 from clearhead.generate.loop import begin
 from clearhead.generate.row import Pieces, Row
 from clearhead.nn.state import KVState
@@ -313,7 +313,8 @@ def test_the_stream_is_the_text() -> None:
     options = {"temperature": 1.0, "seed": 3, "max_new_tokens": 60}
     (whole,) = model.generate("To be", tokenizer=tokenizer, **options)
     task = Task.of(model, tokenizer, **options)
-    pieces = list(stream(task, task.ids("To be")))
+    ids = task.ids("To be")
+    pieces = list(stream(task, ids, task.row(0, ids)))
     assert "".join(pieces) == whole.text
     assert len(pieces) > 10
     stop = whole.text[20:23]
@@ -338,7 +339,7 @@ def test_a_space_before_the_first_word_is_kept() -> None:
 
 def test_drawing_follows_the_chances_and_never_draws_none() -> None:
     chances = torch.tensor([[0.1, 0.0, 0.6, 0.3, 0.0]], dtype=torch.float64).expand(40000, 5)
-    drawn = draw(chances, uniforms(0, 0, 40000))
+    drawn = draw(chances, uniforms(luck_of(0, 0), 40000))
     share = drawn.bincount(minlength=5) / 40000
     assert torch.allclose(share, chances[0].float(), atol=0.01)
     assert share[1] == share[4] == 0
@@ -347,7 +348,7 @@ def test_drawing_follows_the_chances_and_never_draws_none() -> None:
 
 
 def test_samples_of_one_seed_are_independent() -> None:
-    streams = torch.stack([uniforms(seed, sample, 2000) for seed in (1, 2) for sample in (0, 1, 2)])
+    streams = torch.stack([uniforms(luck_of(seed, sample), 2000) for seed in (1, 2) for sample in (0, 1, 2)])
     assert torch.corrcoef(streams).triu(1).abs().max() < 0.08
 
 

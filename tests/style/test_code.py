@@ -21,7 +21,7 @@ LAYERS = (
     {"functional", "data"},
     {"nn"},
     {"models"},
-    {"generate", "measure", "checker", "inspect"},
+    {"generate", "measure", "checker", "inspect", "tasks"},
     {"training"},
     {"cli"},
 )

@@ -1,0 +1,36 @@
+"""`clearhead classify`: classes of texts or images."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+import click
+
+from .options import gather, json_option, load_model, print_json, text_inputs
+
+
+@click.command("classify")
+@click.argument("model")
+@text_inputs
+@click.option("--top", type=int, default=5, show_default=True, help="Classes for each input.")
+@json_option
+def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: bool, top: int, as_json: bool) -> None:
+    """Print the likeliest classes of each of TEXTS; for a model that reads images, TEXTS are their files.
+
+    \b
+    clearhead classify path/to/vit cat.png --top 3
+    clearhead classify path/to/bert "What a fine day."
+    """
+    wanted = gather(texts, files, lines)
+    loaded = load_model(model)
+    from clearhead.tasks.classify import classify
+
+    found = classify(loaded, wanted, top=top)
+    if as_json:
+        rows = [{"input": given, "classes": [asdict(one) for one in classes]} for given, classes in
+                zip(wanted, found, strict=True)]  # fmt: skip
+        print_json({"model": model, "inputs": rows})
+        return
+    for classes in found:
+        for one in classes:
+            click.echo(f"{one.score:.4f}  {one.label}")

@@ -1,0 +1,82 @@
+"""A model for the Language Model Evaluation Harness (`lm_eval`), scored by the code of `clearhead eval`.
+
+import lm_eval
+from clearhead.measure.lm_eval import adapter
+
+lm_eval.simple_evaluate(model=adapter(clearhead.load("path/to/model")), tasks=["lambada_openai"])
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from clearhead.generate.complete import Task, generate
+from clearhead.models.assemble import Model, SequenceModel
+from clearhead.tokenize import Tokenizer
+
+from .perplexity import WINDOW, logprobs, perplexity
+
+
+class Answers:
+    """The three questions that the harness asks of a language model."""
+
+    def __init__(self, model: Model, tokenizer: Tokenizer | None = None) -> None:
+        task = Task.of(model, tokenizer)
+        if not isinstance(task.model, SequenceModel) or task.tokenizer is None:
+            raise ValueError("the harness asks a language model that has a tokenizer")
+        self.model, self.tokenizer = task.model, task.tokenizer
+        self.start = [] if task.config.start is None else [task.config.start]
+        self.context = task.context or WINDOW
+
+    def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
+        """log p of each continuation after its context, and whether it is what greedy writing would say."""
+        return [self.continued(*request.args) for request in requests]
+
+    def continued(self, before: str, after: str) -> tuple[float, bool]:
+        # spaces between the two belong to the continuation, as its tokens do
+        cut = len(before.rstrip())
+        before, after = before[:cut], before[cut:] + after
+        prefix = self.tokenizer.prompt(before)
+        ids = self.tokenizer.prompt(before + after)[len(prefix) :] if before else self.tokenizer.encode(after)
+        prefix = prefix or self.start
+        prefix = prefix[max(0, len(prefix) + len(ids) - self.context - 1) :]
+        said, greedy = logprobs(self.model, prefix, ids)
+        return float(said.double().sum()), greedy
+
+    def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
+        """log p of each whole text, every token counted once, in windows one after the other."""
+        return [self.rolled(request.args[0]) for request in requests]
+
+    def rolled(self, text: str) -> float:
+        ids = [*self.start, *self.tokenizer.encode(text)]
+        return -perplexity(self.model, ids, len(text.encode()), context=self.context, stride=self.context).nats
+
+    def generate_until(self, requests: Sequence[Any]) -> list[str]:
+        """How the model goes on from each context, until one of its stop texts."""
+        return [self.until(*request.args) for request in requests]
+
+    def until(self, before: str, asked: dict[str, Any]) -> str:
+        stop = asked.get("until") or ()
+        wishes: dict[str, Any] = {"stop": (stop,) if isinstance(stop, str) else tuple(stop)}
+        wishes |= {"temperature": asked.get("temperature", 0.0) if asked.get("do_sample") else 0.0}
+        wishes |= {name: asked[name] for name in ("top_k", "top_p") if asked.get("do_sample") and name in asked}
+        wishes |= {"max_new_tokens": asked.get("max_gen_toks", 256)}
+        room = self.context - wishes["max_new_tokens"]
+        ids = (self.tokenizer.prompt(before) or self.start)[-max(1, room) :]
+        return generate(self.model, ids, tokenizer=self.tokenizer, seed=0, **wishes)[0].text
+
+
+def adapter(model: Model, tokenizer: Tokenizer | None = None) -> Any:
+    """An `lm_eval.api.model.LM` that answers for the model."""
+    try:
+        from lm_eval.api.model import LM
+    except ImportError:
+        raise ValueError("the harness is not installed: pip install 'clearhead[lm-eval]'") from None
+
+    return type("ClearheadLM", (Answers, LM), {"__init__": answering})(model, tokenizer)
+
+
+def answering(self: Any, model: Model, tokenizer: Tokenizer | None) -> None:
+    super(Answers, self).__init__()
+    Answers.__init__(self, model, tokenizer)

@@ -1,0 +1,64 @@
+"""Classes of texts and images."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from clearhead.configs import ClassHeadConfig, PatchEmbeddingConfig
+from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.tokenize import Tokenizer
+
+from .texts import TextReader
+
+
+@dataclass(frozen=True)
+class Class:
+    """A class and its probability."""
+
+    label: str
+    score: float
+
+
+def classify(
+    model: Model, inputs: Sequence[str | Path], *, top: int = 5, tokenizer: Tokenizer | None = None
+) -> list[list[Class]]:
+    """The `top` likeliest classes of each input: files of images for a model that reads images, else texts."""
+    if isinstance(model, EncoderDecoder) or not isinstance(model.config.head, ClassHeadConfig):
+        raise ValueError("this model has no class head, so it classifies nothing")
+    said = {} if model.origin is None else told(model.origin / "config.json")
+    logits: list[Tensor] = []
+    with torch.inference_mode():
+        if isinstance(model.config.embedding, PatchEmbeddingConfig):
+            from .images import read_image
+
+            wanted = {} if model.origin is None else told(model.origin / "preprocessor_config.json")
+            for path in inputs:
+                logits.append(model(read_image(Path(path), model.config.embedding, wanted)[None])[0])
+        else:
+            for tokens, readable in TextReader.of(model, tokenizer).batches([str(text) for text in inputs]):
+                logits += list(model(tokens, readable=readable))
+    return [ranked(chances(one.float(), said), said.get("id2label") or {}, top) for one in logits]
+
+
+def chances(logits: Float[Tensor, "C"], said: dict[str, Any]) -> Float[Tensor, "C"]:
+    """The softmax; each class for itself where the model was made for several at once, or for a single one."""
+    several = said.get("problem_type") == "multi_label_classification" or len(logits) == 1
+    return logits.sigmoid() if several else logits.softmax(dim=0)
+
+
+def ranked(chances: Float[Tensor, "C"], labels: dict[str, str], top: int) -> list[Class]:
+    best = chances.topk(min(top, len(chances)))
+    pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    return [Class(labels.get(str(number), f"LABEL_{number}"), score) for score, number in pairs]
+
+
+def told(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

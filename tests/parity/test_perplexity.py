@@ -1,0 +1,137 @@
+"""Perplexity against its definition and torch's own loss; the harness asks, and gets the same numbers."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+import clearhead
+from clearhead.configs import BytesConfig
+from clearhead.measure.lm_eval import Answers, adapter
+from clearhead.measure.perplexity import perplexity, perplexity_of, windows
+from clearhead.tokenize import make
+
+TEXT = "The quick brown fox jumps over the lazy dog. Ünïcödé counts its bytes."
+
+
+def bytes_model(name: str = "tiny-gpt"):
+    torch.manual_seed(0)
+    config = clearhead.preset(name)
+    config = replace(
+        config, embedding=replace(config.embedding, vocabulary=257), head=replace(config.head, vocabulary=257)
+    )
+    model = clearhead.build(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.mark.parametrize(("context", "stride"), [(64, 64), (16, 4), (16, 16), (7, 3), (1, 1)])
+@torch.no_grad()
+def test_every_token_is_counted_once_with_what_its_window_holds(context: int, stride: int) -> None:
+    model, tokenizer = bytes_model(), make(BytesConfig(), [])
+    tokens = [256, *tokenizer.encode(TEXT)]
+    nats, seen = 0.0, []
+    for begin, end, counted in windows(len(tokens), context, stride):
+        for place in range(counted, end):
+            logits = model(torch.tensor([tokens[begin:place]]))[0, -1]
+            nats -= float(logits.log_softmax(-1)[tokens[place]])
+            seen.append(place)
+            assert place == end - 1 or place - begin <= context
+            assert place < context or place - begin >= min(context - stride + 1, place)
+    assert seen == list(range(1, len(tokens)))
+    score = perplexity(model, tokens, len(TEXT.encode()), context=context, stride=stride)
+    assert score.nats == pytest.approx(nats, rel=1e-5)
+    assert score.perplexity == pytest.approx(math.exp(nats / len(seen)), rel=1e-5)
+    assert score.bits_per_byte == pytest.approx(nats / math.log(2) / len(TEXT.encode()), rel=1e-5)
+
+
+def test_one_window_is_the_cross_entropy() -> None:
+    model, tokenizer = bytes_model("tiny-llama"), make(BytesConfig(), [])
+    tokens = torch.tensor([[256, *tokenizer.encode(TEXT)]])
+    with torch.no_grad():
+        wanted = torch.nn.functional.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:])
+    score = perplexity_of(model, TEXT, tokenizer=tokenizer)
+    assert score.loss == pytest.approx(float(wanted), rel=1e-5)
+    assert score.tokens == score.bytes == len(TEXT.encode())
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"stride": 9, "context": 8}, "the stride is 9, but must be between 1 and the context, 8"),
+        ({"context": 65}, "the context is 65, but the model reads at most 64"),
+    ],
+)
+def test_bad_windows_are_refused(options, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        perplexity_of(bytes_model(), TEXT, tokenizer=make(BytesConfig(), []), **options)
+
+
+@dataclass
+class Request:
+    """What the harness calls an Instance: only its arguments are read."""
+
+    args: tuple
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The adapter over the harness's own base class, or over a stand-in where the harness is not installed."""
+    try:
+        from lm_eval.api.model import LM
+    except ImportError:
+        LM = type("LM", (), {"__init__": lambda self: setattr(self, "_rank", 0)})
+        for name, module in {"lm_eval": {}, "lm_eval.api": {}, "lm_eval.api.model": {"LM": LM}}.items():
+            made = types.ModuleType(name)
+            vars(made).update(module)
+            monkeypatch.setitem(sys.modules, name, made)
+    model, tokenizer = bytes_model(), make(BytesConfig(), [])
+    answers = adapter(model, tokenizer)
+    assert isinstance(answers, LM)
+    assert isinstance(answers, Answers)
+    assert answers._rank == 0
+    return answers, model, tokenizer
+
+
+@torch.no_grad()
+def test_the_harness_gets_log_probabilities(asked) -> None:
+    answers, model, tokenizer = asked
+    pairs = [("The quick", " brown"), ("", "fox"), ("to ", "be"), ("x" * 80, "end")]
+    found = answers.loglikelihood([Request(pair) for pair in pairs])
+    for (before, after), (said, greedy) in zip(pairs, found, strict=True):
+        tokens = [*([] if before else [256]), *tokenizer.encode(before + after)]
+        count = len(after) + len(before) - len(before.rstrip())
+        tokens = tokens[-65:]  # the last is foreseen and not read
+        logits = model(torch.tensor([tokens[:-1]]))[0].log_softmax(-1)
+        places = range(len(tokens) - count, len(tokens))
+        assert said == pytest.approx(sum(float(logits[place - 1, tokens[place]]) for place in places), rel=1e-4)
+        assert greedy == all(int(logits[place - 1].argmax()) == tokens[place] for place in places)
+
+
+def test_the_harness_gets_rolling_texts_and_continuations(asked) -> None:
+    answers, model, tokenizer = asked
+    text = TEXT * 2
+    (rolled,) = answers.loglikelihood_rolling([Request((text,))])
+    whole = perplexity_of(model, text, tokenizer=tokenizer, context=64, stride=64)
+    assert rolled == pytest.approx(-whole.nats)
+    (plain,) = model.generate("The quick", tokenizer=tokenizer, max_new_tokens=12)
+    (said,) = answers.generate_until([Request(("The quick", {"until": [], "max_gen_toks": 12}))])
+    assert said == plain.text
+    stop = plain.text[4:6]
+    (cut,) = answers.generate_until([Request(("The quick", {"until": stop, "max_gen_toks": 12, "do_sample": False}))])
+    assert cut == plain.text[: plain.text.index(stop)]
+    (tokens,) = answers.loglikelihood([Request(("The quick", plain.text))])
+    assert tokens[1] is True or "\ufffd" in plain.text
+
+
+def test_without_the_harness_it_says_how_to_get_it(monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval.api.model", None)
+    with pytest.raises(ValueError, match="the harness is not installed: pip install"):
+        adapter(bytes_model(), make(BytesConfig(), []))

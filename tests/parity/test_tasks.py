@@ -1,0 +1,144 @@
+"""embed, fill-mask and classify against the pipelines of `transformers`, on tiny random models."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tokenizers
+import torch
+
+import clearhead
+from clearhead.tasks.classify import classify
+from clearhead.tasks.fill import fill_mask
+from clearhead.tasks.images import read_image
+from clearhead.tasks.texts import embed
+
+transformers = pytest.importorskip("transformers")
+Image = pytest.importorskip("PIL.Image")
+
+WORDS = [
+    "[PAD]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    *["the", "a", "cat", "dog", "sat", "on", "mat", "is", "what", "fine", "day", ".", "?"],
+]
+TEXTS = ["the cat sat on the mat .", "what a fine day", "dog ?"]
+SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+
+
+def bert_folder(path, architecture: str, **extra):
+    torch.manual_seed(0)
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    inner.add_special_tokens(WORDS[:5])
+    inner.post_processor = tokenizers.processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    named = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=20, **named)
+    config = transformers.BertConfig(vocab_size=len(WORDS), max_position_embeddings=20, **SIZES, **extra)
+    config.initializer_range = 0.4
+    model = getattr(transformers, architecture)(config).eval()
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return model, tokenizer
+
+
+def pipeline(task: str, model, **parts):
+    return transformers.pipeline(task, model=model, device="cpu", **parts)
+
+
+def test_embeddings_are_the_feature_extraction_pipeline(tmp_path) -> None:
+    theirs, tokenizer = bert_folder(tmp_path, "BertModel")
+    wanted = pipeline("feature-extraction", theirs, tokenizer=tokenizer)(TEXTS)
+    ours = clearhead.load(tmp_path)
+    rows = [torch.tensor(one)[0] for one in wanted]
+    for found, each in zip(embed(ours, TEXTS, pool="none"), rows, strict=True):
+        torch.testing.assert_close(found, each, atol=1e-4, rtol=1e-4)
+    for found, each in zip(embed(ours, TEXTS), rows, strict=True):
+        torch.testing.assert_close(found, each.mean(0), atol=1e-4, rtol=1e-4)
+    for found, each in zip(embed(ours, TEXTS, pool="first"), rows, strict=True):
+        torch.testing.assert_close(found, each[0], atol=1e-4, rtol=1e-4)
+    with torch.no_grad():
+        pooled = theirs(**tokenizer(TEXTS[0], return_tensors="pt")).pooler_output[0]
+    torch.testing.assert_close(embed(ours, TEXTS, pool="pooler")[0], pooled, atol=1e-4, rtol=1e-4)
+
+
+def test_masks_are_filled_as_by_the_pipeline(tmp_path) -> None:
+    theirs, tokenizer = bert_folder(tmp_path, "BertForMaskedLM")
+    fill = pipeline("fill-mask", theirs, tokenizer=tokenizer)
+    texts = ["the [MASK] sat on the mat .", "what a fine [MASK]"]
+    for found, wanted in zip(fill_mask(clearhead.load(tmp_path), texts, top=4), fill(texts, top_k=4), strict=True):
+        (mask,) = found
+        assert [one.token for one in mask] == [one["token"] for one in wanted]
+        assert [one.score for one in mask] == pytest.approx([one["score"] for one in wanted], abs=1e-5)
+        assert [one.word for one in mask] == [one["token_str"] for one in wanted]
+        assert [one.text for one in mask] == [one["sequence"] for one in wanted]
+    two = fill_mask(clearhead.load(tmp_path), ["[MASK] cat [MASK]"], top=2)[0]
+    wanted = fill("[MASK] cat [MASK]", top_k=2)
+    assert [[one.token for one in mask] for mask in two] == [[one["token"] for one in mask] for mask in wanted]
+    with pytest.raises(ValueError, match=r"there is no \[MASK\] in 'the cat'"):
+        fill_mask(clearhead.load(tmp_path), ["the cat"])
+
+
+@pytest.mark.parametrize("problem", [None, "multi_label_classification"])
+def test_texts_are_classified_as_by_the_pipeline(tmp_path, problem) -> None:
+    labels = {0: "bad", 1: "good", 2: "dull"}
+    extra = {"num_labels": 3, "id2label": labels, "label2id": {name: i for i, name in labels.items()}}
+    theirs, tokenizer = bert_folder(tmp_path, "BertForSequenceClassification", problem_type=problem, **extra)
+    wanted = pipeline("text-classification", theirs, tokenizer=tokenizer)(TEXTS, top_k=3)
+    for found, each in zip(classify(clearhead.load(tmp_path), TEXTS), wanted, strict=True):
+        assert [one.label for one in found] == [one["label"] for one in each]
+        assert [one.score for one in found] == pytest.approx([one["score"] for one in each], abs=1e-5)
+
+
+def test_images_are_classified_as_by_the_pipeline(tmp_path) -> None:
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(image_size=16, patch_size=4, num_labels=5, initializer_range=0.4, **SIZES)
+    theirs = transformers.ViTForImageClassification(config).eval()
+    theirs.save_pretrained(tmp_path)
+    said = {
+        "image_processor_type": "ViTImageProcessor",
+        "size": {"height": 16, "width": 16},
+        "resample": 3,
+        "image_mean": [0.4, 0.5, 0.6],
+        "image_std": [0.2, 0.3, 0.25],
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+    }
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    picture = tmp_path / "picture.png"
+    rng = torch.Generator().manual_seed(3)
+    pixels = torch.randint(0, 256, (37, 29, 3), generator=rng, dtype=torch.uint8)
+    Image.fromarray(pixels.numpy()).save(picture)
+    ours = clearhead.load(tmp_path)
+    processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
+    wanted = processor(Image.open(picture), return_tensors="pt")["pixel_values"][0]
+    torch.testing.assert_close(read_image(picture, ours.config.embedding, said), wanted, atol=1e-5, rtol=1e-5)
+    told = pipeline("image-classification", theirs, image_processor=processor)(str(picture), top_k=5)
+    (found,) = classify(ours, [picture])
+    assert [one.label for one in found] == [one["label"] for one in told]
+    assert [one.score for one in found] == pytest.approx([one["score"] for one in told], abs=1e-5)
+    (tmp_path / "text.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"text\.png is not an image"):
+        classify(ours, [tmp_path / "text.png"])
+
+
+def test_models_of_another_kind_are_refused(tmp_path) -> None:
+    bert_folder(tmp_path, "BertModel")
+    bert, gpt = clearhead.load(tmp_path), clearhead.build(clearhead.preset("tiny-gpt"))
+    with pytest.raises(ValueError, match="no masked-LM head"):
+        fill_mask(bert, ["[MASK]"])
+    with pytest.raises(ValueError, match="no class head"):
+        classify(bert, ["the cat"])
+    with pytest.raises(ValueError, match="the text has 27 tokens, but the model reads at most 20"):
+        embed(bert, ["the " * 25])
+    with pytest.raises(ValueError, match="no tokenizer"):
+        embed(gpt, ["the cat"])
+    with pytest.raises(ValueError, match="this takes a model that reads one text"):
+        embed(clearhead.build(clearhead.preset("tiny-vit")), ["the cat"])
