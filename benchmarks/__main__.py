@@ -12,6 +12,7 @@ NAMES = (
     "checking",
     "first_token",
     "speculative",
+    "looking",
 )
 
 for name in sys.argv[1:] or NAMES:

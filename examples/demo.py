@@ -9,10 +9,7 @@ import sys
 from itertools import count
 from pathlib import Path
 
-import torch
-
 from clearhead.cli.train import watching
-from clearhead.inspect.maps import attention_map, draw_maps
 from clearhead.tokenize import Tokenizer
 from clearhead.training.curves import draw_curves
 from clearhead.training.loop import Interrupted, train
@@ -32,12 +29,10 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
     tokenizer = Tokenizer.load(out)
     for prompt in PROMPTS:
         print(f"\n――― {prompt!r}\n{continued(model, tokenizer, prompt, WRITTEN)}")
-    ids = tokenizer.encode(LINE)
-    layer = len(model.config.stack.blocks) - 2
-    weights = attention_map(model, torch.tensor([ids]), layer)
-    draw_maps(weights, [tokenizer.decode([i]) for i in ids], out / "attention.png", f"layer {layer} reads {LINE!r}")
+    model.inspect(LINE, tokenizer=tokenizer, layers=[-2], name=out.name).save(out / "attention.png")
+    model.inspect(LINE, tokenizer=tokenizer, name=out.name).save(out / "attention.html")
     draw_curves([out], out / "loss.png")
-    print(f"\nThe run is in {out}: loss.png, attention.png, metrics.jsonl, and the model. Next:")
+    print(f"\nThe run is in {out}: loss.png, attention.png, attention.html, metrics.jsonl, and the model. Next:")
     print(f"  clearhead train lm --data YOUR_TEXT --out {folder}/mine")
     print(f"  clearhead plot {out} {folder}/mine --out compared.png")
     print(f"  clearhead trace {out}")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from clearhead.configs import ConfigError, DecodingConfig, LMHeadConfig, TokenEmbeddingConfig
@@ -22,7 +20,6 @@ from .speculate import Draft, speculate
 
 NEW_TOKENS = 256
 BATCH = 16
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "source.spm")
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,8 @@ class Task:
         check_writes(model)
         if draft is not None:
             draft.check(model)
-        tokenizer = tokenizer or own_tokenizer(model)
+        if tokenizer is None and model.origin is not None and has_tokenizer(model):
+            tokenizer = Tokenizer.load(model.origin)
         config = decoding(defaults(model, tokenizer), options)
         if draft is not None and config.beams > 1:
             raise ValueError("beams look at several texts at once, so no draft can go ahead; leave one out")
@@ -130,24 +128,8 @@ def generate(
     return found
 
 
-def stream(
-    model: Model,
-    prompt: str | Sequence[int],
-    *,
-    tokenizer: Tokenizer | None = None,
-    draft: Draft | None = None,
-    **options: Any,
-) -> Iterator[str]:
-    """The text of one prompt's completion, piece by piece, each as soon as it is certain; options as of `generate`."""
-    task = Task.of(model, tokenizer, draft, **options)
-    if task.config.beams > 1 or task.config.n > 1:
-        raise ValueError("a stream is one text under way; beams and n > 1 have none before the end")
-    ids = task.ids(prompt)
-    return pieces(task, ids, task.row(0, ids))
-
-
-def pieces(task: Task, ids: Sequence[int], row: Row) -> Iterator[str]:
-    """The text that one prompt's row is made of."""
+def stream(task: Task, ids: Sequence[int], row: Row) -> Iterator[str]:
+    """The text that one prompt's row is made of, piece by piece, as soon as it is certain."""
     return (piece for _, piece in events(task, [ids], [row], False) if piece)
 
 
@@ -224,19 +206,8 @@ def vocabulary(model: Model) -> int:
     return embedding.vocabulary
 
 
-def own_tokenizer(model: Model) -> Tokenizer | None:
-    """The one that lies where the model was loaded from, if there is one."""
-    if model.origin is None:
-        return None
-    files = [model.origin] if model.origin.is_file() else [model.origin / name for name in TOKENIZERS]
-    found = next((file for file in files if file.exists()), None)
-    return None if found is None else read_tokenizer(model.origin, found.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def read_tokenizer(origin: Path, changed: int) -> Tokenizer:
-    """Read once, and again when its file has changed."""
-    return Tokenizer.load(origin)
+def has_tokenizer(model: Model) -> bool:
+    return model.origin is not None and (model.origin.is_file() or (model.origin / "tokenizer.json").exists())
 
 
 def check_writes(model: Model) -> None:

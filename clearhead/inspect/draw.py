@@ -16,6 +16,13 @@ THEMES = ("light", "dark")
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 ON_DARK = ("#56B4E9", "#E69F00", "#2BC8A0", "#E6A0C8", "#F0E442", "#FF8A3D", "#FFFFFF")
 SEQUENTIAL, DIVERGING = "cividis", "PuOr"
+# the two at even steps, for terminals and pages
+STOPS = {
+    SEQUENTIAL: ["#00224e", "#002e6a", "#1a386f", "#32436d", "#434e6c", "#535a6d", "#61656f", "#6f7073", "#7d7c78",
+                 "#8c8878", "#9b9476", "#aba072", "#bcae6c", "#cdbb63", "#dec958", "#f0d846", "#fee838"],
+    DIVERGING: ["#7f3b08", "#b25706", "#e08214", "#fcb761", "#fee0b6", "#f6f6f7",
+                "#d8daeb", "#b1aad1", "#8073ac", "#532687", "#2d004b"],
+}  # fmt: skip
 VECTOR_CELLS = 40_000  # beyond it a heat map is a bitmap, also in an SVG
 
 
@@ -89,7 +96,8 @@ def label(axis: Any, rows: Sequence[str], columns: Sequence[str], most: int = 40
     for names, put, turned in ((rows, axis.set_yticks, 0), (columns, axis.set_xticks, 90)):
         step = -(-len(names) // most) or 1
         at = range(0, len(names), step)
-        put(at, [escaped(names[i]) for i in at], rotation=turned, fontsize=7)
+        shown = [escaped(names[i]) for i in at]
+        put(at, shown, rotation=turned if max(map(len, shown), default=0) > 2 else 0, fontsize=7)
 
 
 def escaped(text: str) -> str:

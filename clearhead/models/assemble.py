@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -22,6 +21,7 @@ from clearhead.nn.tap import Taps
 
 if TYPE_CHECKING:
     from clearhead.generate.complete import Completion
+    from clearhead.inspect.look import Inspection
 
 
 class SequenceModel(nn.Module):
@@ -94,13 +94,13 @@ class SequenceModel(nn.Module):
         """How the model goes on from prompts, which are texts or token ids: `generate.complete.generate`."""
         return generate_from(self, prompts, options)
 
-    def stream(self, prompt: Any, **options: Any) -> Iterator[str]:
-        """How the model goes on from one prompt, piece by piece: `generate.complete.stream`."""
-        return stream_from(self, prompt, options)
-
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write a folder that `load` reads, and `transformers` too where it has the architecture: `checkpoint.save`."""
         save_model(self, folder, **options)
+
+    def inspect(self, inputs: Any, **options: Any) -> Inspection:
+        """Look at it while it reads: attention maps, what heads do, logit lens, ablation … (`inspect.look`)."""
+        return look_at(self, inputs, **options)
 
 
 class EncoderDecoder(nn.Module):
@@ -186,10 +186,6 @@ class EncoderDecoder(nn.Module):
         """What the model writes for sources, which are texts or token ids: `generate.complete.generate`."""
         return generate_from(self, prompts, options)
 
-    def stream(self, prompt: Any, **options: Any) -> Iterator[str]:
-        """What the model writes for one source, piece by piece: `generate.complete.stream`."""
-        return stream_from(self, prompt, options)
-
     def decode_in(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T V"]:
         embedding = self.source if self.target is None else self.target
         x = embedding(target, context.at("target"))
@@ -201,6 +197,10 @@ class EncoderDecoder(nn.Module):
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write a folder that `load` reads, and `transformers` too where it has the architecture: `checkpoint.save`."""
         save_model(self, folder, **options)
+
+    def inspect(self, inputs: Any, target: Any = None, **options: Any) -> Inspection:
+        """Look at it while it reads a source and writes a target (`inspect.look`)."""
+        return look_at(self, inputs, target, **options)
 
     @staticmethod
     def crossing(
@@ -228,10 +228,10 @@ def generate_from(model: Model, prompts: Any, options: dict[str, Any]) -> list[C
     return generate(model, prompts, **options)
 
 
-def stream_from(model: Model, prompt: Any, options: dict[str, Any]) -> Iterator[str]:
-    from clearhead.generate.complete import stream
+def look_at(model: Model, *inputs: Any, **options: Any) -> Inspection:
+    from clearhead.inspect.look import inspect  # which imports this file
 
-    return stream(model, prompt, **options)
+    return inspect(model, *inputs, **options)
 
 
 def build(config: ModelConfig) -> Model:

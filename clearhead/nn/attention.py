@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -104,7 +104,7 @@ def attend(
     Who only reads scores or weights has them computed beside the kernel; who replaces them takes the written-out path.
     """
     for look in context.looks():
-        look(Attending(q, k, v, mask, context, bias, scale))
+        look(Attending(q, k, mask, context, v, bias, scale))
     if context.aligned:
         mask = mask.within(k.shape[2])
     if not context.fused or context.replaces("scores", "weights"):
@@ -116,27 +116,68 @@ def attend(
     return fused_attention(q, k, v, allowed, causal, bias, scale, dropout)
 
 
+Rows = slice | list[int]
+
+
 @dataclass(frozen=True)
-class Attending:
-    """What one attention reads, and by what rule: enough to write out any of its rows beside the kernel."""
+class Looked:
+    """What somebody who looks at a layer is handed: its queries and keys, and who may read whom."""
 
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B G S K"]
-    v: Float[Tensor, "B G S U"]
     mask: Mask
     context: Context
+
+    def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
+        """What these queries read, in O(heads × rows × keys) memory; `keys` may leave out those that none may read."""
+        raise NotImplementedError(f"{type(self).__name__} has no weights")
+
+    def of(self, heads: list[int]) -> Looked:
+        """Only these heads, and nothing that holds on to the rest of the pass."""
+        lean = replace(self, context=replace(self.context, source=None, cross=None, taps=None, memo={}))
+        return lean if heads == list(range(self.q.shape[1])) else lean.only(heads)
+
+    def only(self, heads: list[int]) -> Looked:
+        return replace(self, q=self.q[:, heads], k=self.k[:, self.groups(heads)])
+
+    def groups(self, heads: list[int]) -> list[int]:
+        """The key head that each of these query heads reads."""
+        return [head // (self.q.shape[1] // self.k.shape[1]) for head in heads]
+
+    def allowed(self, rows: Rows) -> Bool[Tensor, "#B 1 Rows S"] | None:
+        return self.context.allowed_rows(self.mask, rows)
+
+    def reach(self, rows: Rows) -> int:
+        """How many keys, from the first, these queries read at most."""
+        allowed = self.allowed(rows)
+        if allowed is None:
+            return self.k.shape[2]
+        found = allowed.any(dim=-2).nonzero()
+        return int(found[:, -1].max()) + 1 if len(found) else 1
+
+
+@dataclass(frozen=True)
+class Attending(Looked):
+    """What one attention reads, and by what rule: enough to write out any of its rows beside the kernel."""
+
+    v: Float[Tensor, "B G S U"]
     bias: Float[Tensor, "#B H T S"] | None
     scale: float | None
 
-    def scores(self, heads: slice, rows: slice) -> Float[Tensor, "B Heads Rows S"]:
-        """scale·qkᵀ + bias of some heads and queries, what the mask hides included."""
-        group = torch.arange(self.q.shape[1], device=self.q.device)[heads] // (self.q.shape[1] // self.k.shape[1])
-        bias = None if self.bias is None else self.bias[:, heads, rows]
-        return attention_scores(self.q[:, heads, rows], self.k[:, group], bias, self.scale)
+    def scores(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
+        """scale·qkᵀ + bias of some heads and queries over the first so many keys, what the mask hides included."""
+        group = self.groups(list(range(self.q.shape[1]))[heads])
+        bias = None if self.bias is None else self.bias[:, heads, rows, :keys]
+        return attention_scores(self.q[:, heads, rows], self.k[:, group, :keys], bias, self.scale)
 
-    def weights(self, heads: slice, rows: slice) -> Float[Tensor, "B Heads Rows S"]:
-        """What these queries read, in O(heads × rows × keys) memory."""
-        return attention_weights(self.scores(heads, rows), self.context.allowed_rows(self.mask, rows))
+    def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
+        allowed = self.allowed(rows)
+        return attention_weights(self.scores(heads, rows, keys), None if allowed is None else allowed[..., :keys])
+
+    def only(self, heads: list[int]) -> Attending:
+        bias = None if self.bias is None else self.bias[:, heads]
+        groups = self.groups(heads)
+        return replace(self, q=self.q[:, heads], k=self.k[:, groups], v=self.v[:, groups], bias=bias)
 
 
 def written_out_attention(

@@ -73,7 +73,7 @@ class Context:
         """Who may read whom: the mask, padding and documents together; None where everyone may."""
         return self.once(("allowed", mask, id(self.key_positions)), lambda: self.allowed_rows(mask, slice(None)))
 
-    def allowed_rows(self, mask: Mask, rows: slice) -> Bool[Tensor, "#B 1 Rows S"] | None:
+    def allowed_rows(self, mask: Mask, rows: slice | list[int]) -> Bool[Tensor, "#B 1 Rows S"] | None:
         """The same of some queries only."""
         if mask == Full() and self.readable is None and self.documents is None:
             return None

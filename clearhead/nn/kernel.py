@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.configs import Config, EluConfig, FavorConfig, LinearAttentionConfig, Mask
+from clearhead.configs import Config, EluConfig, FavorConfig, LinearAttentionConfig
 from clearhead.functional.kernel import NOTHING, Sums, elu_features, over_all_keys, over_keys_so_far, stable_features
 from clearhead.functional.softmax import widen
 from clearhead.reference.kernel import random_directions
 
-from .attention import check_causal, merge_heads, split_heads
+from .attention import Looked, Rows, check_causal, merge_heads, split_heads
 from .build import build_part, builds
 from .context import Context
 from .lanes import apart, lanes
@@ -91,7 +91,7 @@ class LinearAttention(nn.Module):
         state: SumState | None,
     ) -> Float[Tensor, "B H T U"]:
         if state is None:  # all keys are here, and so all weights can be written out
-            pairs = Pairs(q, k, top, self.mask, context)
+            pairs = Pairs(q, k, self.mask, context, top)
             for look in context.looks():
                 look(pairs)
             if not context.fused or context.replaces("weights"):
@@ -132,26 +132,27 @@ class LinearAttention(nn.Module):
 
 
 @dataclass(frozen=True)
-class Pairs:
+class Pairs(Looked):
     """The features of one layer, whose weights nobody computes unless he asks."""
 
-    q: Float[Tensor, "B H T W"]
-    k: Float[Tensor, "B H T W"]
     top: Float[Tensor, "B H T"]
-    mask: Mask
-    context: Context
 
-    def weights(self, heads: slice = slice(None), rows: slice = slice(None)) -> Float[Tensor, "B Heads Rows T"]:
+    def weights(
+        self, heads: slice = slice(None), rows: Rows = slice(None), keys: int | None = None
+    ) -> Float[Tensor, "B Heads Rows Keys"]:
         """φ(q)·φ(k) as a share of its sum over the keys that may be read; padding reads nothing."""
-        top = self.top[:, heads, None]
-        allowed = self.context.allowed_rows(self.mask, rows)
+        top = self.top[:, heads, None, :keys]
+        allowed = self.allowed(rows)
         if self.context.readable is not None:
             allowed = self.context.readable[:, None, rows, None] & (True if allowed is None else allowed)
-        tops = top if allowed is None else torch.where(allowed, top, -torch.inf)
+        tops = top if allowed is None else torch.where(allowed[..., :keys], top, -torch.inf)
         largest = tops.amax(-1, keepdim=True).clamp_min(NOTHING) if tops.shape[-1] else 0
-        pairs = self.q[:, heads, rows] @ self.k[:, heads].mT * (tops - largest).exp()
+        pairs = self.q[:, heads, rows] @ self.k[:, heads, :keys].mT * (tops - largest).exp()
         total = pairs.sum(-1, keepdim=True)
         return pairs / torch.where(total == 0, 1, total)
+
+    def only(self, heads: list[int]) -> Pairs:
+        return replace(self, q=self.q[:, heads], k=self.k[:, heads], top=self.top[:, heads])
 
 
 def redraw(model: nn.Module, seed: int) -> None:

@@ -18,4 +18,5 @@ def test_the_demo_leaves_a_run_with_pictures(tmp_path: Path) -> None:
         assert (run / name).exists()
     for name in ("loss.png", "attention.png"):
         assert (run / name).read_bytes().startswith(b"\x89PNG")
+    assert (run / "attention.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "clearhead train lm --data YOUR_TEXT" in result.stdout

@@ -1,0 +1,191 @@
+"""`clearhead inspect`: look into a model while it reads."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import console, find_config, json_option, load_model, print_json, read_text
+
+if TYPE_CHECKING:
+    from clearhead.inspect.grid import Grid
+    from clearhead.inspect.look import Inspection
+
+VIEWS = ("maps", "rollout", "lens", "norms", "ablation", "patching")
+
+
+@click.command("inspect")
+@click.argument("model")
+@click.argument("text", metavar="INPUT")
+@click.option("--target", default=None, metavar="TEXT", help="Of an encoder–decoder: what it has written so far.")
+@click.option("as_ids", "--ids", is_flag=True, help="INPUT is token ids, such as '5 3 8'.")
+@click.option("--write", type=int, default=0, help="Let the model go on for so many tokens, and look at those too.")
+@click.option("--layers", default=None, metavar="LIST", help="Which layers, such as 0,3-5.  [default: all]")
+@click.option("--heads", default=None, metavar="LIST", help="Which heads of each layer.  [default: all]")
+@click.option("--rows", default=None, metavar="LIST", help="Which queries, such as 4 or -3--1.  [default: all]")
+@click.option(
+    "view",
+    "--show",
+    type=click.Choice(VIEWS),
+    default="maps",
+    show_default=True,
+    help="What to print, draw or write down.",
+)
+@click.option("--token", default=None, metavar="TEXT", help="Whose log-probability changes.  [default: the likeliest]")
+@click.option("--at", "row", type=int, default=-1, show_default=True, help="After which position it is asked for.")
+@click.option("--other", default=None, metavar="TEXT", help="The prompt into which values are patched.")
+@click.option(
+    "--part",
+    type=click.Choice(["residual", "mixer", "ffn", "heads"]),
+    default="residual",
+    show_default=True,
+    help="What is patched.",
+)
+@click.option(
+    "--out",
+    multiple=True,
+    metavar="FILE",
+    help="Write a page (.html), picture (.png, .svg, .pdf) or table (.csv, .npz); may be given again.",
+)
+@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Of pictures.")
+@json_option
+def command(
+    model: str, text: str, as_ids: bool, view: str, out: tuple[str, ...], theme: str, as_json: bool, **asked: Any
+) -> None:
+    """Look into MODEL while it reads INPUT: a text, an image file, @FILE for a file's text, or - for stdin.
+
+    MODEL is a checkpoint folder; a preset or a config file gets fresh weights. The answer of the model is the same,
+    bit for bit, as if nobody looked. On a page, go from all heads to one head to one cell, with the numbers.
+
+    \b
+    clearhead inspect runs/mine "To be or not to be" --out page.html
+    clearhead inspect runs/mine "To be or not to be" --layers 1 --heads 0,3 --out maps.svg
+    clearhead inspect runs/mine "To be" --write 20 --show lens
+    clearhead inspect runs/mine "ten" --show patching --other "two" --out patching.png
+    """
+    if view == "patching" and asked["other"] is None:
+        raise click.UsageError("--show patching needs --other TEXT, the prompt into which values are put")
+    looked = look(model, text, as_ids, asked)
+    grid = None if view == "maps" else grid_of(looked, view, asked)
+    for path in out:
+        if Path(path).suffix == ".html":
+            looked.save(path, grids=[] if grid is None else [grid])
+        elif grid is None:
+            looked.save(path, theme)
+        else:
+            grid.save(path, theme)
+    if as_json:
+        print_json(told(looked, grid))
+    else:
+        show(looked, grid, asked["row"])
+        for path in out:
+            click.echo(path)
+
+
+def look(model: str, text: str, as_ids: bool, asked: dict[str, Any]) -> Inspection:
+    from clearhead.inspect.look import inspect
+
+    loaded, name = find_model(model)
+    chosen: dict[str, Any] = {key: numbers(asked[key], key) for key in ("layers", "heads", "rows")}
+    target = ids_of(asked["target"]) if as_ids and asked["target"] is not None else asked["target"]
+    inputs = read_input(text, as_ids, loaded)
+    return inspect(loaded, inputs, target, write=asked["write"], name=name, **chosen)
+
+
+def find_model(model: str) -> tuple[Any, str | None]:
+    """The model, and what to call it where it has no folder: a preset or a config gets fresh weights."""
+    import torch
+
+    from clearhead.models.assemble import build
+
+    path = Path(model)
+    if path.exists() and path.suffix != ".json":
+        return load_model(model), None
+    torch.manual_seed(0)
+    return build(find_config(model)).eval(), f"{path.stem} with fresh weights"
+
+
+def read_input(text: str, as_ids: bool, model: Any) -> Any:
+    from clearhead.configs import PatchEmbeddingConfig
+
+    if isinstance(getattr(model.config, "embedding", None), PatchEmbeddingConfig):
+        if not Path(text).is_file():
+            raise click.UsageError(f"this model reads images, and there is no file {text}")
+        return Path(text)
+    if text == "-" or text.startswith("@"):
+        text = read_text(text.removeprefix("@"))
+    return ids_of(text) if as_ids else text
+
+
+def ids_of(text: str) -> list[int]:
+    words = text.replace(",", " ").split()
+    if not words or not all(word.isdigit() for word in words):
+        raise click.UsageError(f"token ids are whole numbers, such as '5 3 8', not {text!r}")
+    return [int(word) for word in words]
+
+
+def numbers(text: str | None, what: str) -> list[int] | None:
+    """`0,3-5` -> 0, 3, 4, 5; `-1` is the last."""
+    if text is None:
+        return None
+    import re
+
+    found: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(-?\d+)(?:-(-?\d+))?\s*", part)
+        if match is None:
+            raise click.UsageError(f"--{what} takes numbers and ranges, such as 0,3-5, not {text!r}")
+        first, last = int(match[1]), int(match[2] or match[1])
+        found += range(first, last + 1)
+    return found
+
+
+def grid_of(looked: Inspection, view: str, asked: dict[str, Any]) -> Grid:
+    token, row = asked["token"], asked["row"]
+    if view == "rollout":
+        return looked.rollout()
+    if view == "lens":
+        return looked.lens()
+    if view == "norms":
+        return looked.norms()
+    if view == "ablation":
+        return looked.ablate(token, row)
+    other = asked["other"] if looked.subject.tokenizer is not None else ids_of(asked["other"])
+    return looked.patch(other, token, row, asked["part"])
+
+
+def show(looked: Inspection, grid: Grid | None, row: int) -> None:
+    from clearhead.inspect.show import show, show_grid, show_next
+
+    out = console()
+    if grid is not None:
+        show_grid(grid, out)
+        return
+    following = looked.next(row, 5) if looked.subject.says else []
+    show(looked, out)
+    if following:
+        what = f"next, after {looked.subject.labels[row]!r}" if looked.subject.speaks else "class"
+        show_next(following, what, out)
+
+
+def told(looked: Inspection, grid: Grid | None) -> dict[str, Any]:
+    subject = looked.subject
+    data: dict[str, Any] = {"model": subject.name, "tokens": subject.labels, "written": subject.written}
+    if subject.source_labels is not None:
+        data["source"] = subject.source_labels
+    if grid is not None:
+        from math import isfinite
+
+        values = [[value if isfinite(value) else None for value in line] for line in grid.values.tolist()]
+        return data | {
+            "title": grid.title,
+            "unit": grid.unit,
+            "rows": grid.rows,
+            "columns": grid.columns,
+            "values": values,
+            "texts": grid.texts,
+            "note": grid.note,
+        }
+    return data | {"heads": [vars(head) for head in looked.heads], "without_maps": looked.unseen}

@@ -1,0 +1,99 @@
+"""A matrix with names on both sides: one thing to draw, print, save and display, whatever it is a matrix of."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float
+
+from .draw import DIVERGING, SEQUENTIAL, SUFFIXES, escaped, figure, heat, label, save
+
+TABLES = (".csv", ".npz")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Values by row and column, with what they are called."""
+
+    title: str
+    values: Float[np.ndarray, "R C"]  # NaN where there is none
+    rows: list[str]
+    columns: list[str]
+    row_axis: str
+    column_axis: str
+    unit: str
+    signed: bool = False  # colours run both ways from zero
+    texts: list[list[str]] | None = None  # what to write into the cells
+    note: str = ""
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """Between which values the colours run: weights from 0 to 1, other things as far as they go."""
+        finite = self.values[np.isfinite(self.values)]
+        most = float(abs(finite).max()) if finite.size else 1.0
+        if self.signed:
+            return -(most or 1.0), most or 1.0
+        return 0.0, 1.0 if most <= 1 else most
+
+    def save(self, path: str | Path, theme: str = "light") -> None:
+        """As a picture or a table: the suffix decides."""
+        path = Path(path)
+        suffix = path.suffix.lower()
+        if suffix not in SUFFIXES + TABLES:
+            raise ValueError(f"{path} ends in {suffix!r}, but must end in one of {', '.join(SUFFIXES + TABLES)}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == ".csv":
+            self.write_csv(path)
+        elif suffix == ".npz":
+            np.savez_compressed(path, values=self.values, rows=np.array(self.rows), columns=np.array(self.columns))
+        else:
+            self.draw(path, theme)
+
+    def write_csv(self, path: Path) -> None:
+        """A line for each cell that has a value."""
+        with path.open("w", encoding="utf-8", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(
+                ["row", self.row_axis, "column", self.column_axis, self.unit, *(["text"] if self.texts else [])]
+            )
+            for r, c in np.argwhere(np.isfinite(self.values)).tolist():
+                text = [self.texts[r][c]] if self.texts else []
+                out.writerow([r, self.rows[r], c, self.columns[c], repr(float(self.values[r, c])), *text])
+
+    def draw(self, path: str | Path | io.BytesIO, theme: str = "light") -> None:
+        """A heat map with its names, its unit and its colour bar."""
+        shown = self.values.shape if self.texts else tuple(min(n, 40) for n in self.values.shape)
+        cell = (0.2, 0.72) if self.texts else (0.16, 0.16)
+        width, height = max(3.2, cell[1] * shown[1]) + 2.4, max(1.6, cell[0] * shown[0]) + 1.7
+        with figure(width, height, theme) as picture:
+            axis = picture.subplots()
+            low, high = self.limits
+            image = heat(axis, self.values, low, high, DIVERGING if self.signed else SEQUENTIAL)
+            label(axis, self.rows, self.columns)
+            for r, line in enumerate(self.texts or []):
+                for c, text in enumerate(line):
+                    if np.isfinite(self.values[r, c]):
+                        shade = sum(image.cmap(image.norm(self.values[r, c]))[:3]) / 3
+                        ink = "white" if shade < 0.5 else "black"
+                        axis.text(c, r, escaped(text)[:9], ha="center", va="center", fontsize=7, color=ink)
+            axis.set_xlabel(self.column_axis)
+            axis.set_ylabel(self.row_axis)
+            axis.set_title(self.title, fontsize=10, wrap=True)
+            if self.note:
+                picture.supxlabel(self.note, fontsize=7)
+            picture.colorbar(image, ax=axis, label=self.unit)
+            if isinstance(path, io.BytesIO):
+                picture.savefig(path, format="png", dpi=110)
+            else:
+                save(picture, path)
+
+    def _repr_html_(self) -> str:
+        """The picture, for notebooks."""
+        out = io.BytesIO()
+        self.draw(out)
+        return f'<img alt="{self.title}" src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'

@@ -1,0 +1,243 @@
+"""`model.inspect(…)`: one pass with somebody looking, and everything that can be asked of it afterwards."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.configs import PatchEmbeddingConfig
+from clearhead.models.assemble import Model
+from clearhead.nn.attention import Looked
+from clearhead.nn.tap import Taps
+
+from .draw import SUFFIXES
+from .effects import Part, ablate, patch
+from .grid import TABLES, Grid
+from .lens import following, lens, norms
+from .maps import Head, Map, checked, rollout
+from .subject import Subject, make_subject
+
+if TYPE_CHECKING:
+    from clearhead.tokenize import Tokenizer
+
+CELLS = 20_000_000  # the most weights that a table of maps may hold
+NOTEBOOK_BYTES = 6_000_000
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was seen. Maps, thumbnails and tags are computed when they are asked for; the rest takes a new pass."""
+
+    subject: Subject
+    maps: list[Map]
+    unseen: list[str]  # layers that keep no attention map
+    answer: Tensor  # what the model said in the very pass that was looked at
+    rows: list[int] | None = None  # the queries that are shown; None: all
+
+    def map(self, layer: int, head: int, place: str | None = None) -> Grid:
+        """One head's map: the row is the token that reads, the column the one that is read."""
+        found = self.at(layer, place)
+        queries, keys = self.names(found)
+        rows = range(found.shape[0]) if self.rows is None else self.rows
+        described = next(each for each in found.described if each.head == head) if head in found.heads else None
+        tag = f", {described.tag}" if described is not None and described.tag else ""
+        return Grid(
+            title=f"{found.place} layer {found.layer}, head {head}{tag}",
+            values=found.weights(head, self.rows)[0],
+            rows=[queries[i] for i in rows],
+            columns=keys,
+            row_axis="reads",
+            column_axis="is read",
+            unit="weight",
+        )
+
+    @property
+    def heads(self) -> list[Head]:
+        """What every head that was looked at does."""
+        return [head for map in self.maps for head in map.described]
+
+    def rollout(self, place: str | None = None) -> Grid:
+        """How much of each input token is left in each last position, if attention were all that moves information."""
+        place = place or next(iter(self.subject.stacks()))
+        maps = [map for map in self.maps if map.place == place]
+        layers = len(self.subject.stacks()[place]) if place in self.subject.stacks() else 0
+        if len(maps) < layers or not maps:
+            missing = "; ".join(self.unseen) or "not all layers were looked at"
+            raise ValueError(f"a rollout goes through the maps of all {layers} layers of {place!r}, but {missing}")
+        queries, keys = self.names(maps[0])
+        flow, rows = rollout(maps), range(len(queries)) if self.rows is None else self.rows
+        return Grid(
+            title=f"rollout through {layers} layers",
+            values=flow[list(rows)],
+            rows=[queries[i] for i in rows],
+            columns=keys,
+            row_axis="last position",
+            column_axis="input",
+            unit="share",
+        )
+
+    def lens(self, rows: Sequence[int] | None = None) -> Grid:
+        """The likeliest next token by layer and position (`lens.lens`)."""
+        return lens(self.subject, self.rows if rows is None else rows)
+
+    def norms(self) -> Grid:
+        """‖x‖ of the residual stream by layer and position."""
+        return norms(self.subject)
+
+    def next(self, row: int = -1, top: int = 10) -> list[tuple[str, int, float]]:
+        """The likeliest next tokens after a position, or classes: text, id and probability."""
+        return following(self.subject, self.answer, row, top)
+
+    def ablate(self, token: str | int | None = None, row: int = -1) -> Grid:
+        """The change in log p(token) after position `row` when a head is set to zero, by layer and head."""
+        return ablate(self.subject, self.maps, token, row)
+
+    def patch(self, other: Any, token: str | int | None = None, row: int = -1, part: Part = "residual") -> Grid:
+        """`other` is a prompt of as many tokens, or another source, into whose run this one's values are put."""
+        mine = self.subject
+        target = None if mine.source is None else mine.inputs
+        second = make_subject(mine.model, other, target, tokenizer=mine.tokenizer, name=mine.name)
+        return patch(mine, second, self.maps, token, row, part)
+
+    def at(self, layer: int, place: str | None = None) -> Map:
+        """The map of a layer."""
+        found = [map for map in self.maps if map.layer == layer and place in (None, map.place)]
+        if not found:
+            seen = ", ".join(dict.fromkeys(f"{map.place} {map.layer}" for map in self.maps)) or "none"
+            raise ValueError(f"layer {layer} was not looked at; there are {seen}")
+        return found[0]
+
+    def names(self, map: Map) -> tuple[list[str], list[str]]:
+        """What the queries and the keys of a map are called."""
+        mine, source = self.subject.labels, self.subject.source_labels or []
+        queries = source if map.place == "encoder" else mine
+        if map.place == "cross":
+            return queries, source
+        return queries, queries if map.selfish else [f"mixture {n}" for n in range(map.shape[1])]
+
+    def save(self, path: str | Path, theme: str = "light", **options: Any) -> None:
+        """All maps as a picture (.png, .svg, .pdf), a table (.csv, .npz) or a page (.html)."""
+        from .figures import draw_maps
+        from .page import write_page
+
+        path, suffix = Path(path), Path(path).suffix.lower()
+        if suffix not in (*SUFFIXES, *TABLES, ".html"):
+            known = ", ".join((*SUFFIXES, *TABLES, ".html"))
+            raise ValueError(f"{path} ends in {suffix!r}, but must end in one of {known}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if suffix == ".html":
+            write_page(self, path, **options)
+        elif suffix in TABLES:
+            self.write_table(path)
+        else:
+            draw_maps(self, path, theme)
+
+    def write_table(self, path: Path) -> None:
+        """Every weight of what was chosen, in the model's numbers."""
+        cells = sum(len(m.heads) * m.shape[1] * len(self.rows or range(m.shape[0])) for m in self.maps)
+        if cells > CELLS:
+            raise ValueError(
+                f"the maps hold {cells:,} weights, and a table takes {CELLS:,}: choose layers, heads or rows"
+            )
+        if path.suffix == ".npz":
+            arrays = {f"{m.place}.{m.layer}": m.weights(rows=self.rows) for m in self.maps}
+            heads = {f"{m.place}.{m.layer}.heads": np.array(m.heads) for m in self.maps}
+            labels = {"tokens": np.array(self.subject.labels)}
+            if self.subject.source_labels is not None:
+                labels["source"] = np.array(self.subject.source_labels)
+            np.savez_compressed(path, allow_pickle=False, **arrays, **heads, **labels)
+            return
+        with path.open("w", encoding="utf-8", newline="") as file:
+            out = csv.writer(file)
+            out.writerow(("place", "layer", "head", "query", "query token", "key", "key token", "weight"))
+            for map in self.maps:
+                queries, keys = self.names(map)
+                rows = list(range(map.shape[0])) if self.rows is None else self.rows
+                for head in map.heads:
+                    weights = map.weights(head, self.rows)[0]
+                    for r, j in np.argwhere(weights > 0).tolist():
+                        i = rows[r]
+                        named = (map.place, map.layer, head, i, queries[i], j, keys[j])
+                        out.writerow((*named, repr(float(weights[r, j]))))
+
+    def html(self, limit: int = 25_000_000) -> str:
+        """The page that `save("….html")` writes, of at most so many bytes."""
+        from .page import page
+
+        return page(self, limit)
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        from html import escape
+
+        inside = escape(self.html(NOTEBOOK_BYTES), quote=True)
+        return f'<iframe title="attention" srcdoc="{inside}" style="width:100%;height:760px;border:0"></iframe>'
+
+    def __str__(self) -> str:
+        from .show import text_of
+
+        return text_of(self)
+
+
+def inspect(
+    model: Model,
+    inputs: Any,
+    target: Any = None,
+    *,
+    tokenizer: Tokenizer | None = None,
+    labels: Sequence[str] | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    rows: Sequence[int] | None = None,
+    write: int = 0,
+    name: str | None = None,
+) -> Inspection:
+    """Look at a model while it reads one input; the model's answer is the same, bit for bit, as if nobody looked.
+
+    inputs  a text, token ids, an image or its file; of an encoder–decoder the source, with a target
+    tokenizer  where the model was not loaded from a folder that holds one
+    layers, heads, rows  what to look at; the rest costs nothing
+    write   let the model go on for so many tokens, and look at those too
+    """
+    subject = make_subject(model, inputs, target, tokenizer=tokenizer, labels=labels, write=write, name=name)
+    chosen = None if rows is None else checked(rows, len(subject.labels), "row", "queries")
+    return Inspection(subject, *look(subject, layers, heads), chosen)
+
+
+def look(
+    subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] | None
+) -> tuple[list[Map], list[str], Tensor]:
+    """The maps of the chosen layers, what is to be said of layers that have none, and the model's answer."""
+    seen: dict[str, tuple[list[int], Looked]] = {}
+
+    def keep(attending: Looked) -> None:
+        all_heads = attending.q.shape[1]
+        chosen = list(range(all_heads)) if heads is None else checked(heads, all_heads, "head", "heads")
+        seen[attending.context.path] = chosen, attending.of(chosen)
+
+    wanted = {}
+    for stack, blocks in subject.stacks().items():
+        for i in range(len(blocks)) if layers is None else checked(layers, len(blocks), "layer", f"layers of {stack}"):
+            wanted[f"{stack}.blocks.{i}.mixer"] = (stack, i, blocks[i].mixer.kind())
+            if getattr(blocks[i], "cross", None) is not None:
+                wanted[f"{stack}.blocks.{i}.cross"] = ("cross", i, "Attention")
+    answer = subject.run(Taps(look=dict.fromkeys(wanted, keep)))
+    maps, unseen = [], []
+    for path, (place, i, kind) in wanted.items():
+        if path not in seen:
+            unseen.append(f"{place} layer {i} ({kind}) keeps no attention map")
+            continue
+        chosen, attending = seen[path]
+        ids = subject.source if place == "encoder" else subject.inputs
+        patches = subject.model.config.embedding if subject.image is not None else None  # type: ignore[union-attr]
+        side = patches.image // patches.patch if isinstance(patches, PatchEmbeddingConfig) else None
+        tokens = None if side is not None or ids is None else ids[0].numpy()
+        maps.append(Map(place, i, tuple(chosen), attending, tokens, side))
+    order = {"stack": 0, "encoder": 0, "decoder": 1, "cross": 2}
+    return sorted(maps, key=lambda map: (order[map.place], map.layer)), unseen, answer

@@ -1,0 +1,302 @@
+"""What is said at each layer, and what a head or a position is for: against `transformers` and direct runs."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+from numpy.testing import assert_allclose
+
+from clearhead.cli.main import cli
+from clearhead.inspect.effects import log_probabilities
+from clearhead.inspect.subject import pieces
+from clearhead.models.checkpoint import load
+from tests.parity.test_transformers import LLAMA, VOCABULARY, randomise
+
+from .tools import letters, small, writer
+
+TEXT = "the cat sat on the mat."
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    transformers = pytest.importorskip("transformers")
+    return randomise(transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA)))
+
+
+@pytest.fixture(scope="module")
+def ours(theirs: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("llama")
+    theirs.save_pretrained(folder)
+    return load(folder)
+
+
+def ids(seed: int = 0) -> torch.Tensor:
+    return torch.randint(3, VOCABULARY, (1, 8), generator=torch.Generator().manual_seed(seed))
+
+
+def test_the_lens_is_each_hidden_state_through_norm_and_head(theirs: Any, ours: Any) -> None:
+    tokens = ids()
+    with torch.no_grad():
+        hidden = list(theirs(tokens, output_hidden_states=True).hidden_states[:-1])
+        said = [theirs.lm_head(theirs.model.norm(x)).softmax(-1)[0].max(-1) for x in hidden]
+        said.append(theirs(tokens).logits.softmax(-1)[0].max(-1))
+    grid = ours.inspect(tokens).lens()
+    assert grid.rows == ["layer 2", "layer 1", "layer 0", "embedding"]
+    assert_allclose(grid.values[::-1], torch.stack([s.values for s in said]).numpy(), atol=1e-4)
+    assert grid.texts is not None
+    assert grid.texts[::-1] == [[str(id) for id in s.indices.tolist()] for s in said]
+
+
+def test_norms_and_next(theirs: Any, ours: Any) -> None:
+    tokens = ids()
+    looked = ours.inspect(tokens)
+    with torch.no_grad():
+        out = theirs(tokens, output_hidden_states=True)
+    want = torch.stack([x[0].norm(dim=-1) for x in out.hidden_states[:-1]]).numpy()
+    assert_allclose(looked.norms().values[::-1][:3], want, rtol=1e-4)
+    chances = out.logits[0, 2].softmax(-1)
+    for word, id, share in looked.next(row=2, top=4):
+        assert (word, share) == (str(id), pytest.approx(float(chances[id]), abs=1e-5))
+    assert looked.next(2, 4)[0][1] == int(chances.argmax())
+
+
+def test_ablation_is_the_model_without_the_columns_of_that_head(theirs: Any, ours: Any) -> None:
+    tokens, token = ids(), 17
+    grid = ours.inspect(tokens).ablate(token, row=5)
+    assert grid.values.shape == (3, 6)
+
+    def log_p() -> float:
+        with torch.no_grad():
+            return float(theirs(tokens).logits[0, 5].log_softmax(-1)[token])
+
+    before = log_p()
+    for layer, head in ((0, 0), (1, 4), (2, 5)):
+        weight = theirs.model.layers[layer].self_attn.o_proj.weight
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight[:, 8 * head : 8 * head + 8] = 0
+        assert grid.values[layer, head] == pytest.approx(log_p() - before, abs=1e-4)
+        with torch.no_grad():
+            weight.copy_(kept)
+
+
+def test_patching_is_one_hidden_state_put_into_another_run(theirs: Any, ours: Any) -> None:
+    clean, other, token = ids(0), ids(1), 23
+    grid = ours.inspect(clean).patch(other, token)
+    with torch.no_grad():
+        hidden = theirs(clean, output_hidden_states=True).hidden_states
+        there = float(theirs(other).logits[0, -1].log_softmax(-1)[token])
+        here = float(theirs(clean).logits[0, -1].log_softmax(-1)[token])
+    for layer, position in ((0, 3), (1, 7), (1, 0)):
+
+        def put(module: Any, given: Any, out: Any, layer: int = layer, position: int = position) -> Any:
+            x = (out[0] if isinstance(out, tuple) else out).clone()
+            x[:, position] = hidden[layer + 1][:, position]
+            return (x, *out[1:]) if isinstance(out, tuple) else x
+
+        hook = theirs.model.layers[layer].register_forward_hook(put)
+        with torch.no_grad():
+            patched = float(theirs(other).logits[0, -1].log_softmax(-1)[token])
+        hook.remove()
+        assert grid.values[layer, position] == pytest.approx(patched - there, abs=1e-4)
+    assert grid.values[2, -1] == pytest.approx(here - there, abs=1e-4), "the last layer's last position is the answer"
+    assert_allclose(grid.values[2, :-1], 0, atol=1e-6)
+    assert grid.columns[0] == f"{other[0, 0]}→{clean[0, 0]}"
+
+
+@pytest.mark.parametrize("part", ["mixer", "ffn", "heads"])
+def test_patching_a_branch(ours: Any, part: str) -> None:
+    looked, same = ours.inspect(ids(0)), ours.inspect(ids(1))
+    grid = looked.patch(ids(1), 5, part=part)
+    assert grid.values.shape == ((3, 6) if part == "heads" else (3, 8))
+    assert abs(grid.values).max() > 1e-3
+    assert_allclose(same.patch(ids(1), 5, part=part).values, 0, atol=1e-6)
+
+
+def test_patching_a_translator_takes_another_source() -> None:
+    model, target = small("tiny-transformer"), [1, 2, 3]
+    looked = model.inspect([5, 6, 7, 8], target)
+    grid = looked.patch([9, 6, 7, 8], 4)
+    with torch.no_grad():
+        runs = [model(torch.tensor([source]), torch.tensor([target])) for source in ([5, 6, 7, 8], [9, 6, 7, 8])]
+    here, there = (float(logits[0, -1].log_softmax(-1)[4]) for logits in runs)
+    assert grid.values[-1, -1] == pytest.approx(here - there, abs=1e-5)
+    assert grid.columns == ["1", "2", "3"]
+
+
+def test_prompts_of_different_length_are_refused(ours: Any) -> None:
+    with pytest.raises(ValueError, match="the prompts are 8 and 5 tokens"):
+        ours.inspect(ids()).patch(ids()[:, :5])
+
+
+def test_generated_tokens_are_looked_at_too() -> None:
+    model, tokenizer = writer(), letters()
+    looked = model.inspect("the cat", tokenizer=tokenizer, write=5)
+    (found,) = model.generate("the cat", tokenizer=tokenizer, max_new_tokens=5)
+    wrote = found.tokens
+    assert looked.subject.inputs[0, 7:].tolist() == wrote
+    assert looked.subject.labels == [*"the cat", *(tokenizer.decode([id]) for id in wrote)]
+    assert looked.map(1, 2).values.shape == (12, 12)
+
+
+def test_a_translator_writes_its_target() -> None:
+    model = small("tiny-transformer")
+    looked = model.inspect([5, 6, 7], None, write=4)
+    (found,) = model.generate([[5, 6, 7]], max_new_tokens=4)
+    assert looked.subject.inputs[0].tolist() == [0, *found.tokens]
+    assert looked.at(1, "cross").weights().shape == (4, 5, 3)
+
+
+def test_rows_are_chosen() -> None:
+    looked = writer().inspect(TEXT, tokenizer=letters(), rows=[-1, 3])
+    grid = looked.map(0, 1)
+    assert (grid.rows, len(grid.columns)) == ([".", " "], len(TEXT))
+    assert_allclose(grid.values, writer().inspect(TEXT, tokenizer=letters()).map(0, 1).values[[-1, 3]], atol=1e-6)
+
+
+def test_pieces_are_what_each_token_adds() -> None:
+    from clearhead.configs import BytesConfig
+    from clearhead.tokenize import make
+
+    tokenizer = make(BytesConfig(), [])
+    text = " a cat\n"
+    found = pieces(tokenizer, [*tokenizer.encode(text), tokenizer.end])
+    assert found == [*text, "<|endoftext|>"]
+    assert pieces(None, [3, 4]) == ["3", "4"]
+
+
+def test_classes_of_an_image(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    picture = np.zeros((40, 30), np.uint8)
+    picture[:20] = 255
+    image.fromarray(picture).save(tmp_path / "half.png")
+    looked = small("tiny-vit").inspect(tmp_path / "half.png")
+    pixels = looked.subject.inputs
+    assert (pixels.shape, pixels[0, 0, 0, 0], pixels[0, 0, -1, 0]) == ((1, 1, 16, 16), 1.0, -1.0)
+    assert len(looked.lens().values) == 2
+    assert sum(share for _, _, share in looked.next()) == pytest.approx(1)
+    assert looked.subject.image is not None
+    assert (looked.subject.image[0, 0] == 255).all()
+    for path in ("over.png", "over.svg"):
+        looked.save(tmp_path / path)
+        assert (tmp_path / path).stat().st_size > 5000
+
+
+def test_tables_hold_the_weights(tmp_path: Path) -> None:
+    looked = writer().inspect("a cat", tokenizer=letters(), layers=[1])
+    for name in ("maps.csv", "maps.npz", "maps.png", "maps.svg"):
+        looked.save(tmp_path / name, "dark")
+    weights = looked.at(1).weights()
+    with np.load(tmp_path / "maps.npz") as arrays:
+        assert_allclose(arrays["stack.1"], weights)
+        assert arrays["tokens"].tolist() == list("a cat")
+    with (tmp_path / "maps.csv").open(encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    again = np.zeros_like(weights)
+    for line in lines:
+        again[int(line["head"]), int(line["query"]), int(line["key"])] = float(line["weight"])
+    assert_allclose(again, weights)
+    assert lines[0]["query token"] == "a"
+    effect = looked.ablate()
+    effect.save(tmp_path / "effect.csv")
+    with (tmp_path / "effect.csv").open(encoding="utf-8") as file:
+        assert float(list(csv.DictReader(file))[2][effect.unit]) == effect.values[0, 2]
+    assert effect._repr_html_().startswith("<img")
+    with pytest.raises(ValueError, match=r"must end in one of \.png, \.svg"):
+        looked.save(tmp_path / "maps.gif")
+
+
+def test_a_table_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.inspect.look.CELLS", 100)
+    with pytest.raises(ValueError, match="choose layers, heads or rows"):
+        writer().inspect("a cat", tokenizer=letters()).save(tmp_path / "x.csv")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "writer"
+    writer().save(path, tokenizer=letters())
+    return path
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(cli, ["inspect", *arguments], terminal_width=100)
+
+
+def test_the_command_tells_what_heads_do(folder: Path) -> None:
+    out = run(str(folder), TEXT).output
+    assert out.startswith("writer: 2 layers, 8 heads, 23 positions\n")
+    assert "next, after '.'" in out
+    heads = json.loads(run(str(folder), TEXT, "--json").output)["heads"]
+    assert [(head["layer"], head["head"]) for head in heads] == [(i, h) for i in range(2) for h in range(4)]
+    one = run(str(folder), "a cat", "--layers", "1", "--heads", "2").output
+    assert "stack layer 1, head 2" in one
+    assert "entropy" in one
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("rollout",),
+        ("lens",),
+        ("norms",),
+        ("ablation", "--token", "c"),
+        ("patching", "--other", "a dog", "--part", "heads"),
+    ],
+)
+def test_the_command_shows_each_view(folder: Path, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    out = tmp_path / "view.png"
+    shown = run(str(folder), "a cat", "--show", *arguments, "--out", str(out))
+    assert shown.exit_code == 0, shown.output
+    assert out.stat().st_size > 4000
+    told = json.loads(run(str(folder), "a cat", "--show", *arguments, "--json").output)
+    assert len(told["values"]) == len(told["rows"])
+    assert len(told["values"][0]) == len(told["columns"])
+
+
+def test_log_probabilities_are_of_every_copy() -> None:
+    looked = writer().inspect("a cat", tokenizer=letters())
+    found = log_probabilities(looked.subject, 3, -1, copies=3)
+    assert found.shape == (3,)
+    assert_allclose(found, found[0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("FOLDER", "a cat", "--layers", "5"), "layer 5 is not one of the 2 layers of stack, 0 to 1"),
+        (("FOLDER", "a cat", "--heads", "4"), "head 4 is not one of the 4 heads, 0 to 3"),
+        (("FOLDER", "a cat", "--rows", "9"), "row 9 is not one of the 5 queries, 0 to 4"),
+        (("FOLDER", "a cat", "--layers", "x"), "--layers takes numbers and ranges, such as 0,3-5, not 'x'"),
+        (("FOLDER", "a cat", "--show", "patching"), "--show patching needs --other TEXT"),
+        (("FOLDER", "a cat", "--show", "patching", "--other", "a"), "the prompts are 5 and 1 tokens"),
+        (("FOLDER", "a cat", "--show", "ablation", "--token", "at"), "'at' is 2 tokens ('a' 't'), not one"),
+        (("FOLDER", "A cat"), "the character 'A'"),
+        (("FOLDER", "a cat", "--target", "x"), "has no decoder, so there is no target"),
+        (("FOLDER", "a cat", "--at", "7"), "position 7 is not one of the 5 positions"),
+        (
+            ("tiny-gpt", "a cat"),
+            "tiny-gpt with fresh weights has no tokenizer, so a text cannot be read; give token ids",
+        ),
+        (("tiny-gpt", "a cat", "--ids"), "token ids are whole numbers, such as '5 3 8', not 'a cat'"),
+        (("tiny-vit", "nowhere.png"), "this model reads images, and there is no file nowhere.png"),
+        (
+            ("tiny-transformer", "1 2", "--ids"),
+            "give the target as far as it goes, or let it write one",
+        ),
+        (("tiny-bert", "1 2", "--ids", "--show", "lens"), "has no head over words or classes"),
+        (("nowhere", "a"), "there is no preset 'nowhere'"),
+    ],
+)
+def test_bad_input_gets_one_sentence(folder: Path, arguments: tuple[str, ...], sentence: str) -> None:
+    done = run(*(str(folder) if word == "FOLDER" else word for word in arguments))
+    assert done.exit_code != 0
+    assert sentence in (done.output + str(done.exception))
+    assert isinstance(done.exception, SystemExit | ValueError)

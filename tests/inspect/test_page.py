@@ -1,0 +1,288 @@
+"""The page in a real browser: thumbnails, one head, one cell, by mouse and by keyboard, and nothing leaves the file."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+
+from clearhead.configs import AlibiConfig, Window
+from clearhead.inspect.look import Inspection, inspect
+from clearhead.inspect.page import page
+from clearhead.models.assemble import build
+from clearhead.models.presets import preset
+from tests.invariants.tools import randomise
+
+from .tools import letters, small, writer
+
+CHROMIUM = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None
+)
+TEXT = "the cat sat on the mat. the cat"
+ROW = "Array.from(row(data.maps[{map}], {head}, {i}).weights)"
+
+
+class Watched:
+    """A page that remembers what it asked the network for and what it complained of."""
+
+    def __init__(self, page: Any) -> None:
+        self.page, self.asked, self.complaints = page, [], []
+        page.on("request", lambda request: self.asked.append(request.url))
+        page.on("console", lambda message: self.complaints.append(message.text))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def press(self, *keys: str) -> None:
+        for key in keys:
+            self.page.keyboard.press(key)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("there is no chromium on this machine")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
+    """Opens an inspection or a file; at the end no page has asked for anything but itself, nor complained."""
+    all_opened: list[Watched] = []
+
+    def show(what: Inspection | Path, **options: Any) -> Watched:
+        path = what if isinstance(what, Path) else tmp_path / "page.html"
+        if isinstance(what, Inspection):
+            what.save(path)
+        watched = Watched(browser.new_page(viewport={"width": 1300, "height": 900}, **options))
+        all_opened.append(watched)
+        watched.page.goto(path.as_uri())
+        return watched
+
+    yield show
+    for watched in all_opened:
+        assert [url for url in watched.asked if not url.startswith(("file:", "data:"))] == []
+        assert watched.complaints == []
+        watched.page.close()
+
+
+def test_from_thumbnails_to_a_head_to_a_cell(opened: Callable[..., Watched]) -> None:
+    looked = writer().inspect(TEXT, tokenizer=letters())
+    seen = opened(looked)
+    assert seen.page.locator(".thumb").count() == 8
+    assert TEXT in seen.text(".text")
+    seen.page.locator(".thumb").nth(6).hover()
+    described = looked.heads[6]
+    assert f"layer 1, head 2{': ' * bool(described.tag)}{described.tag}" in seen.text("#tip")
+    assert f"entropy {described.entropy:.2f} bits" in seen.text("#tip")
+    seen.page.locator(".thumb").nth(6).click()
+    assert "layer 1, head 2" in seen.text("#crumbs")
+    weights = looked.at(1).weights(2)[0]
+    assert_allclose(seen.page.evaluate(ROW.format(map=1, head=2, i=30)), weights[30], atol=2e-3)
+    box = seen.page.locator("#matrix").bounding_box()
+    cell = (box["width"] - 78) / 31
+    seen.page.mouse.move(box["x"] + 78 + 4.5 * cell, box["y"] + 78 + 20.5 * cell)
+    assert seen.text("#tip").startswith("“a” (20) reads “c” (4)")
+    assert float(seen.text("#tip").rsplit(" ", 1)[1]) == pytest.approx(weights[20, 4], abs=2e-3)
+    seen.page.mouse.click(box["x"] + 78 + 4.5 * cell, box["y"] + 78 + 20.5 * cell)
+    heading = seen.text("#cell")
+    assert float(heading.rsplit(" ", 1)[1]) == pytest.approx(weights[20, 4], abs=2e-3)
+    attending = looked.at(1).attending
+    steps = seen.page.locator(".steps li").all_inner_texts()
+    dot = float((attending.q[0, 2, 20] * attending.k[0, 1, 4]).sum())
+    assert float(re.search(r"q·k = (\S+)", steps[0])[1]) == pytest.approx(dot, abs=0.02)
+    assert float(re.search(r"= (\S+)", steps[1])[1]) == pytest.approx(dot / 8**0.5, abs=0.01)
+    assert "may read 21 of 31 positions" in steps[2]
+    mixed = weights[20] @ attending.v[0, 1].numpy()
+    said = re.search(r"sum over all keys\s+(.*?)(?:  …|\n)", steps[4])[1].split()
+    assert_allclose([float(number) for number in said], mixed[: len(said)], atol=5e-3)
+
+
+def test_the_keyboard_alone(opened: Callable[..., Watched]) -> None:
+    seen = opened(writer().inspect(TEXT, tokenizer=letters()))
+    seen.press("ArrowDown", "ArrowRight", "ArrowRight")
+    assert "layer 1, head 2" in seen.text("#live")
+    seen.press("Enter")
+    assert "layer 1, head 2" in seen.text("#crumbs")
+    assert "(30) reads “t” (0)" in seen.text("#readout")
+    seen.press("ArrowUp", "ArrowRight", "Shift+ArrowRight")
+    assert "“a” (29) reads “␣” (11)" in seen.text("#readout")
+    assert "reads" in seen.text("#live")
+    seen.press("Enter")
+    assert "(29)" in seen.text("#cell")
+    seen.press("ArrowLeft")
+    assert "(10)" in seen.text("#cell")
+    seen.press("Escape", "]")
+    assert "layer 1, head 3" in seen.text("#crumbs")
+    seen.press("+")
+    assert seen.page.evaluate("window_(data.maps[state.map]).span") == 16
+    seen.press("0", "Escape")
+    assert seen.page.locator(".thumb").count() == 8
+    assert seen.page.evaluate("document.activeElement.dataset.head") == "3"
+
+
+def test_what_is_hidden_is_said(opened: Callable[..., Watched]) -> None:
+    seen = opened(writer().inspect(TEXT, tokenizer=letters()))
+    seen.page.evaluate("open(0, 0); move(3, 9); state.view = 'cell'; draw()")
+    assert "may not read" in seen.page.locator(".steps li").nth(2).inner_text()
+    assert seen.text("#cell").endswith("weight 0")
+    seen.page.evaluate("state.view = 'head'; draw()")
+    seen.page.locator("#nofirst").check()
+    row = seen.page.evaluate(ROW.format(map=0, head=0, i=30))
+    assert row[0] == 0
+    assert sum(row) == pytest.approx(1, abs=1e-5)
+
+
+def test_masks_and_biases_travel(opened: Callable[..., Watched]) -> None:
+    """Sparse masks as runs of keys, ALiBi by distance: rows in the page are those of the model."""
+    config = preset("tiny-llama").changed("stack.pattern.0.mixer.score_bias", AlibiConfig())
+    config = config.changed("stack.pattern.0.mixer.rotary", None).changed("stack.pattern.0.mixer.mask", Window(3))
+    model = build(config)
+    randomise(model)
+    looked = inspect(model.eval(), list(range(20)))
+    seen = opened(looked)
+    for i in (0, 9, 19):
+        assert_allclose(seen.page.evaluate(ROW.format(map=1, head=0, i=i)), looked.at(1).weights(0)[0, i], atol=2e-3)
+    assert len(seen.page.evaluate("data.masks")) == 1
+    assert seen.page.evaluate("vectors(data.maps[0], 0).bias.length") == 39
+
+
+def test_the_decoder_reads_the_source(opened: Callable[..., Watched]) -> None:
+    looked = inspect(small("tiny-transformer"), [3, 4, 5, 6, 7], [1, 2, 9])
+    seen = opened(looked)
+    assert seen.page.locator(".heads").count() == 3
+    assert "decoder reads the source" in seen.text("main")
+    seen.page.locator(".thumb").nth(18).click()
+    assert "cross layer 0, head 2" in seen.text("#crumbs")
+    row = seen.page.evaluate(ROW.format(map=4, head=2, i=1))
+    assert_allclose(row, looked.at(0, "cross").weights(2)[0, 1], atol=2e-3)
+
+
+def test_patches_over_the_image(opened: Callable[..., Watched]) -> None:
+    image = np.zeros((1, 16, 16), np.float32)
+    image[:, 4:8, 8:12] = 1
+    looked = inspect(small("tiny-vit"), image)
+    seen = opened(looked)
+    seen.page.locator(".thumb").nth(5).click()
+    assert "Query class" in seen.text("main")
+    box = seen.page.locator("#image").bounding_box()
+    seen.page.mouse.click(box["x"] + 0.6 * box["width"], box["y"] + 0.4 * box["height"])
+    assert "Query 1,2" in seen.text("main")
+    assert_allclose(seen.page.evaluate(ROW.format(map=1, head=1, i=7)), looked.at(1).weights(1)[0, 7], atol=2e-3)
+
+
+def test_light_and_dark(opened: Callable[..., Watched]) -> None:
+    looked = writer().inspect("a cat", tokenizer=letters())
+    paper = "getComputedStyle(document.body).backgroundColor"
+    for scheme, colour, other in (
+        ("light", "rgb(255, 255, 255)", "rgb(21, 24, 28)"),
+        ("dark", "rgb(21, 24, 28)", "rgb(255, 255, 255)"),
+    ):
+        seen = opened(looked, color_scheme=scheme)
+        assert seen.page.evaluate(paper) == colour
+        seen.press("t")
+        assert seen.page.evaluate(paper) == other
+
+
+def test_a_link_opens_the_cell_again(opened: Callable[..., Watched]) -> None:
+    seen = opened(writer().inspect("a cat", tokenizer=letters()))
+    seen.page.evaluate("open(1, 2); move(4, 2); state.view = 'cell'; draw()")
+    address = seen.page.url
+    heading = seen.text("#cell")
+    seen.page.goto("about:blank")
+    seen.page.goto(address)
+    assert seen.text("#cell") == heading
+
+
+def test_a_notebook_shows_it_in_a_frame(opened: Callable[..., Watched], tmp_path: Path) -> None:
+    (tmp_path / "notebook.html").write_text(
+        writer().inspect("a cat", tokenizer=letters())._repr_html_(), encoding="utf-8"
+    )
+    seen = opened(tmp_path / "notebook.html")
+    frame = seen.page.frame_locator("iframe")
+    frame.locator(".thumb").nth(3).click()
+    assert "layer 0, head 3" in frame.locator("#crumbs").inner_text()
+
+
+def test_text_cannot_end_the_script() -> None:
+    nasty = ["</script><script>alert(1)</script>", "<!--", "&amp;"]
+    text = page(inspect(small("tiny-gpt"), [1, 2, 3], labels=nasty))
+    assert "alert(1)" in text
+    assert text.count("<script") == 2
+    found = re.search(r'id="data">(.*?)</script>', text, re.DOTALL)
+    assert json.loads(found[1])["labels"] == nasty
+
+
+LARGE = """
+import pathlib, re, sys, torch
+import clearhead
+from clearhead.inspect.look import inspect
+
+def peak():
+    return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1])
+
+torch.manual_seed(0)
+config = clearhead.preset("tiny-gpt")
+for name, value in {"stack.dim": 144, "stack.repeats": 12, "stack.pattern.0.mixer.heads": 12,
+                    "embedding.position.length": 2048}.items():
+    config = config.changed(name, value)
+model = clearhead.build(config).eval()
+tokens = torch.randint(0, 101, (1, 2048))
+inspect(model, tokens[:, :64]).heads
+before = peak()
+looked = inspect(model, tokens)
+assert sum(len(map.thumbnails) for map in looked.maps) == 144
+print(peak() - before)
+looked.save(sys.argv[1])
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, Path]:
+    """The bytes that 2,048 tokens × 144 heads took, and their page."""
+    if not sys.platform.startswith("linux"):
+        pytest.skip("peak memory is read from /proc")
+    path = tmp_path_factory.mktemp("large") / "page.html"
+    done = subprocess.run([sys.executable, "-c", LARGE, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout), path
+
+
+def test_thumbnails_of_2048_tokens_fit_a_gigabyte(large: tuple[int, Path]) -> None:
+    took, path = large
+    assert took < 2**30 / 2  # the maps themselves would be 2.4 GB
+    assert path.stat().st_size <= 25_000_000
+
+
+def test_2048_tokens_in_the_page(large: tuple[int, Path], opened: Callable[..., Watched]) -> None:
+    seen = opened(large[1])
+    assert seen.page.locator(".thumb").count() == 144
+    assert "were left out to keep the page small" in seen.text("#notes")
+    assert "the largest of 16 × 16 weights" in seen.text("#notes")
+    whole = seen.page.locator(".thumb.whole")
+    assert 100 < whole.count() < 144
+    whole.first.click()
+    assert "each point is the largest of 16 × 16 weights" in seen.text(".legend")
+    for _ in range(5):
+        seen.press("+")
+    assert seen.page.evaluate("window_(data.maps[state.map]).span") == 64
+    seen.press("ArrowUp", "Enter")
+    assert "may read 2047 of 2048 positions" in seen.text(".steps")
+    seen.press("Escape", "Escape")
+    seen.page.locator(".thumb:not(.whole)").first.click()
+    assert "q, k and v of this head were left out" in seen.text("main")
+    assert "at most" in seen.text("#readout")
