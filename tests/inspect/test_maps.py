@@ -203,6 +203,17 @@ def test_keys_that_are_mixtures_are_called_so() -> None:
     assert '"keyNames":["mixture 0"' in looked.html()
 
 
+def test_weights_that_are_no_softmax_come_as_thumbnails_only() -> None:
+    looked = inspect(model_of("performer; pre"), inputs_of(CASES["performer; pre"])[0][:1], heads=[2, 0])
+    (map,) = looked.maps
+    assert_allclose(map.weights().sum(-1), 1, atol=1e-6)
+    whole = inspect(model_of("performer; pre"), inputs_of(CASES["performer; pre"])[0][:1]).at(0)
+    assert_allclose(map.weights(), whole.weights()[[2, 0]], atol=1e-6)
+    text = looked.html()
+    assert '"detail":[null,null]' in text
+    assert "Of layers without a softmax over q·k only thumbnails are here." in text
+
+
 def test_a_layer_without_a_map_says_so() -> None:
     looked = inspect(model_of("lstm; pre"), inputs_of(CASES["lstm; pre"])[0][:1])
     assert (looked.maps, looked.unseen) == ([], ["stack layer 0 (LSTM) keeps no attention map"])
