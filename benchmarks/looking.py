@@ -1,6 +1,9 @@
-"""What it takes to look at every head of a GPT-2 over 2,048 tokens: thumbnails, tags, and the page."""
+"""What it takes to look at every head of a GPT-2 over 2,048 tokens: memory, time, and the size of the page."""
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import torch
 
@@ -27,10 +30,20 @@ def main() -> None:
         for map in inspect(model, tokens).maps:
             assert map.thumbnails.shape == (12, 128, 128)
 
+    peaks = [peak()]
+    for run in (forward, thumbnails):
+        run()
+        peaks.append(peak())
     seconds = take_turns({"forward": forward, "forward, thumbnails and tags": thumbnails}, rounds=3)
     report(f"GPT-2, 12 layers × 12 heads, {LENGTH:,} tokens", seconds, "forward")
-    size = len(inspect(model, tokens).html().encode())
-    print(f"  the page is {size / 1e6:.1f} MB")
+    plain, looking = (after - peaks[0] for after in peaks[1:])
+    print(f"  peak beside the model: forward {plain / 2**20:.0f} MiB, with thumbnails {looking / 2**20:.0f} MiB")
+    print(f"  the page: {len(inspect(model, tokens).html().encode()) / 1e6:.1f} MB")
+
+
+def peak() -> int:
+    """The most memory that this process has had, as Linux counts it."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
 if __name__ == "__main__":

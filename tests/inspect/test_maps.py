@@ -19,7 +19,7 @@ from clearhead.nn.attention import Attending
 from clearhead.nn.context import Context
 from clearhead.nn.tap import Taps
 from tests.invariants.cases import CASES
-from tests.invariants.tools import inputs_of, model_of
+from tests.invariants.tools import inputs_of, model_of, once_each
 from tests.parity.test_transformers import BERT, GPT, LLAMA, VOCABULARY, randomise
 
 from .tools import small
@@ -27,7 +27,7 @@ from .tools import small
 LENGTH = 11
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", once_each(CASES))
 def test_the_answer_is_the_same_bit_for_bit(name: str) -> None:
     model, inputs = model_of(name), [x[:1] for x in inputs_of(CASES[name])]
     looked = inspect(model, *inputs)
