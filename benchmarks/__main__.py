@@ -5,6 +5,8 @@ from importlib import import_module
 
 NAMES = (
     "attention",
+    "sparse",
+    "long_context",
     "forward",
     "tokenising",
     "time_to_loss",

@@ -14,6 +14,7 @@ COMMANDS = {
     "trace": "Show every step of a model with its shapes, parameters and FLOPs.",
     "cost": "Count parameters, FLOPs and memory without allocating anything.",
     "inspect": "Look into a model: attention maps, what heads do, logit lens, ablation, patching.",
+    "compare": "Measure how mixers and models grow with the length, side by side.",
     "positions": "Draw how positions are told apart: sinusoids, rotary and its stretching, ALiBi.",
     "check": "Check attention, norms, masks and models that you wrote, and name what is wrong.",
     "exercises": "Write starter files for every part, in the order a learner needs them.",

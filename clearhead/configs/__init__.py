@@ -23,14 +23,15 @@ from .heads import (
 from .kernel import EluConfig, FavorConfig, LinearAttentionConfig
 from .latent import LatentAttentionConfig
 from .linformer import LinformerConfig
+from .longformer import LongformerConfig
 from .lstm import LSTMConfig
 from .mamba import MambaConfig
-from .masks import And, Blockwise, Causal, Full, Global, Mask, Or, Window
+from .masks import And, Band, Blockwise, Causal, Full, Global, Mask, Or, Scattered, Window
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
 from .moe import ChoiceConfig, GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
 from .norm import LayerNormConfig, NormConfig, OffsetRMSNormConfig, RMSNormConfig
 from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
-from .rotary import LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
+from .rotary import DualChunkConfig, LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
 from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
 from .train import (
     AdamWConfig,
@@ -45,11 +46,11 @@ from .train import (
 
 __all__ = [
     "Config", "Part", "ConfigError", "Scope", "Step", "dumps", "loads",
-    "Mask", "Full", "Causal", "Window", "Global", "Blockwise", "And", "Or",
+    "Mask", "Full", "Causal", "Window", "Band", "Global", "Scattered", "Blockwise", "And", "Or",
     "NormConfig", "LayerNormConfig", "RMSNormConfig", "OffsetRMSNormConfig",
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
-    "RotaryConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
-    "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LSTMConfig", "MambaConfig",
+    "RotaryConfig", "DualChunkConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
+    "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LongformerConfig", "LSTMConfig", "MambaConfig",
     "LinearAttentionConfig", "EluConfig", "FavorConfig", "LinformerConfig",
     "FeedForwardConfig", "GatedFeedForwardConfig",
     "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig",

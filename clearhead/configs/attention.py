@@ -9,7 +9,8 @@ from .base import ConfigError, Part, Scope, Shape, Step, under
 from .masks import Full, Mask
 from .norm import NormConfig
 from .positions import AlibiConfig
-from .rotary import RotaryConfig
+from .rotary import DualChunkConfig, RotaryConfig
+from .tiles import pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +22,7 @@ class AttentionConfig(Part):
     head_dim: int | None = None  # None: dim // heads
     value_dim: int | None = None  # None: head_dim
     mask: Mask = Full()
-    rotary: RotaryConfig | None = None
+    rotary: RotaryConfig | DualChunkConfig | None = None
     score_bias: AlibiConfig | None = None
     qk_norm: NormConfig | None = None  # over each head of q and of k, before turning
     qkv_bias: bool = False  # two facts, because Qwen2 has one without the other
@@ -33,6 +34,8 @@ class AttentionConfig(Part):
         if self.heads % self.groups:
             raise ConfigError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         self.require_share("dropout")
+        if isinstance(self.rotary, DualChunkConfig) and not self.mask.causal:
+            raise ConfigError(f"rotary is DualChunk, which reads earlier chunks only, but the mask is {self.mask}")
         if self.rotary is not None and self.head_dim is not None:
             self.rotary.width(self.head_dim)
 
@@ -62,13 +65,17 @@ class AttentionConfig(Part):
             yield from under("query_norm", self.qk_norm.steps(s, "B H T K"))
             yield from under("key_norm", self.qk_norm.steps(s, "B G S K"))
         if self.rotary is not None:
-            yield s.step("query_turned", "turned by position", "B H T K")
+            for name in self.rotary.queries(self.mask):
+                yield s.step(name, "turned by position", "B H T K")
             yield s.step("key_turned", "turned by position", "B G S K")
         bias = " + ALiBi" if self.score_bias is not None else ""
-        products = 2 * s["B"] * s["H"] * s["T"] * s["S"]
-        yield s.step("scores", f"QKᵀ/√K{bias}", "B H T S", flops=products * s["K"], order="n²·d", kept=0)
+        itself = s["T"] == s["S"] and "crossing" not in s.sizes
+        read = pairs(self.mask, s["T"]) if itself else s["T"] * s["S"]  # what the mask empties is not computed
+        order = "n²·d" if read == s["T"] * s["S"] else "n·w·d"
+        products = 2 * s["B"] * s["H"] * read
+        yield s.step("scores", f"QKᵀ/√K{bias}", "B H T S", flops=products * s["K"], order=order, kept=0)
         yield s.step("weights", f"softmax where {self.mask.kind()} allows", "B H T S", kept=0)
-        yield s.step("mixed", "weights·V", "B H T U", flops=products * s["U"], order="n²·d")
+        yield s.step("mixed", "weights·V", "B H T U", flops=products * s["U"], order=order)
         yield s.step("concat", "heads side by side", "B T H·U", kept=0)
         (joined,) = s.shape("H·U")
         yield s.step(

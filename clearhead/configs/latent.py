@@ -56,6 +56,8 @@ class LatentAttentionConfig(Part):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = self.sized(scope)
+        if s["T"] < s["S"] and self.ring is not None:  # decoding reads what the ring holds
+            s = s.having(S=min(s["S"], max(self.ring, s["T"])))
         tokens, heads = s["B"] * s["T"], s["H"]
 
         def projection(name: str, formula: str, letters: str, rows: int, columns: int, bias: bool, count: int) -> Step:
@@ -92,4 +94,10 @@ class LatentAttentionConfig(Part):
     def state(self, scope: Scope) -> dict[str, Shape]:
         """The latent and the rotary key of up to S positions, for all heads together."""
         s = self.sized(scope)
+        s = s.having(S=min(s["S"], self.ring or s["S"]))
         return {"latent": s.shape("B S L"), "rope_key": s.shape("B S N")}
+
+    @property
+    def ring(self) -> int | None:
+        """How many latents suffice for decoding, where the mask bounds it."""
+        return self.mask.reach if self.mask.causal else None

@@ -5,15 +5,21 @@ integers all work: `mask(np.arange(9)[:, None], np.arange(9)[None])` is the pict
 
     Causal() & Window(size=4096)            Mistral
     Window(size=257) | Global(tokens=2)     Longformer with w = 512
-    Blockwise(64, Window(2) | Global(1))    the same predicates over block numbers
+    Blockwise(64, Window(2) | Global(1) | Scattered(3, among=64))     BigBird, for up to 64 blocks
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from .base import Config, ConfigError
+
+Span = tuple[Any, Any]
+"""The first and the last of some positions."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +28,20 @@ class Mask(Config):
 
     def check(self) -> None:
         if type(self) is Mask:
-            raise ConfigError("Mask is not a mask of its own; use Full, Causal, Window, Global or Blockwise")
+            raise ConfigError(
+                "Mask is not a mask of its own; use Full, Causal, Window, Band, Global, Scattered or Blockwise"
+            )
 
     def __call__(self, i: Any, j: Any) -> Any:
         raise TypeError(f"{self.kind()} says of no query what it may read")
+
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        """For spans of queries and of keys, as arrays: whether any query may read any key, and whether all read all.
+
+        What is not known is (True, False). Attention by blocks skips a block only where the first is False.
+        """
+        known = i[0] - i[0] != j[0] - j[0]
+        return ~known, known
 
     def __and__(self, other: Mask) -> Mask:
         return And(self, other)
@@ -55,6 +71,9 @@ class Full(Mask):
     def __call__(self, i: Any, j: Any) -> Any:
         return i - i == j - j
 
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        return self(i[0], j[0]), self(i[0], j[0])
+
 
 @dataclass(frozen=True)
 class Causal(Mask):
@@ -62,6 +81,9 @@ class Causal(Mask):
 
     def __call__(self, i: Any, j: Any) -> Any:
         return j <= i
+
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        return self(i[1], j[0]), self(i[0], j[1])
 
     @property
     def causal(self) -> bool:
@@ -79,6 +101,10 @@ class Window(Mask):
 
     def __call__(self, i: Any, j: Any) -> Any:
         return (i - j < self.size) & (j - i < self.size)
+
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        near = (i[0] - j[1] < self.size) & (j[0] - i[1] < self.size)
+        return near, (i[1] - j[0] < self.size) & (j[1] - i[0] < self.size)
 
     @property
     def reach(self) -> int | None:
@@ -101,6 +127,80 @@ class Global(Mask):
     def __call__(self, i: Any, j: Any) -> Any:
         return (i < self.tokens) | (j < self.tokens)
 
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        return self(i[0], j[0]), self(i[1], j[1])
+
+
+@dataclass(frozen=True)
+class Band(Mask):
+    """Keys at a distance behind the query: least ≤ i − j ≤ most; None where there is no bound."""
+
+    least: int
+    most: int | None = None
+
+    def check(self) -> None:
+        if self.most is not None and self.most < self.least:
+            raise ConfigError(f"Band.most is {self.most}, but must be at least {self.least}, its least")
+
+    def __call__(self, i: Any, j: Any) -> Any:
+        far = i - j >= self.least
+        return far if self.most is None else far & (i - j <= self.most)
+
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        some, every = i[1] - j[0] >= self.least, i[0] - j[1] >= self.least
+        if self.most is None:
+            return some, every
+        return some & (i[0] - j[1] <= self.most), every & (i[1] - j[0] <= self.most)
+
+    @property
+    def causal(self) -> bool:
+        return self.least >= 0
+
+    @property
+    def reach(self) -> int | None:
+        return None if self.most is None else max(self.most, 0) + 1
+
+
+@dataclass(frozen=True)
+class Scattered(Mask):
+    """`keys` keys for each query, drawn without repetition among the first `among`; the seed decides which.
+
+    Over blocks these are BigBird's random blocks: `Blockwise(64, Scattered(3, among=length // 64))`. In a shorter text
+    those that were drawn past its end are missing. Query i past `among` reads what query i mod `among` reads.
+    """
+
+    keys: int
+    among: int
+    seed: int = 0
+
+    def check(self) -> None:
+        self.require_positive("among")
+        if not 0 <= self.keys <= self.among:
+            raise ConfigError(f"Scattered.keys is {self.keys}, but must be between 0 and among={self.among}")
+        if self.seed < 0:
+            raise ConfigError(f"Scattered.seed is {self.seed}, but must be at least 0")
+
+    def __call__(self, i: Any, j: Any) -> Any:
+        allowed = i - i != j - j
+        for drawn in draw(self.keys, self.among, self.seed):
+            allowed = allowed | (j == getattr(i, "new_tensor", np.asarray)(drawn)[i % self.among])
+        return allowed
+
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        some = i[0] - i[0] != j[0] - j[0]
+        for step in range(int((i[1] - i[0]).max(initial=0)) + 1):
+            query = np.minimum(i[0] + step, i[1]) % self.among
+            for drawn in draw(self.keys, self.among, self.seed):
+                some = some | ((j[0] <= drawn[query]) & (drawn[query] <= j[1]))
+        return some, some & (i[0] == i[1]) & (j[0] == j[1])
+
+
+@lru_cache(maxsize=16)
+def draw(keys: int, among: int, seed: int) -> np.ndarray:
+    """For each of `keys` draws, what every query drew."""
+    rng = np.random.default_rng(seed)
+    return np.stack([rng.choice(among, keys, replace=False) for _ in range(among)], axis=1)
+
 
 @dataclass(frozen=True)
 class Blockwise(Mask):
@@ -114,6 +214,9 @@ class Blockwise(Mask):
 
     def __call__(self, i: Any, j: Any) -> Any:
         return self.mask(i // self.size, j // self.size)
+
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        return self.mask.over((i[0] // self.size, i[1] // self.size), (j[0] // self.size, j[1] // self.size))
 
     @property
     def reach(self) -> int | None:
@@ -129,6 +232,10 @@ class And(Mask):
 
     def __call__(self, i: Any, j: Any) -> Any:
         return self.left(i, j) & self.right(i, j)
+
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        left, right = self.left.over(i, j), self.right.over(i, j)
+        return left[0] & right[0], left[1] & right[1]
 
     @property
     def causal(self) -> bool:
@@ -152,6 +259,10 @@ class Or(Mask):
 
     def __call__(self, i: Any, j: Any) -> Any:
         return self.left(i, j) | self.right(i, j)
+
+    def over(self, i: Span, j: Span) -> tuple[Any, Any]:
+        left, right = self.left.over(i, j), self.right.over(i, j)
+        return left[0] | right[0], left[1] | right[1]
 
     @property
     def causal(self) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from .base import Config, ConfigError
+from .masks import Band, Blockwise, Mask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +130,51 @@ class RotaryConfig(Config):
         frequencies = self.theta ** (-np.arange(0, width, 2) / width)
         return frequencies if self.scaling is None else self.scaling.scaled(frequencies, self.theta)
 
+    def queries(self, mask: Mask) -> dict[str, Mask]:
+        """The queries that attention needs, by name, and which keys each of them reads."""
+        return {"query_turned": mask}
+
     @property
     def magnitude(self) -> float:
         """What the turned q and k are multiplied by."""
         if not isinstance(self.scaling, YarnScaling):
             return 1.0
         return yarn_magnitude(self.scaling.factor) if self.scaling.rotation is None else self.scaling.rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualChunkConfig(Config):
+    """Rotary positions that never pass those the model was trained at, however long the text  (An et al. 2024).
+
+    The text is cut into chunks. A key of position j is turned as j mod chunk. A query of position i is turned as i mod
+    chunk for keys of its own chunk, as min(i mod chunk + chunk, length − 1) for those of the chunk before, and as
+    length − 1 for all older ones: near distances are exact, far ones only far.
+    """
+
+    chunk: int
+    length: int  # the context the model was trained at
+    rotary: RotaryConfig = RotaryConfig()
+
+    def check(self) -> None:
+        self.require_positive("chunk")
+        if self.chunk >= self.length:
+            raise ConfigError(f"DualChunk.chunk is {self.chunk}, but must be below length={self.length}")
+
+    def width(self, head_dim: int) -> int:
+        """How many dimensions of a head turn."""
+        return self.rotary.width(head_dim)
+
+    def queries(self, mask: Mask) -> dict[str, Mask]:
+        """The queries that attention needs, by name, and which keys each of them reads."""
+        apart = {"query_turned": Band(0, 0), "query_previous": Band(1, 1), "query_older": Band(2)}
+        return {name: mask & Blockwise(self.chunk, band) for name, band in apart.items()}
+
+    def places(self, positions: Any) -> dict[str, Any]:
+        """As what each kind of query is turned."""
+        place = positions % self.chunk
+        last = place * 0 + self.length - 1
+        return {
+            "query_turned": place,
+            "query_previous": (place + self.chunk).clip(max=self.length - 1),
+            "query_older": last,
+        }

@@ -12,13 +12,20 @@ from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .kernel import LinearAttentionConfig
 from .latent import LatentAttentionConfig
 from .linformer import LinformerConfig
+from .longformer import LongformerConfig
 from .lstm import LSTMConfig
 from .mamba import MambaConfig
 from .moe import MoEConfig
 from .norm import LayerNormConfig, NormConfig
 
 MixerConfig = (
-    AttentionConfig | LatentAttentionConfig | LinearAttentionConfig | LinformerConfig | LSTMConfig | MambaConfig
+    AttentionConfig
+    | LatentAttentionConfig
+    | LongformerConfig
+    | LinearAttentionConfig
+    | LinformerConfig
+    | LSTMConfig
+    | MambaConfig
 )
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 import torch
 import torch.nn.functional as F
@@ -11,6 +14,7 @@ from torch import Tensor, nn
 
 from clearhead.configs import AttentionConfig, Mask
 from clearhead.functional.attention import attention_scores, attention_weights, drop
+from clearhead.functional.blocked import TileBias, attention_by_tiles
 
 from .build import build_part, builds
 from .context import Context
@@ -46,14 +50,15 @@ class MultiHeadAttention(nn.Module):
         q = context.tap("query_norm", self.query_norm(context.tap("query", q)))
         k = context.tap("key_norm", self.key_norm(context.tap("key", k)))
         v = context.tap("value", v)
+        readers = [(q, self.mask)]
         if self.rotary is not None:
-            q = context.tap("query_turned", self.rotary(q, context.positions, context))
-            k = context.tap("key_turned", self.rotary(k, context.positions, context))
+            readers = self.rotary.readers(q, self.mask, context)
+            k = context.tap("key_turned", self.rotary.keys(k, context))
         if isinstance(state, KVState):
             k, v, context = state.append(k, v, context)
-        bias = None if self.score_bias is None else self.score_bias(context, q.dtype)
         dropout = self.dropout if self.training else 0.0
-        mixed = context.tap("mixed", attend(q, k, v, self.mask, context, bias=bias, dropout=dropout))
+        mixed = attend(readers, k, v, context, score_bias=self.score_bias, dropout=dropout)
+        mixed = context.tap("mixed", mixed)
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
     def project(
@@ -88,14 +93,18 @@ def check_causal(mask: Mask) -> None:
         raise ValueError(f"the mask {mask} reads later tokens, so the model cannot be run piece by piece with a state")
 
 
+Readers = Sequence[tuple[Float[Tensor, "B H T K"], Mask]]
+"""Queries, and which keys they may read. Several kinds of them read different keys in one softmax."""
+ScoreBias = Callable[[Context, torch.dtype], Float[Tensor, "#B H T S"]]
+
+
 def attend(
-    q: Float[Tensor, "B H T K"],
+    readers: Readers,
     k: Float[Tensor, "B G S K"],
     v: Float[Tensor, "B G S U"],
-    mask: Mask,
     context: Context,
     *,
-    bias: Float[Tensor, "#B H T S"] | None = None,
+    score_bias: ScoreBias | None = None,
     scale: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T U"]:
@@ -104,16 +113,34 @@ def attend(
     Who only reads scores or weights has them computed beside the kernel; who replaces them takes the written-out path.
     """
     for look in context.looks():
-        look(Attending(q, k, mask, context, v, bias, scale))
+        look(looked_at(readers, k, v, context, score_bias, scale))
     if context.aligned:
-        mask = mask.within(k.shape[2])
+        readers = [(q, mask.within(k.shape[2])) for q, mask in readers]
     if not context.fused or context.replaces("scores", "weights"):
-        return written_out_attention(q, k, v, mask, context, bias, scale, dropout)
+        return written_out_attention(readers, k, v, context, score_bias, scale, dropout)
     if context.reads("scores", "weights"):
-        written_out_attention(q, k, v, mask, context, bias, scale, dropout=0.0)  # for the taps alone
-    causal = context.plainly_causal(mask) and bias is None
-    allowed = None if causal else context.allowed(mask)
-    return fused_attention(q, k, v, allowed, causal, bias, scale, dropout)
+        written_out_attention(readers, k, v, context, score_bias, scale, dropout=0.0)  # for the taps alone
+    (q, mask), *others = readers
+    if not others and score_bias is None and (context.plainly_causal(mask) or context.plainly_full(mask)):
+        return fused_attention(q, k, v, None, context.plainly_causal(mask), None, scale, dropout)
+    plans = context.tiles(tuple(mask for _, mask in readers))
+    if plans is not None:
+        bias = None if score_bias is None else tile_bias(score_bias, context, q.dtype)
+        return attention_by_tiles([q for q, _ in readers], k, v, plans, scale=scale, dropout=dropout, bias=bias)
+    if others:
+        return written_out_attention(readers, k, v, context, score_bias, scale, dropout)
+    added = None if score_bias is None else score_bias(context, q.dtype)
+    return fused_attention(q, k, v, context.allowed(mask), False, added, scale, dropout)
+
+
+def tile_bias(score_bias: ScoreBias, context: Context, dtype: torch.dtype) -> TileBias:
+    """What is added to the scores of one tile of one row of the batch."""
+    return lambda row, tile: score_bias(context.tile(row, tile), dtype)[0]
+
+
+def of_all(readers: Readers) -> Mask:
+    """What any kind of query may read."""
+    return reduce(or_, (mask for _, mask in readers))
 
 
 Rows = slice | list[int]
@@ -180,22 +207,72 @@ class Attending(Looked):
         return replace(self, q=self.q[:, heads], k=self.k[:, groups], v=self.v[:, groups], bias=bias)
 
 
-def written_out_attention(
-    q: Float[Tensor, "B H T K"],
+@dataclass(frozen=True)
+class AttendingKinds(Looked):
+    """The same of several kinds of queries: q is the first of them, `mask` what any of them may read."""
+
+    others: Readers
+    bias: Float[Tensor, "#B H T S"] | None
+    scale: float | None
+
+    def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
+        k = self.k[:, self.groups(list(range(self.q.shape[1]))[heads]), :keys]
+        scores = attention_scores(self.q[:, heads, rows], k, None, self.scale)
+        for q, mask in self.others:
+            allowed = self.context.allowed_rows(mask, rows)
+            kind = attention_scores(q[:, heads, rows], k, None, self.scale)
+            scores = kind if allowed is None else torch.where(allowed[..., :keys], kind, scores)
+        if self.bias is not None:
+            scores = scores + self.bias[:, heads, rows, :keys]
+        allowed = self.allowed(rows)
+        return attention_weights(scores, None if allowed is None else allowed[..., :keys])
+
+    def only(self, heads: list[int]) -> AttendingKinds:
+        bias = None if self.bias is None else self.bias[:, heads]
+        others = [(q[:, heads], mask) for q, mask in self.others]
+        return replace(self, q=self.q[:, heads], k=self.k[:, self.groups(heads)], others=others, bias=bias)
+
+
+def looked_at(
+    readers: Readers,
     k: Float[Tensor, "B G S K"],
     v: Float[Tensor, "B G S U"],
-    mask: Mask,
     context: Context,
-    bias: Float[Tensor, "#B H T S"] | None,
+    score_bias: ScoreBias | None,
+    scale: float | None,
+) -> Looked:
+    """What somebody who looks is handed."""
+    (q, mask), *others = readers
+    bias = None if score_bias is None else score_bias(context, q.dtype)
+    if others:
+        return AttendingKinds(q, k, of_all(readers), context, others, bias, scale)
+    return Attending(q, k, mask, context, v, bias, scale)
+
+
+def written_out_attention(
+    readers: Readers,
+    k: Float[Tensor, "B G S K"],
+    v: Float[Tensor, "B G S U"],
+    context: Context,
+    score_bias: ScoreBias | None,
     scale: float | None,
     dropout: float,
 ) -> Float[Tensor, "B H T U"]:
     """Every intermediate exists and is tapped. The R query heads of a group broadcast against its one key head."""
-    groups = (k.shape[1], q.shape[1] // k.shape[1])
-    grouped_bias = None if bias is None else bias.unflatten(1, groups)
-    scores = attention_scores(q.unflatten(1, groups), k.unsqueeze(2), grouped_bias, scale)  # B G R T S
-    scores = context.tap("scores", scores.flatten(1, 2))
-    weights = context.tap("weights", attention_weights(scores, context.allowed(mask)))  # B H T S
+    groups = (k.shape[1], -1)
+
+    def products(q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T S"]:
+        return attention_scores(q.unflatten(1, groups), k.unsqueeze(2), None, scale).flatten(1, 2)
+
+    (q, _), *others = readers
+    scores = products(q)
+    for kind, mask in others:
+        allowed = context.allowed(mask)
+        scores = products(kind) if allowed is None else torch.where(allowed, products(kind), scores)
+    if score_bias is not None:
+        scores = scores + score_bias(context, q.dtype)
+    scores = context.tap("scores", scores)
+    weights = context.tap("weights", attention_weights(scores, context.allowed(of_all(readers))))  # B H T S
     kept = drop(weights, dropout).unflatten(1, groups)
     return (kept @ v.unsqueeze(2).to(kept.dtype)).flatten(1, 2).to(v.dtype)
 

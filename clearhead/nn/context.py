@@ -6,10 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.configs import Full, Mask
+from clearhead.configs.tiles import Tile, Tokens, tiles, tiles_within, worthwhile
 
 from .tap import Taps
 
@@ -24,6 +26,7 @@ class Context:
     key_positions: Int[Tensor, "#B S"]
     readable: Bool[Tensor, "B S"] | None = None  # False where a key is padding; None: all are real
     documents: Int[Tensor, "B T"] | None = None  # only tokens of one document read each other; None: all do
+    key_documents: Int[Tensor, "B S"] | None = None  # None: the same as the queries'
     aligned: bool = False  # queries and keys are the same 0 … T−1 in every row
     source: Float[Tensor, "B S D"] | None = None  # what cross-attention reads
     cross: Context | None = None  # the context for reading it
@@ -81,9 +84,44 @@ class Context:
         if self.readable is not None:
             allowed = allowed & self.readable[:, None, None, :]
         if self.documents is not None:
-            allowed = allowed & (self.documents[:, None, rows, None] == self.documents[:, None, None, :])
+            keys = self.documents if self.key_documents is None else self.key_documents
+            allowed = allowed & (self.documents[:, None, rows, None] == keys[:, None, None, :])
         return None if bool(allowed.all()) else allowed
 
     def plainly_causal(self, mask: Mask) -> bool:
         """Whether the mask is the lower triangle and nothing else, which kernels know without a tensor."""
         return self.aligned and self.readable is None and self.documents is None and mask.kind() == "Causal"
+
+    def plainly_full(self, mask: Mask) -> bool:
+        """Whether everyone reads everyone."""
+        return self.readable is None and self.documents is None and mask == Full()
+
+    def tiles(self, masks: tuple[Mask, ...]) -> list[tuple[Tile, ...]] | None:
+        """What the masks leave of the scores, one plan for each row of the batch or one for all; None where so little
+        is to be saved that a table of all pairs is cheaper."""
+        pairs = self.positions.shape[1] * self.key_positions.shape[1]
+        if not worthwhile(0, pairs):
+            return None
+        plans = self.once(("tiles", masks, id(self.key_positions)), lambda: self._tiles(masks))
+        area = sum(tile.area for plan in plans for tile in plan) / max(len(plans), 1)
+        return plans if worthwhile(area, pairs) else None
+
+    def _tiles(self, masks: tuple[Mask, ...]) -> list[tuple[Tile, ...]]:
+        if self.aligned and self.readable is None and self.documents is None:
+            return [tiles_within(masks, self.positions.shape[1])]
+        own = self.readable if self.key_positions is self.positions else None
+        theirs = self.documents if self.key_documents is None else self.key_documents
+        given = self.positions, self.key_positions, own, self.readable, self.documents, theirs
+
+        def of(row: int) -> tuple[Tile, ...]:
+            arrays: list[Any] = [None if x is None else x[row % len(x)].cpu().numpy() for x in given]
+            at, keys, own, real, documents, theirs = arrays
+            return tiles(masks, Tokens(at, own, documents), Tokens(keys, real, theirs))
+
+        return [of(row) for row in range(max(len(x) for x in given if x is not None))]
+
+    def tile(self, row: int, tile: Tile) -> Context:
+        """The queries and keys of one tile of one row of the batch."""
+        queries, keys = (x[row % len(x)] for x in (self.positions, self.key_positions))
+        read = torch.cat([keys[run.start : run.stop] for run in tile.runs])
+        return Context(queries[None, tile.start : tile.stop], read[None])

@@ -82,7 +82,7 @@ class LatentAttention(nn.Module):
         up = split_heads(context.tap("up", self.up(latent.squeeze(1))), c.plain_dim + c.value_dim)
         k, v = up.split((c.plain_dim, c.value_dim), dim=-1)
         k = torch.cat((k, rope.expand(-1, c.heads, -1, -1)), dim=-1)
-        return attend(q, k, v, c.mask, context, scale=c.scale, dropout=c.dropout if self.training else 0.0)
+        return attend([(q, c.mask)], k, v, context, scale=c.scale, dropout=c.dropout if self.training else 0.0)
 
     def absorbed(
         self, q: Float[Tensor, "B H T K"], joint: Float[Tensor, "B 1 S LR"], context: Context
@@ -93,11 +93,12 @@ class LatentAttention(nn.Module):
         plain, rope = q.split((c.plain_dim, c.rope_dim), dim=-1)
         q = torch.cat((plain @ to_key, rope), dim=-1)  # B H T L+R
         # the values are the keys' own first L columns: passing the keys twice saves a copy, the rest is cut off
-        mixed = attend(q, joint, joint, c.mask, context, scale=c.scale, dropout=c.dropout if self.training else 0.0)
+        dropout = c.dropout if self.training else 0.0
+        mixed = attend([(q, c.mask)], joint, joint, context, scale=c.scale, dropout=dropout)
         return mixed[..., : c.latent_dim] @ to_value.mT
 
     def init_state(self, room: Room) -> LatentState:
         check_causal(self.config.mask)
-        slots = room.slots_for(None)
+        slots = room.slots_for(self.config.ring)
         joint = room.buffer(1, slots.at.shape[1], self.config.latent_dim + self.config.rope_dim)
         return LatentState(slots, joint)

@@ -51,7 +51,7 @@ class Linformer(nn.Module):
         places = torch.arange(self.config.rows, device=x.device)[None]
         reader = replace(context.reading(places, None), aligned=False)
         dropout = self.config.dropout if self.training else 0.0
-        mixed = context.tap("mixed", attend(q, k, v, self.config.mask, reader, dropout=dropout))
+        mixed = context.tap("mixed", attend([(q, self.config.mask)], k, v, reader, dropout=dropout))
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
     @staticmethod

@@ -6,10 +6,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import RotaryConfig
+from clearhead.configs import DualChunkConfig, Mask, RotaryConfig
 from clearhead.functional.rotary import turn
 
-from .build import builds
+from .build import build_part, builds
 from .context import Context
 
 
@@ -32,9 +32,39 @@ class Rotary(nn.Module):
         turned = turn(x[..., : self.width], cos, sin, layout=self.config.layout)
         return turned if self.width == x.shape[-1] else torch.cat((turned, x[..., self.width :]), dim=-1)
 
+    def keys(self, k: Float[Tensor, "B G T K"], context: Context) -> Float[Tensor, "B G T K"]:
+        return self(k, context.positions, context)
+
+    def readers(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
+        """The queries that attention needs, and which keys each of them reads."""
+        return [(context.tap("query_turned", self(q, context.positions, context)), mask)]
+
     def angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """cos and sin of every angle, `B 1 T K/2`."""
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         frequencies = torch.tensor(self.frequencies, dtype=exact, device=positions.device)
         angles = positions[:, None, :, None].to(exact) * frequencies
         return (angles.cos() * self.config.magnitude).to(dtype), (angles.sin() * self.config.magnitude).to(dtype)
+
+
+@builds(DualChunkConfig)
+class DualChunk(nn.Module):
+    """Three queries for each token: one for its own chunk, one for the chunk before, one for all older ones."""
+
+    def __init__(self, config: DualChunkConfig, head_dim: int) -> None:
+        super().__init__()
+        self.config = config
+        self.rotary = build_part(config.rotary, head_dim)
+
+    def places(self, context: Context) -> dict[str, Int[Tensor, "#B T"]]:
+        key = ("places", self.config.chunk, self.config.length, id(context.positions))
+        return context.once(key, lambda: self.config.places(context.positions))
+
+    def keys(self, k: Float[Tensor, "B G T K"], context: Context) -> Float[Tensor, "B G T K"]:
+        return self.rotary(k, self.places(context)["query_turned"], context)
+
+    def readers(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
+        """The queries that attention needs, and which keys each of them reads."""
+        places = self.places(context)
+        masks = self.config.queries(mask)
+        return [(context.tap(name, self.rotary(q, places[name], context)), masks[name]) for name in masks]

@@ -1,5 +1,6 @@
 """Scaled dot-product attention, and the multi-head layer made of it."""
 
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from jaxtyping import Bool, Float, Real
 from clearhead import configs
 from clearhead.reference.linear import linear
 from clearhead.reference.positions import alibi_slopes, causal_mask
-from clearhead.reference.rotary import turn_by
+from clearhead.reference.rotary import turn_keys, turn_queries
 from clearhead.reference.run import Here, runs
 from clearhead.reference.softmax import narrow, softmax, widen
 
@@ -109,35 +110,43 @@ def multi_head_attention(
     v = here.note("value", split_heads(kv[..., config.groups * K :], U))  # B G S U
     q = here.note("query_norm", here.run("query_norm", config.qk_norm, q))
     k = here.note("key_norm", here.run("key_norm", config.qk_norm, k))
+    readers = [(q, config.mask)]
     if config.rotary is not None:
-        q = here.note("query_turned", turn_by(config.rotary, q, here.positions))
-        k = here.note("key_turned", turn_by(config.rotary, k, here.positions))
+        turned = turn_queries(config.rotary, q, here.positions)
+        readers = [(here.note(name, turned[name]), mask) for name, mask in config.rotary.queries(config.mask).items()]
+        k = here.note("key_turned", turn_keys(config.rotary, k, here.positions))
     k, v = here.remember("key", k, 2), here.remember("value", v, 2)
     distance_bias = None if config.score_bias is None else alibi(config.heads, here).astype(x.dtype)
-    mixed = attend(q, k, v, config.mask, here, bias=distance_bias)
+    mixed = attend(readers, k, v, here, bias=distance_bias)
     return here.note("out", linear(merge_heads(mixed, here), here["out.weight"], here.get("out.bias")))
 
 
 def attend(
-    q: Float[np.ndarray, "B H T K"],
+    readers: Sequence[tuple[Float[np.ndarray, "B H T K"], configs.Mask]],
     k: Float[np.ndarray, "B G S K"],
     v: Float[np.ndarray, "B G S U"],
-    mask: configs.Mask,
     here: Here,
     *,
     bias: Float[np.ndarray, "B H T S"] | None = None,
     scale: float | None = None,
 ) -> Float[np.ndarray, "B H T U"]:
-    """`attention` of a layer, step by step; the R = H/G query heads of a group share its key and value head."""
-    B, H, T, _ = q.shape
+    """`attention` of a layer, step by step; the R = H/G query heads of a group share its key and value head.
+
+    Several kinds of queries, each with the keys it may read, share one softmax.
+    """
+    B, H, T, _ = readers[0][0].shape
     G, S = k.shape[1:3]
 
     def grouped(x: np.ndarray) -> np.ndarray:
         return x.reshape(B, G, H // G, T, x.shape[-1])  # B G R T …
 
-    scores = attention_scores(grouped(q), k[:, :, None], None if bias is None else grouped(bias), scale)
-    scores = here.note("scores", scores.reshape(B, H, T, S))
-    weights = here.note("weights", attention_weights(scores, here.allowed(mask)))
+    kinds = [attention_scores(grouped(q), k[:, :, None], None, scale).reshape(B, H, T, S) for q, _ in readers]
+    allowed = [here.allowed(mask) for _, mask in readers]
+    scores = kinds[0]
+    for may, kind in zip(allowed[1:], kinds[1:], strict=True):
+        scores = np.where(may, kind, scores)
+    scores = here.note("scores", scores if bias is None else scores + widen(bias))
+    weights = here.note("weights", attention_weights(scores, np.logical_or.reduce(allowed)))
     mixed = (grouped(weights) @ v[:, :, None]).reshape(B, H, T, v.shape[-1])
     return here.note("mixed", mixed.astype(v.dtype))
 

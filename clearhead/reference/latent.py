@@ -37,5 +37,5 @@ def latent_attention(
     up = split_heads(here.note("up", linear(latent, here["up.weight"])), config.plain_dim + config.value_dim)
     k, v = up[..., : config.plain_dim], up[..., config.plain_dim :]
     k = np.concatenate((k, np.broadcast_to(rope, (*k.shape[:-1], config.rope_dim))), -1)
-    mixed = attend(q, k, v, config.mask, here, scale=config.scale)
+    mixed = attend([(q, config.mask)], k, v, here, scale=config.scale)
     return here.note("out", linear(merge_heads(mixed, here), here["out.weight"], here.get("out.bias")))

@@ -34,7 +34,7 @@ def linformer(config: LinformerConfig, x: Float[np.ndarray, "B T D"], here: Here
     v = here.note("value", split_heads(linear(mixtures[-1], value), U))
     rows = np.broadcast_to(np.arange(config.rows), (len(x), config.rows))
     reader = replace(here, key_positions=rows, readable=np.ones_like(rows, dtype=bool))
-    mixed = attend(q, k, v, config.mask, reader)
+    mixed = attend([(q, config.mask)], k, v, reader)
     return here.note("out", linear(merge_heads(mixed, here), here["out.weight"], here.get("out.bias")))
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Real
 
-from clearhead.configs import RotaryConfig
+from clearhead.configs import DualChunkConfig, RotaryConfig
 from clearhead.reference.softmax import narrow, widen
 
 
@@ -61,6 +61,23 @@ def turn_by(
     frequencies = config.frequencies(x.shape[-1])
     turned = rotate(x[..., :width], positions[:, None], frequencies=frequencies, layout=config.layout)
     return np.concatenate((turned * x.dtype.type(config.magnitude), x[..., width:]), -1)
+
+
+def turn_queries(
+    config: RotaryConfig | DualChunkConfig, q: Float[np.ndarray, "B H T K"], positions: Int[np.ndarray, "B T"]
+) -> dict[str, Float[np.ndarray, "B H T K"]]:
+    """Every kind of query that attention needs: one, or one for each distance of chunks."""
+    if isinstance(config, RotaryConfig):
+        return {"query_turned": turn_by(config, q, positions)}
+    return {name: turn_by(config.rotary, q, place) for name, place in config.places(positions).items()}
+
+
+def turn_keys(
+    config: RotaryConfig | DualChunkConfig, k: Float[np.ndarray, "B G T K"], positions: Int[np.ndarray, "B T"]
+) -> Float[np.ndarray, "B G T K"]:
+    if isinstance(config, RotaryConfig):
+        return turn_by(config, k, positions)
+    return turn_by(config.rotary, k, positions % config.chunk)
 
 
 def pair_slices(K: int, layout: str) -> tuple[slice, slice]:

@@ -51,7 +51,8 @@ class Here:
     positions: Int[np.ndarray, "B T"]  # of the queries
     key_positions: Int[np.ndarray, "B S"]
     readable: Bool[np.ndarray, "B S"]  # False where a key is padding
-    documents: Int[np.ndarray, "B S"] | None = None  # only tokens of one document read each other
+    documents: Int[np.ndarray, "B T"] | None = None  # only tokens of one document read each other
+    key_documents: Int[np.ndarray, "B S"] | None = None  # None: the same as the queries'
     source: Float[np.ndarray, "B S D"] | None = None  # what cross-attention reads
     cross: Here | None = None  # how it is read
     state: State | None = None
@@ -108,7 +109,8 @@ class Here:
         allowed = mask(self.positions[:, None, :, None], self.key_positions[:, None, None, :])
         allowed = allowed & self.readable[:, None, None, :]
         if self.documents is not None:
-            allowed = allowed & (self.documents[:, None, :, None] == self.documents[:, None, None, :])
+            keys = self.documents if self.key_documents is None else self.key_documents
+            allowed = allowed & (self.documents[:, None, :, None] == keys[:, None, None, :])
         return allowed
 
 

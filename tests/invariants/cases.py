@@ -15,6 +15,7 @@ from clearhead.configs import (
     Blockwise,
     Causal,
     ClassHeadConfig,
+    DualChunkConfig,
     EluConfig,
     EncoderDecoderConfig,
     FactoredEmbeddingConfig,
@@ -35,6 +36,7 @@ from clearhead.configs import (
     LinformerConfig,
     Llama3Scaling,
     LMHeadConfig,
+    LongformerConfig,
     LSTMConfig,
     MambaConfig,
     MaskedLMHeadConfig,
@@ -50,6 +52,7 @@ from clearhead.configs import (
     PoolerConfig,
     RMSNormConfig,
     RotaryConfig,
+    Scattered,
     SequenceModelConfig,
     SharedStackConfig,
     SinusoidalConfig,
@@ -92,7 +95,17 @@ MIXERS: dict[str, MixerConfig] = {
     "window, both ways": AttentionConfig(heads=5, mask=Window(WINDOW)),
     "longformer": AttentionConfig(heads=5, mask=Window(2) | Global(1)),
     "causal longformer": AttentionConfig(heads=5, mask=Causal() & (Window(2) | Global(1)), rotary=ROTARY),
+    "longformer, global projections": LongformerConfig(heads=5, window=2, tokens=2, qkv_bias=True, out_bias=True),
+    "dual chunk": AttentionConfig(
+        heads=6, kv_heads=2, head_dim=8, mask=Causal(), rotary=DualChunkConfig(chunk=2, length=5, rotary=ROTARY)
+    ),
+    "dual chunk, window": AttentionConfig(
+        heads=5, mask=Causal() & Window(4), rotary=DualChunkConfig(chunk=3, length=4, rotary=ROTARY)
+    ),
     "blockwise": AttentionConfig(heads=5, mask=Blockwise(2, Window(2) | Global(1)), rotary=ROTARY),
+    "bigbird": AttentionConfig(
+        heads=6, kv_heads=3, head_dim=4, mask=Blockwise(2, Window(2) | Global(1) | Scattered(1, among=4, seed=1))
+    ),
     "causal blockwise": AttentionConfig(heads=5, mask=Causal() & Blockwise(2, Window(2)), rotary=ROTARY),
     "latent": LatentAttentionConfig(heads=3, latent_dim=9, plain_dim=5, rope_dim=4, value_dim=7),
     "latent, query latent": LatentAttentionConfig(

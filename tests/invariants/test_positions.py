@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.configs import AttentionConfig, Causal, Full, RotaryConfig, Window
+from clearhead.configs import AttentionConfig, Causal, ConfigError, DualChunkConfig, Full, RotaryConfig, Window
 from clearhead.models.assemble import SequenceModel
 from clearhead.nn.tap import Taps
 
@@ -155,3 +155,42 @@ def test_position_changes_neither_values_nor_the_first_token() -> None:
     with torch.no_grad():
         here, there = model(tokens), model(tokens, positions=torch.full((BATCH, 1), 77))
     close(there, here)
+
+
+@pytest.mark.parametrize(("chunk", "length"), [(3, 5), (4, 8), (2, 20), (50, 60)])
+def test_dual_chunk_is_its_definition(chunk: int, length: int) -> None:
+    """An et al. 2024, pair by pair: which position the key has, and which the query has for it."""
+    rotary = DualChunkConfig(chunk=chunk, length=length, rotary=RotaryConfig(theta=100.0))
+    mixer = AttentionConfig(heads=1, head_dim=6, mask=Causal(), rotary=rotary)
+    model, taps, n = fresh(sequence(block(mixer), repeats=1)), Taps(read=["*.query", "*.key", "*.scores"]), 17
+    with torch.no_grad():
+        model(ids(1, n), taps=taps)
+    q, k, scores = (taps.values[f"stack.blocks.0.mixer.{name}"][0, 0] for name in ("query", "key", "scores"))
+
+    def turned(x: torch.Tensor, position: int) -> torch.Tensor:
+        angles = position * 100.0 ** (-torch.arange(3, dtype=torch.float64) / 3)
+        a, b = x[:3], x[3:]
+        return torch.cat((a * angles.cos() - b * angles.sin(), a * angles.sin() + b * angles.cos()))
+
+    for i in range(n):
+        for j in range(i + 1):
+            apart = i // chunk - j // chunk
+            place = [i % chunk, min(i % chunk + chunk, length - 1), length - 1][min(apart, 2)]
+            close(scores[i, j], turned(q[i], place) @ turned(k[j], j % chunk) / 6**0.5)
+
+
+def test_dual_chunk_within_one_chunk_is_plain_rotary() -> None:
+    dual = DualChunkConfig(chunk=LENGTH, length=20, rotary=RotaryConfig())
+    one, other = twins(
+        AttentionConfig(heads=5, mask=Causal(), rotary=RotaryConfig()),
+        AttentionConfig(heads=5, mask=Causal(), rotary=dual),
+    )
+    with torch.no_grad():
+        close(one(ids(BATCH, LENGTH)), other(ids(BATCH, LENGTH)))
+
+
+def test_dual_chunk_reads_no_later_chunk() -> None:
+    with pytest.raises(ConfigError, match="DualChunk, which reads earlier chunks only, but the mask is Full"):
+        AttentionConfig(heads=5, rotary=DualChunkConfig(chunk=4, length=8))
+    with pytest.raises(ConfigError, match=r"DualChunk\.chunk is 8, but must be below length=8"):
+        DualChunkConfig(chunk=8, length=8)

@@ -74,7 +74,16 @@ STREAMS = [name for name in SEQUENCES if gives_a_vector_per_token(CASES[name])]
 CAUSAL = [name for name in STREAMS if is_causal(CASES[name])]
 TRANSLATORS = [name for name, config in CASES.items() if isinstance(config, EncoderDecoderConfig)]
 RINGS = [name for name in CAUSAL if any(getattr(mixer, "ring", None) for mixer in mixers(CASES[name]))]
-ABSOLUTE = {"Sinusoidal", "Learned", "Global", "Blockwise", "Linformer"}  # kinds that tell one place from another
+ABSOLUTE = {
+    "Sinusoidal",
+    "Learned",
+    "Global",
+    "Blockwise",
+    "Scattered",
+    "Longformer",
+    "Linformer",
+    "DualChunk",
+}  # tell places apart
 RELATIVE = [name for name in STREAMS if not kinds(CASES[name]) & ABSOLUTE]
 
 

@@ -16,6 +16,7 @@ from clearhead.configs import (
     LatentAttentionConfig,
     LinearAttentionConfig,
     LinformerConfig,
+    LongformerConfig,
     LSTMConfig,
     MambaConfig,
     Mask,
@@ -63,9 +64,11 @@ def mixer(config: MixerConfig, dim: int) -> MixerConfig:
     mask = ordered(config.mask)
     if isinstance(config, LatentAttentionConfig):
         return replace(config, mask=mask, rotary=rotary(config.rotary, config.rope_dim))
+    if isinstance(config, LongformerConfig):
+        return config
     assert isinstance(config, AttentionConfig)
     key, value = config.widths(dim)
-    turned = None if config.rotary is None else rotary(config.rotary, key)
+    turned = rotary(config.rotary, key) if isinstance(config.rotary, RotaryConfig) else config.rotary
     return replace(config, kv_heads=config.groups, head_dim=key, value_dim=value, mask=mask, rotary=turned)
 
 

@@ -1,0 +1,242 @@
+"""`clearhead compare`: mixers and models side by side, as they grow."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import bytes_text, console, count_text, find_config, json_option, print_json
+
+if TYPE_CHECKING:
+    from clearhead.measure.compare import Comparison, Contestant, Growth, Size
+
+
+@click.command("compare")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.option("--lengths", default="256,512,1024,2048", show_default=True, help="Tokens, separated by commas.")
+@click.option("--batch", "-b", type=int, default=1, show_default=True, help="Rows.")
+@click.option("--dim", type=int, default=256, show_default=True, help="Width, of models made of a mixer.")
+@click.option("--layers", type=int, default=2, show_default=True, help="Blocks, of models made of a mixer.")
+@click.option("--heads", type=int, default=4, show_default=True, help="Heads, of models made of a mixer.")
+@click.option("--both-ways", is_flag=True, help="Mixers read later tokens too; then there is no decoding.")
+@click.option(
+    "--equal",
+    type=click.Choice(["parameters", "compute", "no"]),
+    default="parameters",
+    show_default=True,
+    help="What models made of mixers have in common with the first.",
+)
+@click.option("--rounds", type=int, default=3, show_default=True, help="Runs, of which the median is told.")
+@click.option("--out", default=None, metavar="FILE", help="Draw the curves into a .png, .svg or .pdf.")
+@click.option("--train", "data", multiple=True, metavar="PATH", help="Train each on this text and tell its loss.")
+@click.option("--steps", type=int, default=200, show_default=True, help="With --train: steps for each.")
+@click.option("--context", type=int, default=128, show_default=True, help="With --train: tokens in a row.")
+@json_option
+def command(
+    names: tuple[str, ...],
+    lengths: str,
+    batch: int,
+    dim: int,
+    layers: int,
+    heads: int,
+    both_ways: bool,
+    equal: str,
+    rounds: int,
+    out: str | None,
+    data: tuple[str, ...],
+    steps: int,
+    context: int,
+    as_json: bool,
+) -> None:
+    """Measure how models grow with the length: time and memory of forward, backward and decoding, FLOPs, exponents.
+
+    NAME is a mixer (full, flash, window, longformer, bigbird, linformer, linear, performer, mamba, lstm), a .json with the
+    config of a mixer, or a model as other commands take it. Mixers are put into models of one width; `full` makes the
+    whole matrix of scores, `flash` is the same attention by the fused kernel.
+
+    \b
+    clearhead compare full flash window --lengths 512,1024,2048 --out growth.svg
+    clearhead compare flash lstm --equal compute --train notes/ --steps 500
+    clearhead compare tiny-gpt tiny-llama --json
+    """
+    from clearhead.measure.compare import Size, compare
+
+    asked = parsed_lengths(lengths)
+    size = Size(dim=dim, layers=layers, heads=heads, causal=not both_ways)
+    contestants = [contestant(name, size) for name in names]
+    common = None if equal == "no" else equal
+    say = progress()
+    found = compare(contestants, asked, batch=batch, rounds=rounds, equal=common, say=say)
+    losses = trained(contestants, data, steps, context, common, say) if data else None
+    told = [result.to_dict() for result in found]
+    if losses is not None:
+        told = [one | {"training": loss} for one, loss in zip(told, losses, strict=True)]
+    if out is not None:
+        from clearhead.inspect.growth import draw_growth
+
+        draw_growth(told, out)
+    if as_json:
+        print_json({"batch": batch, "equal": common, "models": told})
+        return
+    show(found)
+    if losses is not None:
+        show_losses(found, losses)
+    if out is not None:
+        click.echo(out)
+
+
+def parsed_lengths(text: str) -> list[int]:
+    try:
+        lengths = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--lengths takes whole numbers separated by commas, not {text!r}") from None
+    if min(lengths) < 1:
+        raise click.UsageError(f"--lengths must be positive, not {min(lengths)}")
+    return sorted(set(lengths))
+
+
+def contestant(name: str, size: Size) -> Contestant:
+    """A mixer by name or config, put into a model, or a whole model."""
+    from clearhead.configs import ConfigError, SequenceModelConfig, loads
+    from clearhead.configs.base import nearest
+    from clearhead.measure.compare import Contestant, mixers, of_mixer
+    from clearhead.models.presets import PRESETS
+
+    known = mixers(size)
+    if name in known:
+        return of_mixer(name, known[name], size)
+    path = Path(name)
+    if path.suffix == ".json" and path.is_file() and '"model_type"' not in path.read_text(encoding="utf-8"):
+        config: Any = loads(path.read_text(encoding="utf-8"))
+        if hasattr(config, "mask"):
+            return of_mixer(path.stem, lambda length: config, size)
+    if not path.exists() and path.suffix != ".json" and name not in PRESETS:
+        raise ConfigError(f"there is no mixer or model {name!r}{nearest(name, [*known, *PRESETS])}")
+    model = find_config(name)
+    if not isinstance(model, SequenceModelConfig):
+        raise click.UsageError(f"{name} is an encoder–decoder, which has two lengths; compare takes models of one")
+    return Contestant(name, lambda length: model, fixed=True)
+
+
+def progress() -> Any:
+    """Where a person watches, a line on stderr that tells what is being measured."""
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: click.echo(f"\r\x1b[K{text} ", nl=False, err=True)
+
+
+def trained(
+    contestants: list[Contestant], data: tuple[str, ...], steps: int, context: int, equal: str | None, say: Any
+) -> list[dict[str, float] | None]:
+    """The loss of each after as many steps on the same text; None for one that reads later tokens."""
+    import tempfile
+    import time
+
+    from clearhead.configs.data import CharactersConfig
+    from clearhead.configs.train import AdamWConfig, CosineConfig, NextTokenConfig, RecipeConfig
+    from clearhead.measure.compare import matched
+    from clearhead.training.loop import train
+    from clearhead.training.run import Run
+
+    results: list[dict[str, float] | None] = []
+    for one in contestants:
+        config = one.make(context)
+        if not all(block.mixer.mask.causal for block in config.stack.blocks):
+            results.append(None)
+            continue
+        if equal is not None and not one.fixed:
+            config = matched(config, contestants[0].make(context), equal, context, one.name)
+        say(f"{one.name}, {steps} steps")
+        recipe = RecipeConfig(
+            model=config,
+            task=NextTokenConfig(tokenizer=CharactersConfig(), context=context),
+            optimizer=AdamWConfig(lr=2e-3),
+            schedule=CosineConfig(warmup=min(20, steps // 2), floor=0.1),
+            batch=16,
+            steps=steps,
+            evaluate_every=steps,
+            save_every=steps,
+        )
+        with tempfile.TemporaryDirectory() as folder:
+            start = time.perf_counter()
+            train(recipe, data, folder)
+            taken, last = time.perf_counter() - start, Run(folder).history()[-1]
+        results.append({"loss": last["val/loss"], "bits_per_byte": last["val/bpb"], "seconds": taken})
+    return results
+
+
+def show(found: list[Comparison]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    longest = max(m.length for m in found[0].measured)
+    out = console()
+    out.print(Text(f"at {longest:,} tokens, and how it grows from {found[0].measured[0].length:,}", "bold"))
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    headings = (
+        "model",
+        "parameters",
+        "FLOPs",
+        "forward",
+        "backward",
+        "decode",
+        "peak forward",
+        "peak backward",
+        "error",
+    )
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    for result in found:
+        last = result.measured[-1]
+        errors = [m.error for m in result.measured if m.error is not None]
+        table.add_row(
+            result.name,
+            count_text(last.parameters),
+            count_text(last.flops),
+            *(
+                grown(milliseconds(last.seconds[p]), result.growth("seconds", p))
+                for p in ("forward", "backward", "decode")
+            ),
+            *(grown(bytes_or_none(last.peak[p]), result.growth("peak", p)) for p in ("forward", "backward")),
+            f"{errors[-1]:.3f}" if errors else "–",
+        )
+    out.print(table)
+
+
+def grown(value: str | None, growth: Growth | None) -> str:
+    """`12.3 ms n^1.02±0.05`."""
+    if value is None:
+        return "–"
+    if growth is None:
+        return value
+    margin = "" if growth.margin is None else f"±{growth.margin:.2f}"
+    return f"{value} n^{growth.exponent:.2f}{margin}"
+
+
+def milliseconds(seconds: float | None) -> str | None:
+    return None if seconds is None else f"{seconds * 1e3:.1f} ms"
+
+
+def bytes_or_none(count: int | None) -> str | None:
+    return None if count is None else bytes_text(count)
+
+
+def show_losses(found: list[Comparison], losses: list[dict[str, float] | None]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    for heading in ("model", "validation loss", "bits per byte", "seconds"):
+        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    for result, loss in zip(found, losses, strict=True):
+        told = (
+            ("–",) * 3
+            if loss is None
+            else (f"{loss['loss']:.4f}", f"{loss['bits_per_byte']:.4f}", f"{loss['seconds']:.1f}")
+        )
+        table.add_row(result.name, *told)
+    out = console()
+    out.print()
+    out.print(table)

@@ -1,0 +1,306 @@
+"""How mixers grow: time, memory and FLOPs of forward, backward and decoding against the length, measured side by side.
+
+A contestant is a whole model. Those made of a mixer alone share width, layers and vocabulary, and their feed-forward
+layers are widened until they have the parameters, or take the FLOPs, of the first.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.configs import (
+    AttentionConfig,
+    Blockwise,
+    Causal,
+    FavorConfig,
+    FeedForwardConfig,
+    Full,
+    Global,
+    LinearAttentionConfig,
+    LinformerConfig,
+    LSTMConfig,
+    MambaConfig,
+    Mask,
+    MixerConfig,
+    RotaryConfig,
+    Scattered,
+    SequenceModelConfig,
+    Window,
+)
+from clearhead.models.assemble import SequenceModel
+from clearhead.models.llama import decoder
+from clearhead.nn.build import build_part
+from clearhead.nn.context import Context
+
+from .cost import cost
+
+PASSES = ("forward", "backward", "decode")
+DECODED = 8  # tokens, of which the median is told
+ERROR_LENGTH = 4096  # up to which the error against full attention is measured
+T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
+"""Student's t that 95 % lie within, for 1 to 10 degrees of freedom; beyond, 1.96 is near enough."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of the models that are made of a mixer alone."""
+
+    dim: int = 256
+    layers: int = 2
+    heads: int = 4
+    vocabulary: int = 256
+    causal: bool = True  # of those mixers that can be
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A model for each length, because some mixers are made for one."""
+
+    name: str
+    make: Callable[[int], SequenceModelConfig]
+    fused: bool = True  # False: attention in plain operations, with the whole matrix of scores
+    fixed: bool = False  # a model that is measured as it is
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One contestant at one length: seconds and bytes of each pass; None where there is no such pass."""
+
+    length: int
+    parameters: int
+    flops: int  # of the forward pass, as it is computed
+    seconds: dict[str, float | None]
+    peak: dict[str, int | None]
+    error: float | None  # of the first mixer's output against full attention with the same weights, relative
+
+
+@dataclass(frozen=True)
+class Growth:
+    """y ~ n^exponent, and how far from it the exponent may be with a confidence of 95 %."""
+
+    exponent: float
+    margin: float | None  # None: two points lie on every line
+
+
+@dataclass(frozen=True)
+class Comparison:
+    name: str
+    measured: list[Measured]
+
+    def growth(self, what: str, which: str) -> Growth | None:
+        """Of `seconds` or `peak` of one pass."""
+        found = {m.length: getattr(m, what)[which] for m in self.measured}
+        points = {length: value for length, value in found.items() if value}
+        return fit(list(points), list(points.values())) if len(points) > 1 else None
+
+    def to_dict(self) -> dict[str, Any]:
+        growth = {what: {which: self.growth(what, which) for which in PASSES} for what in ("seconds", "peak")}
+        told = {what: {k: v and asdict(v) for k, v in by_pass.items()} for what, by_pass in growth.items()}
+        return {"name": self.name, "measured": [asdict(m) for m in self.measured], "growth": told}
+
+
+def mixers(size: Size) -> dict[str, Callable[[int], MixerConfig]]:
+    """The mixers that have a name here, each made for a length."""
+    order: Mask = Causal() if size.causal else Full()
+
+    def attention(mask: Mask) -> MixerConfig:
+        allowed = order if mask == Full() else order & mask if size.causal else mask
+        return AttentionConfig(heads=size.heads, mask=allowed, rotary=RotaryConfig())
+
+    def bigbird(length: int) -> MixerConfig:
+        blocks = -(-length // 64)
+        return attention(Blockwise(64, Window(2) | Global(1) | Scattered(min(3, blocks), among=blocks)))
+
+    return {
+        "full": lambda n: attention(Full()),
+        "flash": lambda n: attention(Full()),
+        "window": lambda n: attention(Window(257)),
+        "longformer": lambda n: attention(Window(257) | Global(1)),
+        "bigbird": bigbird,
+        "linformer": lambda n: LinformerConfig(heads=size.heads, length=n, rows=256),
+        "linear": lambda n: LinearAttentionConfig(heads=size.heads, mask=order),
+        "performer": lambda n: LinearAttentionConfig(heads=size.heads, mask=order, kernel=FavorConfig(features=256)),
+        "mamba": lambda n: MambaConfig(),
+        "lstm": lambda n: LSTMConfig(),
+    }
+
+
+def of_mixer(name: str, mixer: Callable[[int], MixerConfig], size: Size) -> Contestant:
+    """A decoder around a mixer. `full` is attention with its matrix of scores, `flash` the same by the fused kernel."""
+
+    def make(length: int) -> SequenceModelConfig:
+        ffn = FeedForwardConfig(hidden=4 * size.dim, bias=False)
+        return decoder(dim=size.dim, layers=size.layers, mixer=mixer(length), ffn=ffn, vocabulary=size.vocabulary)
+
+    return Contestant(name, make, fused=name != "full")
+
+
+def compare(
+    contestants: Sequence[Contestant],
+    lengths: Sequence[int],
+    *,
+    batch: int = 1,
+    rounds: int = 3,
+    equal: str | None = "parameters",
+    say: Callable[[str], None] = lambda text: None,
+) -> list[Comparison]:
+    """Every contestant at every length.
+
+    equal  "parameters" or "compute": made of mixers, all have as many as the first, at each length; None: as they are
+    """
+    if equal not in ("parameters", "compute", None):
+        raise ValueError(f"equal is {equal!r}, but must be 'parameters', 'compute' or None")
+    found = []
+    for contestant in contestants:
+        measured = []
+        for length in sorted(lengths):
+            say(f"{contestant.name}, {length:,} tokens")
+            config = contestant.make(length)
+            if equal is not None and not contestant.fixed:
+                config = matched(config, contestants[0].make(length), equal, length, contestant.name)
+            measured.append(measure(config, length, batch, rounds, contestant.fused))
+        found.append(Comparison(contestant.name, measured))
+    return found
+
+
+def matched(
+    config: SequenceModelConfig, like: SequenceModelConfig, equal: str, length: int, name: str
+) -> SequenceModelConfig:
+    """The config with feed-forward layers of such a width that it is as large, or as costly, as `like`."""
+
+    def amount(config: SequenceModelConfig) -> int:
+        return parameters(config) if equal == "parameters" else cost(config, length=length).flops.forward
+
+    def of_width(hidden: int) -> SequenceModelConfig:
+        return config.changed("stack.pattern.0.ffn.hidden", hidden)
+
+    wanted, low, high = amount(like), 1, 64 * config.stack.dim
+    if amount(of_width(low)) > wanted:
+        raise ValueError(
+            f"{name} has more {equal} than the first even with hardly any feed-forward layer; use --equal no"
+        )
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if amount(of_width(middle)) <= wanted else (low, middle - 1)
+    return of_width(low)
+
+
+def parameters(config: SequenceModelConfig) -> int:
+    return sum(math.prod(shape) for shape in config.weights().values())
+
+
+def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, fused: bool) -> Measured:
+    torch.manual_seed(0)
+    model = SequenceModel(config)
+    tokens = torch.randint(0, 100, (batch, length))
+    causal = all(block.mixer.mask.causal for block in config.stack.blocks)
+    seconds: dict[str, float | None] = dict.fromkeys(PASSES)
+    peak: dict[str, int | None] = dict.fromkeys(PASSES)
+    runs = {"forward": lambda: forward(model, tokens, fused), "backward": lambda: backward(model, tokens, fused)}
+    if causal:
+        runs["decode"] = lambda: decoding(model, tokens, fused)
+    for name, run in runs.items():
+        peak[name] = peak_memory(run)  # which also warms up
+        seconds[name] = statistics.median(run() for _ in range(rounds))
+    flops = cost(config, batch=batch, length=length).flops.forward
+    error = error_of(config.stack.blocks[0].mixer, config.stack.dim, length) if length <= ERROR_LENGTH else None
+    return Measured(length, parameters(config), flops, seconds, peak, error)
+
+
+@torch.inference_mode()
+def forward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
+    """Seconds of a pass over the text."""
+    start = time.perf_counter()
+    model(tokens, fused=fused)
+    return time.perf_counter() - start
+
+
+def backward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
+    """Seconds of the way back alone."""
+    loss = model(tokens, fused=fused).float().square().mean()
+    start = time.perf_counter()
+    loss.backward()
+    taken = time.perf_counter() - start
+    model.zero_grad(set_to_none=True)
+    return taken
+
+
+@torch.inference_mode()
+def decoding(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
+    """Seconds of one more token after the text."""
+    state = model.init_state(len(tokens), tokens.shape[1] + DECODED)
+    model(tokens, state=state)
+    taken = []
+    for _ in range(DECODED):
+        start = time.perf_counter()
+        model(tokens[:, :1], state=state, fused=fused)
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+def error_of(mixer: MixerConfig, dim: int, length: int) -> float | None:
+    """|y − y_full| / |y_full| of the mixer and of full attention with the same q, k, v and output weights, on random
+    input; None where the mixer has no such weights."""
+    heads = getattr(mixer, "heads", None)
+    if heads is None:
+        return None
+    mask: Mask = Causal() if mixer.mask.causal else Full()
+    rotary = getattr(mixer, "rotary", None)
+    one = build_part(mixer, dim)
+    other = build_part(AttentionConfig(heads=heads, mask=mask, rotary=rotary), dim)
+    weights = one.state_dict()
+    if any(name not in weights or weights[name].shape != w.shape for name, w in other.state_dict().items()):
+        return None
+    other.load_state_dict({name: weights[name] for name in other.state_dict()})
+    x, positions = torch.randn(1, length, dim), torch.arange(length)[None]
+    with torch.inference_mode():
+        y, full = (part(x, Context(positions, positions, aligned=True)) for part in (one, other))
+    return float((y - full).norm() / full.norm())
+
+
+def fit(lengths: Sequence[int], values: Sequence[float]) -> Growth:
+    """The slope of log value against log length, by least squares, and the margin of a 95 % interval."""
+    x, y = [math.log(length) for length in lengths], [math.log(value) for value in values]
+    mean_x, mean_y = statistics.fmean(x), statistics.fmean(y)
+    spread = sum((a - mean_x) ** 2 for a in x)
+    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread
+    free = len(x) - 2
+    if not free:
+        return Growth(slope, None)
+    left = sum((b - mean_y - slope * (a - mean_x)) ** 2 for a, b in zip(x, y, strict=True))
+    t = T_95[free - 1] if free <= len(T_95) else 1.96
+    return Growth(slope, t * math.sqrt(left / free / spread))
+
+
+def peak_memory(run: Callable[[], object]) -> int | None:
+    """Bytes that the process grew by at most while it ran; None where the system does not tell."""
+    gc.collect()
+    if not sys.platform.startswith("linux"):
+        run()
+        return None
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed before is given back, or it would be used unseen
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+    except OSError:
+        run()
+        return None
+    before = resident("VmRSS")
+    run()
+    return max(resident("VmHWM") - before, 0)
+
+
+def resident(field: str) -> int:
+    lines: Iterator[str] = iter(Path("/proc/self/status").read_text().splitlines())
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
