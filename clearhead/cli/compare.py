@@ -53,9 +53,9 @@ def command(
 ) -> None:
     """Measure how models grow with the length: time and memory of forward, backward and decoding, FLOPs, exponents.
 
-    NAME is a mixer (full, flash, window, longformer, bigbird, linformer, linear, performer, mamba, lstm), a .json with the
-    config of a mixer, or a model as other commands take it. Mixers are put into models of one width; `full` makes the
-    whole matrix of scores, `flash` is the same attention by the fused kernel.
+    NAME is a mixer (full, flash, window, longformer, bigbird, linformer, linear, performer, mamba, lstm), a .json with
+    the config of a mixer, or a model as other commands take it. Mixers are put into models of one width; `full` makes
+    the whole matrix of scores, `flash` is the same attention by the fused kernel.
 
     \b
     clearhead compare full flash window --lengths 512,1024,2048 --out growth.svg
