@@ -30,7 +30,8 @@ from clearhead.functional.blocked import attention_by_tiles, sparse_attention
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.context import Context
 
-from .tools import BATCH, CAUSAL, SEQUENCES, close, ids, model_of, once_each, sequence_model
+from .cases import CASES
+from .tools import BATCH, CAUSAL, SEQUENCES, close, ids, kinds, model_of, once_each, sequence_model
 
 BIGBIRD = Blockwise(4, Window(2) | Global(1) | Scattered(2, among=9, seed=3))
 MASKS: dict[str, Mask] = {
@@ -116,12 +117,14 @@ def test_sparse_attention_is_attention_under_the_mask(name: str, length: tuple[i
         close(one, torch.from_numpy(other.reshape(one.shape)))
 
 
-def masked_cases() -> list[str]:
-    return [name for name in once_each(SEQUENCES) if "mha" not in name and "head:" not in name]
+def with_masks(names: list[str]) -> list[str]:
+    """Every case of a mixer whose mask decides what is computed."""
+    attention = {"Attention", "LatentAttention", "Longformer"}
+    return [name for name in once_each(names) if "; pre" in name and kinds(CASES[name]) & attention]
 
 
 @pytest.mark.usefixtures("small_cells")
-@pytest.mark.parametrize("name", masked_cases())
+@pytest.mark.parametrize("name", [*with_masks(SEQUENCES), "hybrid", "two windows"])
 def test_models_by_tiles_equal_the_written_out(name: str) -> None:
     """Every mixer, with padding on either side, inside, and packed documents; forward and backward."""
     model, tokens = model_of(name), ids(BATCH, 19)
@@ -129,7 +132,7 @@ def test_models_by_tiles_equal_the_written_out(name: str) -> None:
     holes = torch.arange(19) % 5 != torch.tensor([[7], [1], [2]])
     documents = torch.arange(19) // torch.tensor([[4], [19], [7]])
     options = [{}, {"readable": left}, {"readable": right}, {"readable": holes}, {"documents": documents}]
-    for option in options[: 1 if name.startswith(("head", "ffn")) else None]:
+    for option in options:
         real = option.get("readable", torch.ones(BATCH, 19, dtype=torch.bool))
         fused, written = (model(tokens, fused=fused, **option)[real] for fused in (True, False))
         close(fused, written)
@@ -140,7 +143,7 @@ def test_models_by_tiles_equal_the_written_out(name: str) -> None:
 
 
 @pytest.mark.usefixtures("small_cells")
-@pytest.mark.parametrize("name", [name for name in once_each(CAUSAL) if "; pre" in name])
+@pytest.mark.parametrize("name", with_masks(CAUSAL))
 def test_decoding_by_tiles_in_pieces_equals_one_pass(name: str) -> None:
     model, tokens = sequence_model(name), ids(BATCH, 17)
     with torch.no_grad():
