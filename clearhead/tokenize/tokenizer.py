@@ -38,13 +38,17 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From a `tokenizer.json`, or from a folder that holds one."""
+        """From a `tokenizer.json`, or from a folder that holds one, or else the SentencePiece files of older models."""
         file = Path(path)
         file = file / "tokenizer.json" if file.is_dir() else file
         beside = file.with_name("tokenizer_config.json")
         try:
-            inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
             settings = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+            if not file.exists() and (found := from_sentencepiece(file.parent, settings)):
+                return found
+            inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+        except TokenizerError:
+            raise
         except OSError as error:
             raise TokenizerError(f"cannot read the tokenizer {file}: {error.strerror}") from None
         except Exception as error:  # the library raises plain Exception for what it cannot parse
@@ -154,3 +158,14 @@ class Tokenizer:
                 f"{len(known):,} characters that this tokenizer was made from; a tokenizer of bytes or byte pairs "
                 f"reads any text"
             )
+
+
+def from_sentencepiece(folder: Path, settings: dict[str, Any]) -> Tokenizer | None:
+    """Marian's two models and their table, or the one `tokenizer.model` of LLaMA's time."""
+    from .marian import SOURCE, MarianTokenizer  # which is a tokenizer too
+    from .pieces import from_pieces, read_pieces
+
+    if (folder / SOURCE).exists():
+        return MarianTokenizer(folder, settings)
+    model = folder / "tokenizer.model"
+    return Tokenizer(from_pieces(read_pieces(model)), settings) if model.exists() else None

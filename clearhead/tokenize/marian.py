@@ -1,0 +1,88 @@
+"""Marian's tokenizer: a SentencePiece model for the source, one for the target, and one table of ids for both."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+import tokenizers
+
+from .pieces import SPACE, Pieces, from_pieces, read_pieces
+from .tokenizer import Tokenizer, TokenizerError
+
+SOURCE, TARGET, TABLE = "source.spm", "target.spm", "vocab.json"
+LANGUAGE = re.compile(r">>.*?<<")
+
+
+class MarianTokenizer(Tokenizer):
+    """`encode` reads the source language, `encode_target` the target; `decode` writes either, having one table of ids.
+
+    A text may begin with the language it is to become: `>>fra<< Good morning`.
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        try:
+            self.ids: dict[str, int] = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise TokenizerError(f"cannot read the tokenizer {folder / TABLE}: {error.strerror}") from None
+        except ValueError as error:
+            raise TokenizerError(f"{folder / TABLE} is not JSON: {error}") from None
+        self.folder = folder
+        self.source, self.target = (only_text(read_pieces(folder / name)) for name in (SOURCE, TARGET))
+        self.names = {id: name for name, id in self.ids.items()}
+        special = ("unk_token", "<unk>"), ("eos_token", "</s>"), ("pad_token", "<pad>")
+        self.special = [settings.get(key) or name for key, name in special]
+        if self.special[0] not in self.ids:
+            raise TokenizerError(f"{folder / TABLE} has no id for {self.special[0]}, the unknown token")
+        super().__init__(self.source, settings)
+
+    @property
+    def vocabulary(self) -> int:
+        return max(self.names) + 1
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        return [self.looked_up(text, self.source) for text in texts]
+
+    def encode_target(self, text: str) -> list[int]:
+        """The ids of a text in the language of the target, for training or scoring."""
+        return self.looked_up(text, self.target)
+
+    def looked_up(self, text: str, model: tokenizers.Tokenizer) -> list[int]:
+        """The pieces by the model, their ids by the table. What no piece covers is looked up as it stands."""
+        found = LANGUAGE.match(text)
+        code = [found[0]] if found else []
+        pieces = model.encode(text[found.end() :] if found else text, add_special_tokens=False).tokens
+        unknown = self.ids[self.special[0]]
+        return [self.ids.get(piece, unknown) for piece in [*code, *pieces]]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        pieces = [self.names.get(id, self.special[0]) for id in ids]
+        return "".join(piece for piece in pieces if piece not in self.special).replace(SPACE, " ").strip()
+
+    def save(self, folder: str | Path, chat_template: str | None = None) -> None:
+        """The three files, and `tokenizer_config.json`, as transformers reads them."""
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name in (SOURCE, TARGET, TABLE):
+            if Path(folder, name).resolve() != (self.folder / name).resolve():
+                copyfile(self.folder / name, Path(folder, name))
+        settings = {"tokenizer_class": "MarianTokenizer"} | self.settings
+        Path(folder, "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+    @cached_property
+    def alphabet(self) -> None:
+        return None
+
+    def _end(self) -> int | None:
+        return self.ids.get(self.special[1])
+
+
+def only_text(pieces: Pieces) -> tokenizers.Tokenizer:
+    """A tokenizer of plain text: `</s>` spelled out in it is letters."""
+    inner = from_pieces(pieces)
+    inner.encode_special_tokens = True
+    return inner

@@ -1,0 +1,131 @@
+"""Our reading of SentencePiece models against the library itself, and of Marian's three files against transformers."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from clearhead.tokenize import Tokenizer, TokenizerError
+from clearhead.tokenize.pieces import from_pieces, read_pieces
+
+sentencepiece = pytest.importorskip("sentencepiece")
+SHARED = Path(os.environ.get("CLEARHEAD_SHARED", Path(__file__).parents[3] / "shared"))
+
+ENGLISH = """The encoder reads the sentence and the decoder writes another one.
+Attention weighs every word of the source for each word that is written.
+A good translation keeps the meaning, the tone and the order of the thoughts.
+Reading is slow and writing is slower, but reading again is the slowest of all."""
+GERMAN = """Der Encoder liest den Satz und der Decoder schreibt einen anderen.
+Die Aufmerksamkeit wägt jedes Wort der Quelle für jedes Wort, das geschrieben wird.
+Eine gute Übersetzung bewahrt den Sinn, den Ton und die Reihenfolge der Gedanken.
+Lesen ist langsam und Schreiben langsamer, aber das Wiederlesen ist am langsamsten."""
+TEXTS = [
+    "The decoder reads the meaning.",
+    "  two  spaces   and a tab\tand ﬁne ½ full-width ＡＢＣ ",
+    "Übersetzung in an English sentence: quelle für Wort",
+    "unknown 日本語 letters, 日 and ✓ among words",
+    "",
+    " ",
+    "x",
+    "reading\nwriting",
+    "🙂🙂",
+]
+
+
+def trained(folder: Path, text: str, kind: str, size: int, **more: object) -> Path:
+    (folder / f"{kind}.txt").write_text(text, encoding="utf-8")
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(folder / f"{kind}.txt"),
+        model_prefix=str(folder / kind),
+        model_type=kind,
+        vocab_size=size,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **more,
+    )
+    return folder / f"{kind}.model"
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"byte_fallback": True, "vocab": 380}, {"add_dummy_prefix": False, "remove_extra_whitespaces": False}],
+    ids=["plain", "bytes", "spaces as they are"],
+)
+def test_a_model_says_what_the_library_says(kind: str, more: dict[str, object], tmp_path: Path) -> None:
+    options = dict(more)
+    path = trained(tmp_path, ENGLISH, kind, options.pop("vocab", 120), **options)
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    ours = Tokenizer(from_pieces(read_pieces(path)))
+    for text in TEXTS:
+        want = theirs.encode(text)
+        assert ours.encode(text) == want, text
+        known = [id for id in want if id != theirs.unk_id()]
+        assert ours.decode(known) == theirs.decode(known), text
+
+
+@pytest.fixture
+def marian(tmp_path: Path) -> Path:
+    """Marian's files: two models, and a table of other ids that lacks one piece and has languages."""
+    for side, text in {"source": ENGLISH, "target": GERMAN}.items():
+        (tmp_path / side).mkdir()
+        trained(tmp_path / side, text, "unigram", 130).rename(tmp_path / f"{side}.spm")
+    names = {name for side in ("source", "target") for name in read_pieces(tmp_path / f"{side}.spm").names[3:]}
+    names.remove("▁and" if "▁and" in names else "s")
+    table = ["</s>", "<unk>", *sorted(names), ">>deu<<", "<pad>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({name: id for id, name in enumerate(table)}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"source_lang": "en", "target_lang": "de"}))
+    return tmp_path
+
+
+def in_transformers(folder: Path) -> object:
+    transformers = pytest.importorskip("transformers")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it would like another package for punctuation
+        return transformers.MarianTokenizer.from_pretrained(folder)
+
+
+def test_marian_equals_transformers(marian: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    theirs, ours = in_transformers(marian), Tokenizer.load(marian)
+    assert ours.vocabulary == theirs.vocab_size
+    assert ours.end == theirs.eos_token_id
+    for text in [*TEXTS, ">>deu<< The decoder reads.", ">>xxx<<reads", "a >>deu<< inside"]:
+        assert [*ours.encode(text), ours.end] == theirs(text).input_ids, text
+        want = theirs(text_target=text).input_ids
+        assert [*ours.encode_target(text), ours.end] == want, text
+        assert ours.decode(want) == theirs.decode(want, skip_special_tokens=True), text
+    again = tmp_path_factory.mktemp("again")
+    ours.save(again)
+    assert in_transformers(again)(TEXTS[0]).input_ids == theirs(TEXTS[0]).input_ids
+    assert Tokenizer.load(again).encode(TEXTS[2]) == ours.encode(TEXTS[2])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda folder: (folder / "vocab.json").unlink(), "cannot read the tokenizer .*vocab.json: No such file"),
+        (lambda folder: (folder / "vocab.json").write_text("{"), "vocab.json is not JSON"),
+        (lambda folder: (folder / "vocab.json").write_text("{}"), "has no id for <unk>"),
+        (lambda folder: (folder / "target.spm").unlink(), "cannot read .*target.spm: No such file"),
+        (lambda folder: (folder / "target.spm").write_bytes(b"\xff" * 40), "target.spm is not a SentencePiece model"),
+        (
+            lambda folder: (folder / "source.spm").write_bytes((folder / "source.spm").read_bytes()[:-7]),
+            "source.spm is not a SentencePiece model, or has been cut short",
+        ),
+    ],
+)
+def test_spoilt_files_are_one_sentence(marian: Path, spoil: object, sentence: str) -> None:
+    spoil(marian)
+    with pytest.raises(TokenizerError, match=sentence):
+        Tokenizer.load(marian)
+
+
+def test_a_folder_with_the_old_model_of_llama(tmp_path: Path) -> None:
+    path = trained(tmp_path, ENGLISH, "bpe", 380, byte_fallback=True)
+    path.rename(tmp_path / "tokenizer.model")
+    theirs = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert Tokenizer.load(tmp_path).encode(TEXTS[3]) == theirs.encode(TEXTS[3])
