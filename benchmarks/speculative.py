@@ -18,7 +18,7 @@ from .first_token import STORIES
 from .turns import report, take_turns
 
 DIM, LAYERS, HIDDEN, HEAD = 768, 12, 2048, 48
-TOKENS = 96
+TOKENS = 64
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def compare(large: Model, small: Model, noise: float) -> None:
     options = {"max_new_tokens": TOKENS, "ends": ()}
     plain = large.generate(prompt, **options)[0]
     contestants = {"alone": lambda: large.generate(prompt, **options)}
-    for count in (2, 4, 6):
+    for count in (3, 5):
         draft = Draft(small, count)
         found = large.generate(prompt, draft=draft, **options)[0]
         assert found.tokens == plain.tokens, "greedy text must be the same word for word"
@@ -43,7 +43,7 @@ def compare(large: Model, small: Model, noise: float) -> None:
         contestants[f"{count} tokens ahead, {share:.0%} kept"] = lambda draft=draft: large.generate(
             prompt, draft=draft, **options
         )
-    seconds = take_turns(contestants, rounds=3)
+    seconds = take_turns(contestants, rounds=2)
     size = sum(parameter.numel() for parameter in large.parameters())
     title = f"{TOKENS} tokens of {size / 1e6:.0f}M parameters, drafted by stories15M, weights disturbed by {noise}"
     report(title, seconds, "alone")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from clearhead.configs import ConfigError, DecodingConfig, LMHeadConfig, TokenEmbeddingConfig
@@ -20,6 +22,7 @@ from .speculate import Draft, speculate
 
 NEW_TOKENS = 256
 BATCH = 16
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "source.spm")
 
 
 @dataclass(frozen=True)
@@ -51,8 +54,7 @@ class Task:
         check_writes(model)
         if draft is not None:
             draft.check(model)
-        if tokenizer is None and model.origin is not None and has_tokenizer(model):
-            tokenizer = Tokenizer.load(model.origin)
+        tokenizer = tokenizer or own_tokenizer(model)
         config = decoding(defaults(model, tokenizer), options)
         if draft is not None and config.beams > 1:
             raise ValueError("beams look at several texts at once, so no draft can go ahead; leave one out")
@@ -206,8 +208,19 @@ def vocabulary(model: Model) -> int:
     return embedding.vocabulary
 
 
-def has_tokenizer(model: Model) -> bool:
-    return model.origin is not None and (model.origin.is_file() or (model.origin / "tokenizer.json").exists())
+def own_tokenizer(model: Model) -> Tokenizer | None:
+    """The one that lies where the model was loaded from, if there is one."""
+    if model.origin is None:
+        return None
+    files = [model.origin] if model.origin.is_file() else [model.origin / name for name in TOKENIZERS]
+    found = next((file for file in files if file.exists()), None)
+    return None if found is None else read_tokenizer(model.origin, found.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def read_tokenizer(origin: Path, changed: int) -> Tokenizer:
+    """Read once, and again when its file has changed."""
+    return Tokenizer.load(origin)
 
 
 def check_writes(model: Model) -> None:

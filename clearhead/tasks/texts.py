@@ -11,6 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.configs import PoolerConfig, TokenEmbeddingConfig
+from clearhead.generate.complete import own_tokenizer
 from clearhead.generate.defaults import context_length
 from clearhead.generate.loop import padded
 from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel, make_context
@@ -33,9 +34,10 @@ class TextReader:
     def of(cls, model: Model, tokenizer: Tokenizer | None = None) -> TextReader:
         if isinstance(model, EncoderDecoder) or not isinstance(model.config.embedding, TokenEmbeddingConfig):
             raise ValueError("this takes a model that reads one text; this one reads images, or writes for a source")
-        if tokenizer is None and model.origin is None:
+        found = tokenizer or own_tokenizer(model)
+        if found is None:
             raise ValueError("the model came with no tokenizer; give tokenizer=")
-        return cls(model, tokenizer or Tokenizer.load(model.origin or ""), context_length(model))
+        return cls(model, found, context_length(model))
 
     def ids(self, text: str) -> list[int]:
         """The tokens of a text, with those that belong around it."""

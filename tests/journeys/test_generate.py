@@ -1,4 +1,4 @@
-"""`clearhead generate` and `chat` as a person types them."""
+"""`clearhead generate`, `chat`, `eval`, `embed`, `fill-mask` and `classify` as a person types them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import torch
 
 import clearhead as package
 from clearhead.cli.main import main
-from clearhead.configs import BytesConfig
+from clearhead.configs import BytesConfig, ClassHeadConfig, PoolerConfig
+from clearhead.measure.perplexity import perplexity_of
 from clearhead.tokenize import make
 
 from .test_cli import clearhead
@@ -132,3 +133,48 @@ def test_models_that_cannot_write_are_refused(tmp_path: Path) -> None:
     assert "this model has the head Pooler and reads whole texts" in refused("generate", str(tmp_path), "x")
     package.build(package.preset("tiny-gpt")).save(tmp_path / "bare")
     assert "came with no tokenizer" in refused("generate", str(tmp_path / "bare"), "x")
+
+
+def test_a_draft_says_how_much_was_kept(folder: str) -> None:
+    plain = typed("generate", folder, "To be", "-m", "12")
+    fast = typed("generate", folder, "To be", "-m", "12", "--draft", folder, "--draft-tokens", "3")
+    assert fast.stdout == plain.stdout
+    assert fast.stderr.startswith("draft: ")
+    assert fast.stderr.endswith("tokens kept, 100%\n")
+
+
+def test_eval_states_its_stride(folder: str, tmp_path: Path) -> None:
+    text = "To be, or not to be: that is the question. " * 3
+    (tmp_path / "text.txt").write_text(text)
+    wanted = perplexity_of(package.load(folder), text, stride=16)
+    told_of = told("eval", folder, str(tmp_path / "text.txt"), "--stride", "16", "--json")["files"]
+    (found,) = told_of.values()
+    assert found["perplexity"] == pytest.approx(wanted.perplexity)
+    assert found["bits_per_byte"] == pytest.approx(wanted.bits_per_byte)
+    assert (found["stride"], found["context"], found["tokens"]) == (16, 64, len(text))
+    line = typed("eval", folder, str(tmp_path / "text.txt")).stdout
+    assert "bits per byte" in line
+    assert "context 64, stride 32" in line
+    assert "the context is 100, but the model reads at most 64" in refused(
+        "eval", folder, str(tmp_path / "text.txt"), "--context", "100"
+    )
+    assert "No such file" in refused("eval", folder, "nowhere.txt")
+
+
+def test_encoders_on_the_command_line(folder: str, tmp_path: Path) -> None:
+    tokenizer = make(BytesConfig(), [])
+    bert = package.preset("tiny-bert").changed("embedding.vocabulary", 257)
+    package.build(bert).save(tmp_path / "bert", tokenizer=tokenizer)
+    judge = bert.changed("head", ClassHeadConfig(classes=3, pool=PoolerConfig()))
+    package.build(judge).save(tmp_path / "judge", tokenizer=tokenizer)
+    (tmp_path / "lines.txt").write_text("one\nthree")
+    lines = ("--file", str(tmp_path / "lines.txt"), "--lines")
+    vectors = typed("embed", str(tmp_path / "bert"), *lines).stdout.splitlines()
+    assert [len(vector.split()) for vector in vectors] == [32, 32]
+    rows = told("embed", str(tmp_path / "bert"), "one", "--pool", "none", "--json")["embeddings"]
+    assert len(rows[0]["vector"]) == 3
+    classes = told("classify", str(tmp_path / "judge"), *lines, "--json")["inputs"]
+    assert [sum(one["score"] for one in each["classes"]) for each in classes] == pytest.approx([1, 1])
+    assert typed("classify", str(tmp_path / "judge"), "one", "--top", "1").stdout.split()[1].startswith("LABEL_")
+    assert "no masked-LM head" in refused("fill-mask", str(tmp_path / "bert"), "one")
+    assert "no class head" in refused("classify", folder, "one")
