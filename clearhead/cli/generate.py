@@ -71,7 +71,7 @@ def command(
     options |= {"early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping)}
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
     loaded = load_model(model)
-    from clearhead.generate.complete import Task, generate, stream
+    from clearhead.generate.complete import Task, generate, pieces
     from clearhead.generate.speculate import Draft
 
     ahead = None if draft is None else Draft(load_model(draft), draft_tokens)
@@ -80,7 +80,7 @@ def command(
         click.echo(wanted[0] if echo else "", nl=False)
         ids = task.ids(wanted[0])
         row = task.row(0, ids)
-        for piece in stream(task, ids, row):
+        for piece in pieces(task, ids, row):
             click.echo(piece, nl=False)
         click.echo()
         say_accepted([row])

@@ -130,8 +130,24 @@ def generate(
     return found
 
 
-def stream(task: Task, ids: Sequence[int], row: Row) -> Iterator[str]:
-    """The text that one prompt's row is made of, piece by piece, as soon as it is certain."""
+def stream(
+    model: Model,
+    prompt: str | Sequence[int],
+    *,
+    tokenizer: Tokenizer | None = None,
+    draft: Draft | None = None,
+    **options: Any,
+) -> Iterator[str]:
+    """The text of one prompt's completion, piece by piece, each as soon as it is certain; options as of `generate`."""
+    task = Task.of(model, tokenizer, draft, **options)
+    if task.config.beams > 1 or task.config.n > 1:
+        raise ValueError("a stream is one text under way; beams and n > 1 have none before the end")
+    ids = task.ids(prompt)
+    return pieces(task, ids, task.row(0, ids))
+
+
+def pieces(task: Task, ids: Sequence[int], row: Row) -> Iterator[str]:
+    """The text that one prompt's row is made of."""
     return (piece for _, piece in events(task, [ids], [row], False) if piece)
 
 

@@ -66,7 +66,8 @@ class Row:
             self.reason = "length"
         if self.pieces is None:
             return ""
-        self.held += self.pieces.add(token)
+        if self.reason != "end":  # what ends a text is no part of it, special token or not
+            self.held += self.pieces.add(token)
         if self.reason is not None:
             self.held += self.pieces.new()
         return self.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -93,6 +94,10 @@ class SequenceModel(nn.Module):
     def generate(self, prompts: Any, **options: Any) -> list[Completion]:
         """How the model goes on from prompts, which are texts or token ids: `generate.complete.generate`."""
         return generate_from(self, prompts, options)
+
+    def stream(self, prompt: Any, **options: Any) -> Iterator[str]:
+        """How the model goes on from one prompt, piece by piece: `generate.complete.stream`."""
+        return stream_from(self, prompt, options)
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write a folder that `load` reads, and `transformers` too where it has the architecture: `checkpoint.save`."""
@@ -186,6 +191,10 @@ class EncoderDecoder(nn.Module):
         """What the model writes for sources, which are texts or token ids: `generate.complete.generate`."""
         return generate_from(self, prompts, options)
 
+    def stream(self, prompt: Any, **options: Any) -> Iterator[str]:
+        """What the model writes for one source, piece by piece: `generate.complete.stream`."""
+        return stream_from(self, prompt, options)
+
     def decode_in(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T V"]:
         embedding = self.source if self.target is None else self.target
         x = embedding(target, context.at("target"))
@@ -226,6 +235,12 @@ def generate_from(model: Model, prompts: Any, options: dict[str, Any]) -> list[C
     from clearhead.generate.complete import generate  # a layer above this one
 
     return generate(model, prompts, **options)
+
+
+def stream_from(model: Model, prompt: Any, options: dict[str, Any]) -> Iterator[str]:
+    from clearhead.generate.complete import stream
+
+    return stream(model, prompt, **options)
 
 
 def look_at(model: Model, *inputs: Any, **options: Any) -> Inspection:

@@ -13,7 +13,7 @@ import torch
 import clearhead
 from clearhead.configs import BytesConfig, DecodingConfig, Power, Wu
 from clearhead.generate.beam import beam_search
-from clearhead.generate.complete import Task, stream
+from clearhead.generate.complete import Task
 from clearhead.generate.filters import draw, luck_of, uniforms
 from clearhead.generate.loop import begin
 from clearhead.generate.row import Pieces, Row
@@ -312,15 +312,22 @@ def test_the_stream_is_the_text() -> None:
     model, tokenizer = bytes_model(), byte_tokenizer()
     options = {"temperature": 1.0, "seed": 3, "max_new_tokens": 60}
     (whole,) = model.generate("To be", tokenizer=tokenizer, **options)
-    task = Task.of(model, tokenizer, **options)
-    ids = task.ids("To be")
-    pieces = list(stream(task, ids, task.row(0, ids)))
+    pieces = list(model.stream("To be", tokenizer=tokenizer, **options))
     assert "".join(pieces) == whole.text
     assert len(pieces) > 10
     stop = whole.text[20:23]
     (cut,) = model.generate("To be", tokenizer=tokenizer, stop=stop, **options)
     assert cut.text == whole.text[: whole.text.index(stop)]
     assert cut.reason == "stop"
+
+
+def test_what_ends_a_text_is_no_part_of_it() -> None:
+    tokenizer = byte_tokenizer()
+    row = Row(0, 9, Pieces(tokenizer, []))
+    given = [row.take(token, None, (ord("!"),)) for token in tokenizer.encode("Hi!")]
+    assert ("".join(given), row.text, row.reason) == ("Hi", "Hi", "end")
+    with pytest.raises(ValueError, match="a stream is one text under way"):
+        bytes_model().stream("x", tokenizer=tokenizer, beams=2)
 
 
 def test_a_space_before_the_first_word_is_kept() -> None:
