@@ -58,7 +58,10 @@ class Task:
         config = decoding(defaults(model, tokenizer), options)
         if draft is not None and config.beams > 1:
             raise ValueError("beams look at several texts at once, so no draft can go ahead; leave one out")
-        return cls(model, tokenizer, config, context_length(model), draft)
+        if config.start is None and isinstance(model, EncoderDecoder):
+            raise ValueError("nothing says which token a target of this encoder–decoder begins with; give start=")
+        known = [context_length(one) for one in (model, *([draft.model] if draft else []))]
+        return cls(model, tokenizer, config, min((one for one in known if one), default=None), draft)
 
     def ids(self, prompt: str | Sequence[int]) -> list[int]:
         """The tokens of a prompt, whether it is text or tokens already."""
@@ -121,6 +124,8 @@ def generate(
     batch      prompts that are worked on together; the text does not depend on it
     options    the fields of `configs.DecodingConfig`: temperature, top_k, beams, n, seed, stop, …
     """
+    if batch < 1:
+        raise ValueError(f"batch is {batch}, but must be at least 1")
     task = Task.of(model, tokenizer, draft, **options)
     ids = [task.ids(prompt) for prompt in listed(prompts)]
     found: list[Completion] = []

@@ -53,7 +53,8 @@ def begin(model: Model, prompts: Sequence[Sequence[int]], room: int, *, start: i
     tokens, readable = padded(prompts, device)
     if isinstance(model, EncoderDecoder):
         state = model.init_state(model.encode(tokens, readable=readable), 1 + room, readable=readable)
-        tokens, readable = torch.full((len(prompts), 1), start or 0, device=device), None
+        assert start is not None, "who writes for a source has been told how a target begins"
+        tokens, readable = torch.full((len(prompts), 1), start, device=device), None
     else:
         state = model.init_state(len(prompts), tokens.shape[1] + room)
     logits = model.next_logits(tokens, state, readable=readable)

@@ -12,7 +12,7 @@ import torch
 
 import clearhead
 from clearhead.configs import BytesConfig, DecodingConfig, Power, Wu
-from clearhead.generate.beam import beam_search
+from clearhead.generate.beam import Search, beam_search
 from clearhead.generate.complete import Task
 from clearhead.generate.filters import draw, luck_of, uniforms
 from clearhead.generate.loop import begin
@@ -195,6 +195,26 @@ def test_a_beam_as_wide_as_all_texts_finds_the_best(penalty) -> None:
     options = {"max_new_tokens": steps, "ends": (0,), "length_penalty": penalty, "early_stopping": "never"}
     (found,) = model.generate([2, 3], beams=len(texts), **options)
     assert found.tokens == max(texts, key=score)
+
+
+@pytest.mark.parametrize(
+    ("early", "penalty", "second", "done"),
+    [
+        (True, Power(0.0), -2.3, True),  # two have ended, and there are two beams
+        (False, Power(0.0), -2.3, False),  # better than the worst that has ended, -2.5
+        (False, Power(0.0), -2.6, True),  # worse than both
+        (False, Power(1.0), -2.6, True),  # -2.6/2 against -2.5/2
+        ("never", Power(1.0), -2.6, False),  # it may become -2.6/10
+        ("never", Power(-1.0), -2.6, True),  # and with α < 0 only worse
+    ],
+)
+def test_a_search_ends_where_its_rule_says(early, penalty, second: float, done: bool) -> None:
+    search = Search(DecodingConfig(beams=2, ends=(0,), early_stopping=early, length_penalty=penalty), limit=10)
+    assert search.step([-1.0, -2.0, -2.1, -9.0], [0, 0, 0, 0], [0, 1, 2, 3], 1) == [0, 0]
+    assert not search.done
+    ranked = sorted([(second, 1), (-2.5, 0), (-8.0, 2), (-9.0, 3)], reverse=True)
+    search.step([score for score, _ in ranked], [0, 0, 0, 0], [token for _, token in ranked], 2)
+    assert search.done is done
 
 
 def test_beams_move_what_each_row_remembers() -> None:
@@ -394,6 +414,10 @@ def test_bad_prompts_are_refused() -> None:
         model.generate([[1] * 64])
     with pytest.raises(ValueError, match="came with no tokenizer"):
         model.generate("hello")
+    with pytest.raises(ValueError, match="batch is 0, but must be at least 1"):
+        model.generate([1], batch=0)
+    with pytest.raises(ValueError, match="which token a target of this encoder–decoder begins with"):
+        model_of("tiny-transformer").generate([1, 2])
     for name, head in {"tiny-bert": "Pooler", "tiny-vit": "ClassHead"}.items():
         with pytest.raises(ValueError, match=f"this model has the head {head} and reads whole texts"):
             model_of(name).generate([1, 2])

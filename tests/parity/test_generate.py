@@ -35,11 +35,11 @@ def test_filters_are_their_logits_processors(ours, theirs) -> None:
 
 
 def test_top_p_counts_to_the_share_and_no_further() -> None:
-    level = torch.zeros(1, 4)
-    level[0, 1] = 1e-6  # one of four equals is the first
-    for share in (0.25, 0.5, 0.75, 1.0):
-        wanted = process.TopPLogitsWarper(share)(None, level)
-        assert torch.equal(TopP(share)(level, level.bool()), wanted)
+    level = torch.zeros(1, 4)  # sums of exactly a quarter, a half, …
+    for count, share in enumerate((0.25, 0.5, 0.75, 1.0), 1):
+        found = TopP(share)(level, level.bool())
+        assert torch.equal(found, process.TopPLogitsWarper(share)(None, level))
+        assert int(found.isfinite().sum()) == count
 
 
 def llama(**extra):
@@ -118,11 +118,14 @@ def test_greedy_and_repetition_penalty_are_theirs(both) -> None:
             assert [mine.tokens] == by_them(theirs, prompt, **options)[0]
 
 
-@pytest.mark.parametrize(("alpha", "early"), [(0.0, False), (0.7, False), (1.5, "never"), (-1.0, True), (1.0, True)])
-def test_beam_search_is_theirs(both, alpha: float, early) -> None:
+@pytest.mark.parametrize(
+    ("alpha", "early", "again"),
+    [(0.0, False, 1.0), (0.7, False, 1.6), (1.5, "never", 1.0), (-1.0, True, 1.0), (1.0, True, 1.3)],
+)
+def test_beam_search_is_theirs(both, alpha: float, early, again: float) -> None:
     ours, theirs = both
     options = {"beams": 4, "n": 4, "length_penalty": Power(alpha), "early_stopping": early, "max_new_tokens": 12}
-    found = ours.generate(PROMPTS, **options)
+    found = ours.generate(PROMPTS, repetition_penalty=again, **options)
     for number, prompt in enumerate(PROMPTS):
         texts, scores = by_them(
             theirs,
@@ -131,6 +134,7 @@ def test_beam_search_is_theirs(both, alpha: float, early) -> None:
             num_return_sequences=4,
             length_penalty=alpha,
             early_stopping=early,
+            repetition_penalty=again,
             max_new_tokens=12,
             do_sample=False,
         )
