@@ -13,7 +13,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.configs import BlockConfig, ParallelBlockConfig, PatchEmbeddingConfig
-from clearhead.generate.complete import generate, has_tokenizer
+from clearhead.generate.complete import generate, own_tokenizer
 from clearhead.generate.defaults import defaults
 from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.context import Context
@@ -143,8 +143,7 @@ def make_subject(
     if write < 0:
         raise ValueError(f"write is {write}, but a model writes at least 0 tokens")
     name = name or ("model" if model.origin is None else model.origin.resolve().name)
-    if tokenizer is None and has_tokenizer(model) and model.origin is not None:
-        tokenizer = Tokenizer.load(model.origin)
+    tokenizer = tokenizer or own_tokenizer(model)
     if isinstance(model, EncoderDecoder):
         return translation(model, inputs, target, tokenizer, write, name)
     if target is not None:

@@ -48,6 +48,10 @@ class MarianTokenizer(Tokenizer):
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [self.looked_up(text, self.source) for text in texts]
 
+    def prompt(self, text: str, *, around: bool = True) -> list[int]:
+        """A source as the model was taught to read it: `</s>` at its end."""
+        return [*self.encode(text), *([self.end] if around and self.end is not None else [])]
+
     def encode_target(self, text: str) -> list[int]:
         """The ids of a text in the language of the target, for training or scoring."""
         return self.looked_up(text, self.target)
