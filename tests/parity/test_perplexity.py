@@ -52,6 +52,12 @@ def test_every_token_is_counted_once_with_what_its_window_holds(context: int, st
     assert score.bits_per_byte == pytest.approx(nats / math.log(2) / len(TEXT.encode()), rel=1e-5)
 
 
+def test_the_last_window_is_full() -> None:
+    assert list(windows(8, context=4, stride=2)) == [(0, 5, 1), (2, 7, 5), (3, 8, 7)]
+    assert list(windows(8, context=4, stride=4)) == [(0, 5, 1), (3, 8, 5)]  # as the harness rolls
+    assert list(windows(3, context=4, stride=2)) == [(0, 3, 1)]
+
+
 def test_one_window_is_the_cross_entropy() -> None:
     model, tokenizer = bytes_model("tiny-llama"), make(BytesConfig(), [])
     tokens = torch.tensor([[256, *tokenizer.encode(TEXT)]])
