@@ -14,12 +14,11 @@ from torch import Tensor
 
 import clearhead
 from clearhead.configs import ConfigError, DualChunkConfig, NTKScaling, RotaryConfig, SequenceModelConfig
-from clearhead.generate.loop import decode, sampler
 from clearhead.models.assemble import SequenceModel, build
 
 SHARED = Path(os.environ.get("CLEARHEAD_SHARED", Path(__file__).parents[2] / "shared"))
 FOLDER = SHARED / "models/stories15M"
-BEGIN, TRAINED, LONG, ROWS = 1, 256, 1024, 12
+BEGIN, TRAINED, LONG, ROWS = 1, 256, 1024, 8
 
 
 def main() -> None:
@@ -56,11 +55,7 @@ def with_rotary(model: SequenceModel, rotary: RotaryConfig | DualChunkConfig) ->
 def joined(model: SequenceModel) -> Tensor:
     """Stories that the model wrote, one after the other, each from its own beginning, within its own context."""
     count = ROWS * (LONG // TRAINED + 4)  # some stories are short
-    choose = sampler(temperature=1.0, rng=torch.Generator().manual_seed(0))
-    prompt = torch.full((count, 1), BEGIN)
-    written = torch.cat(
-        (prompt, torch.stack(list(decode(model, prompt, steps=TRAINED - 1, choose=choose)), dim=1)), dim=1
-    )
+    written = drawn(model, torch.full((count, 1), BEGIN), TRAINED)
     rows = []
     for stories in written.chunk(ROWS):
         kept = [story[: end + 1] for story in stories if (end := last_of(story))]
@@ -68,6 +63,15 @@ def joined(model: SequenceModel) -> Tensor:
     shortest = min(map(len, rows))
     assert shortest > LONG, f"the stories came to {shortest} tokens only"
     return torch.stack(rows)
+
+
+def drawn(model: SequenceModel, prompt: Tensor, length: int) -> Tensor:
+    """Every row continued to `length` tokens, each drawn as likely as the model has it."""
+    rng, state, rows = torch.Generator().manual_seed(0), model.init_state(len(prompt), length), [prompt]
+    while len(rows) < length:
+        logits = model(rows[-1], state=state)[:, -1]
+        rows.append(torch.multinomial(logits.softmax(dim=-1), 1, generator=rng))
+    return torch.cat(rows, dim=1)
 
 
 def last_of(story: Tensor) -> int:
