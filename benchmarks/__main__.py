@@ -15,6 +15,7 @@ NAMES = (
     "first_token",
     "speculative",
     "looking",
+    "mixers",
 )
 
 for name in sys.argv[1:] or NAMES:

@@ -96,8 +96,11 @@ def over_keys_so_far(
         return v, start
     more = -length % chunk
     tops = q.new_zeros(q.shape[:3]) if top is None else top
-    tops = F.pad(tops, (0, more), value=NOTHING).unflatten(2, (-1, chunk))  # B H N C
-    q, k, beside = (F.pad(x, (0, 0, 0, more)).unflatten(2, (-1, chunk)) for x in (q, k, with_ones(v)))  # B H N C …
+    beside = with_ones(v)
+    if more:  # a copy, which whole chunks do not need
+        tops = F.pad(tops, (0, more), value=NOTHING)
+        q, k, beside = (F.pad(x, (0, 0, 0, more)) for x in (q, k, beside))
+    q, k, beside, tops = (x.unflatten(2, (-1, chunk)) for x in (q, k, beside, tops))  # B H N C …
     may_read = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
     read_through = adding = tops.new_ones((), dtype=torch.bool)
     stays = tops.new_ones(tops.shape[2], dtype=torch.bool)

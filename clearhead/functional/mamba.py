@@ -35,7 +35,7 @@ def scan_from(
 ) -> tuple[Float[Tensor, "B T I"], Float[Tensor, "B Z I"]]:
     """y of every token, and the last h, going on from `start`; h begins anew where `goes_on` is False."""
     if x.shape[1] == 1 and not torch.is_grad_enabled():  # decoding
-        h = start * (step * decay).exp() + (step * x) * write.mT
+        h = (step * decay).exp_().mul_(start).addcmul_(step * x, write.mT)
         return read @ h, h
     y, last = Scan.apply(x, step, decay, write, read, start, goes_on)
     return y, last
@@ -151,9 +151,22 @@ def run(found: Tensor, kept: Tensor, h: Tensor) -> None:
         h = found[:, t].addcmul_(kept[:, t], h)
 
 
+def filtered(
+    x: Float[Tensor, "B N I"],
+    taps: Float[Tensor, "O I"],
+    bias: Float[Tensor, "I"] | None,
+    same: Bool[Tensor, "O B T"] | None = None,
+) -> Float[Tensor, "B T I"]:
+    """y_t = bias + Σ_k taps_k∘x_{t+k}, each channel by a filter of its own; by `same`, where x_{t+k} is of the document
+    of y_t."""
+    if x.shape[1] == len(taps) and not torch.is_grad_enabled():  # decoding
+        summed = (x * taps).sum(1, keepdim=True)
+        return summed if bias is None else summed.add_(bias)
+    return Filter.apply(x, taps, bias, same)
+
+
 class Filter(torch.autograd.Function):
-    """y_t = bias + Σ_k filter_k∘x_{t+k}, each channel by a filter of its own, in the order that the scan reads: torch's
-    convolutions want channels first. `same` says where x_{t+k} is of the document of y_t."""
+    """In the order that the scan reads; torch's own convolutions want channels first, and transposing takes longer."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, taps: Tensor, bias: Tensor | None, same: Tensor | None) -> Tensor:

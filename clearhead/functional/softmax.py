@@ -20,7 +20,8 @@ def softmax(x: Real[Tensor, "..."], axis: int = -1) -> Float[Tensor, "..."]:
 
 def widen(x: Real[Tensor, "..."]) -> Float[Tensor, "..."]:
     """The type to compute in: float32 for float16, bfloat16 and integers, else x as it is."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return x if x.dtype == wide else x.to(wide)
 
 
 def widen_alike(*tensors: Real[Tensor, "..."]) -> list[Tensor]:

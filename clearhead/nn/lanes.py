@@ -82,6 +82,8 @@ class Lanes:
 
     def give(self, y: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
         """Back to the batch; padding gets zeros."""
+        if self.tokens is None and self.real is None:
+            return y
         y = y.movedim(time, 1)
         if self.tokens is not None:
             real = torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real

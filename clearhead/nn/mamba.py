@@ -10,7 +10,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import MambaConfig
-from clearhead.functional.mamba import Filter, scan_from, scan_written_out
+from clearhead.functional.mamba import filtered, scan_from, scan_written_out
 from clearhead.functional.softmax import widen
 
 from .build import builds
@@ -76,7 +76,7 @@ class Mamba(nn.Module):
         if row.document is not None:
             document = F.pad(row.document, (reach, 0), value=-1)
             same = torch.stack([document[:, k : k + length] == row.document for k in range(reach + 1)])
-        return F.silu(Filter.apply(past, self.filter, self.filter_bias, same))
+        return F.silu(filtered(past, self.filter, self.filter_bias, same))
 
     def scan(
         self,
@@ -92,7 +92,7 @@ class Mamba(nn.Module):
         conv, step, write, read = (row.take(widen(part)) for part in (conv, step, write, read))
         if row.real is not None:
             step = step * row.real.unsqueeze(-1)
-        decay = -widen(self.decay).exp()
+        decay = widen(self.decay).exp().neg()
         start = decay.new_zeros(len(conv), *decay.shape) if state is None else widen(state.memory)
         goes_on = None if row.document is None else row.document == F.pad(row.document, (1, -1), value=-1)
         run = scan_written_out if written_out else scan_from
