@@ -101,28 +101,44 @@ def over_keys_so_far(
         tops = F.pad(tops, (0, more), value=NOTHING)
         q, k, beside = (F.pad(x, (0, 0, 0, more)) for x in (q, k, beside))
     q, k, beside, tops = (x.unflatten(2, (-1, chunk)) for x in (q, k, beside, tops))  # B H N C …
-    may_read = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
-    read_through = adding = tops.new_ones((), dtype=torch.bool)
-    stays = tops.new_ones(tops.shape[2], dtype=torch.bool)
     if documents is not None:
-        document = F.pad(documents[:, None], (0, more), value=-1).unflatten(2, (-1, chunk))  # B 1 N C
-        may_read = may_read & (document.unsqueeze(-1) == document.unsqueeze(-2))
-        last = document[..., -1:]
-        read_through = document == F.pad(last[:, :, :-1], (0, 0, 1, 0), value=-2)  # the document before goes on
-        adding = document == last
-        stays = read_through[..., -1]
-    adding_tops = torch.where(adding, tops, NOTHING)
-    before, after = running_top(adding_tops.amax(-1), stays, start.top)  # B H N
-    through = torch.where(read_through, before.unsqueeze(-1), NOTHING)
-    factors = torch.where(may_read, tops.unsqueeze(-2), NOTHING)  # B H N C C
+        documents = F.pad(documents[:, None], (0, more), value=-1).unflatten(2, (-1, chunk))  # B 1 N C
+    links = Links.of(tops, documents)
+    adding_tops = torch.where(links.adds, tops, NOTHING)
+    before, after = running_top(adding_tops.amax(-1), links.stays, start.top)  # B H N
+    through = torch.where(links.reads, before.unsqueeze(-1), NOTHING)
+    factors = torch.where(links.within, tops.unsqueeze(-2), NOTHING)  # B H N C C
     largest = torch.maximum(factors.amax(-1), through)
     within = (q @ k.mT) * factors.sub_(largest.unsqueeze(-1)).exp_()
     adds = k.mT @ (beside * (adding_tops - after.unsqueeze(-1)).exp().unsqueeze(-1))
     sums = [start.sums]
-    for kept, added in zip((torch.where(stays, before, NOTHING) - after).exp().unbind(2), adds.unbind(2), strict=True):
+    keeps = (torch.where(links.stays, before, NOTHING) - after).exp()
+    for kept, added in zip(keeps.unbind(2), adds.unbind(2), strict=True):
         sums.append(sums[-1] * kept[..., None, None] + added)
     both = within @ beside + (q @ torch.stack(sums[:-1], 2)) * (through - largest).exp().unsqueeze(-1)
     return quotient(both).flatten(2, 3)[:, :, :length], Sums(sums[-1], after[..., -1])
+
+
+@dataclass(frozen=True)
+class Links:
+    """What goes where, chunk by chunk. Without documents: all that is not ahead goes everywhere."""
+
+    within: Bool[Tensor, "... C C"]  # whether a query reads a key of its own chunk
+    reads: Bool[Tensor, "... C"]  # whether it reads the sums before
+    adds: Bool[Tensor, "... C"]  # whether a key goes into the sums
+    stays: Bool[Tensor, "... N"]  # whether the sums go on from those before
+
+    @classmethod
+    def of(cls, like: Float[Tensor, "B H N C"], document: Int[Tensor, "B 1 N C"] | None) -> Links:
+        """The sums that a chunk leaves are of the document that it ends in."""
+        _, _, count, size = like.shape
+        within = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()
+        if document is None:
+            return cls(within, within[0, :1], within[0, :1], within[0, :1].expand(count))
+        last = document[..., -1:]
+        reads = document == F.pad(last[:, :, :-1], (0, 0, 1, 0), value=-2)
+        same = document.unsqueeze(-1) == document.unsqueeze(-2)
+        return cls(within & same, reads, document == last, reads[..., -1])
 
 
 def running_top(

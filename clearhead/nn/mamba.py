@@ -109,6 +109,6 @@ class Mamba(nn.Module):
 def last_real(past: Float[Tensor, "B N I"], row: Lanes, length: int, reach: int) -> Float[Tensor, "B O I"]:
     """The last `reach` inputs that are no padding: those that the next token's filter reads."""
     if row.real is None:
-        return past[:, length:]
+        return past[:, length:].clone()  # a view would keep the whole text
     at: Int[Tensor, "B O"] = row.real.sum(1, keepdim=True) + torch.arange(reach, device=past.device)
     return past.gather(1, at.unsqueeze(-1).expand(-1, -1, past.shape[2]))
