@@ -141,6 +141,19 @@ def test_large_keys_neither_overflow_nor_vanish() -> None:
         assert (out < v.max() + 1e-3).all()
 
 
+def test_a_loud_document_does_not_silence_the_next() -> None:
+    """The scale begins anew with a document: the quiet one reads as it reads alone, in float32 too."""
+    features = build_part(FavorConfig(features=32), 16)
+    torch.manual_seed(0)
+    q, k, v = torch.randn(1, 1, 400, 16), torch.randn(1, 1, 400, 16), torch.rand(1, 1, 400, 3)
+    (phi_q, _), (phi_k, top) = features(q), features(k)
+    top[..., :100] += 200.0  # features beyond float32
+    documents = (torch.arange(400) >= 100).long()[None]
+    both, _ = kernel.over_keys_so_far(phi_q, phi_k, v, top, documents)
+    alone, _ = kernel.over_keys_so_far(phi_q[:, :, 100:], phi_k[:, :, 100:], v[:, :, 100:], top[..., 100:])
+    close(both[:, :, 100:], alone, atol=1e-5, rtol=1e-5)
+
+
 def test_redrawing_changes_the_features_and_the_config(tmp_path: Path) -> None:
     model, tokens = clearhead.build(sequence(block(MIXERS["performer"]))), ids(2, 9)
     parameters = [p.clone() for p in model.parameters()]
