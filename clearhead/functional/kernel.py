@@ -123,10 +123,10 @@ def over_keys_so_far(
 class Links:
     """What goes where, chunk by chunk. Without documents: all that is not ahead goes everywhere."""
 
-    within: Bool[Tensor, "... C C"]  # whether a query reads a key of its own chunk
-    reads: Bool[Tensor, "... C"]  # whether it reads the sums before
-    adds: Bool[Tensor, "... C"]  # whether a key goes into the sums
-    stays: Bool[Tensor, "... N"]  # whether the sums go on from those before
+    within: Bool[Tensor, "*within C C"]  # whether a query reads a key of its own chunk
+    reads: Bool[Tensor, "*reads #C"]  # whether it reads the sums before
+    adds: Bool[Tensor, "*adds #C"]  # whether a key goes into the sums
+    stays: Bool[Tensor, "*stays N"]  # whether the sums go on from those before
 
     @classmethod
     def of(cls, like: Float[Tensor, "B H N C"], document: Int[Tensor, "B 1 N C"] | None) -> Links:
