@@ -36,7 +36,7 @@ def scan_from(
     """y of every token, and the last h, going on from `start`; h begins anew where `goes_on` is False."""
     if x.shape[1] == 1 and not torch.is_grad_enabled():  # decoding
         h = (step * decay).exp_().mul_(start).addcmul_(step * x, write.mT)
-        return read @ h, h
+        return (h.mT @ read.mT).mT, h  # read @ h takes seven times as long
     y, last = Scan.apply(x, step, decay, write, read, start, goes_on)
     return y, last
 
