@@ -1,4 +1,4 @@
-"""Tiny Shakespeare by characters: our `chars` recipe against nanoGPT's CPU recipe, one after the other in one process.
+"""Tiny Shakespeare by characters: our `chars` recipe, whole and in a short form, against nanoGPT's CPU recipe, in turn.
 
 The baseline is a GPT-2 block written out as nanoGPT has it: 4 layers, 4 heads, d 128, context 64, batch 12, 2,000
 steps, AdamW with β2 0.99, lr 1e-3 with 100 steps of warm-up and a cosine to 1e-4, no dropout, no biases. Both are
@@ -133,8 +133,15 @@ def main() -> None:
         loss = score(baseline, data[1], 64)
         size = sum(p.numel() for p in baseline.parameters())
         print(f"baseline: {size:,} parameters, {seconds:.1f} s, validation loss {loss:.4f}")
-        short = chars()
-        long = replace(chars(), batch=24, steps=long_steps()).changed("task.context", 128)
+        long = chars()
+        short = replace(long, batch=16, steps=225)
+        for path, value in {
+            "task.context": 64,
+            "model.stack.dim": 112,
+            "model.stack.repeats": 2,
+            "optimizer.lr": 0.04,
+        }.items():
+            short = short.changed(path, value)
         for name, recipe in (("short", short), ("long", long)):
             model, taken = train_ours(recipe, tokenizer, data)
             ours = score(model, data[1], recipe.task.context)
@@ -143,10 +150,6 @@ def main() -> None:
                 f"clearhead, {name}: {size:,} parameters, {recipe.steps} × {recipe.batch} × {recipe.task.context}, "
                 f"{taken:.1f} s = 1/{seconds / taken:.1f} of the baseline's time, validation loss {ours:.4f}"
             )
-
-
-def long_steps() -> int:
-    return int(os.environ.get("LONG_STEPS", "900"))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f"{path.name}.part")
     part.write_text(text, encoding="utf-8")
+    settle(part)
     os.replace(part, path)
 
 

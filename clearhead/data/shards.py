@@ -9,13 +9,14 @@ index.json            what was made from what; written anew after each shard, so
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt
+
+from clearhead.files import write_atomically
 
 from .corpus import DataError
 
@@ -72,15 +73,6 @@ def token_file(number: int) -> str:
 
 def ignored_file(number: int) -> str:
     return f"tokens-{number:05}.ignored"
-
-
-def write_atomically(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 def is_whole(folder: Path, number: int, shard: Shard, dtype: str) -> bool:
