@@ -103,10 +103,8 @@ def mamba_decoding() -> None:
     ours, theirs = mambas()
     x = torch.randn(1, 1, DIM)
     for past in (0, 4000):
-        memory = [block.mixer for block in ours.init_state(Room(1, past + 1, x.dtype, x.device))]
         state = ours.init_state(Room(1, past + 1, x.dtype, x.device))
         caches = [(None, torch.zeros(1, 2 * DIM, 3)) for _ in theirs.layers]
-        assert len(memory) == len(caches)
 
         def ours_now(state: Any = state) -> Tensor:
             return ours(x, context(1), state)
