@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.nn.attention import Attending
+from clearhead.nn.attention import Attending, bias_of_rows
 
 from .draw import DIVERGING, SEQUENTIAL, STOPS
 from .grid import Grid
@@ -238,18 +238,29 @@ def vectors_of(map: Map, at: int) -> tuple[dict[str, Any], dict[str, Any]]:
     attending = map.attending
     assert isinstance(attending, Attending), "only a softmax of q·k can be computed anew in the page"
     group = at // (attending.q.shape[1] // attending.k.shape[1])
-    bias = None if attending.bias is None else bias_of(attending.bias[0, at])
+    bias = bias_of(attending, at)
     own = {"q": halves(attending.q[0, at]), "bias": bias, "group": str(group)}
     return own, {"k": halves(attending.k[0, group]), "v": halves(attending.v[0, group])}
 
 
-def bias_of(bias: Float[Tensor, "T S"]) -> dict[str, Any]:
-    """What is added to the scores: by distance alone where that is all it depends on, else all of it."""
-    queries, keys = bias.shape
-    bias = bias.cpu()
-    by_distance = torch.cat((bias[:, 0].flip(0), bias[0, 1:]))  # of j − i = 1 − T … S − 1
-    at = torch.arange(keys)[None] - torch.arange(queries)[:, None] + queries - 1
-    return halves(by_distance if torch.equal(by_distance[at], bias) else bias)
+def bias_of(attending: Attending, at: int) -> dict[str, Any] | None:
+    """What is added to a head's scores: by distance alone where that is all it depends on, else all of it."""
+    if attending.score_bias is None:
+        return None
+
+    def rows(these: slice) -> Float[Tensor, "R S"]:
+        bias = bias_of_rows(attending.score_bias, attending, slice(at, at + 1), these, None)
+        assert bias is not None, "there is a bias"
+        return bias[0, 0].cpu()
+
+    queries, keys = attending.q.shape[2], attending.k.shape[2]
+    ends = rows(slice(queries - 1, queries))[0], rows(slice(0, 1))[0]  # of j − i = 1 − T …, and 0 … S − 1
+    by_distance = torch.cat((ends[0][: queries - 1], ends[1])) if queries == keys else torch.zeros(0)
+    parts = [slice(start, start + 64) for start in range(0, queries, 64)]
+    seen = torch.arange(keys)[None] - torch.arange(queries)[:, None] + queries - 1
+    if queries == keys and all(torch.equal(by_distance[seen[part]], rows(part)) for part in parts):
+        return halves(by_distance)
+    return halves(torch.cat([rows(part) for part in parts]))
 
 
 def halves(x: Float[Tensor, "..."]) -> dict[str, Any]:

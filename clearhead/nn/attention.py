@@ -188,13 +188,13 @@ class Attending(Looked):
     """What one attention reads, and by what rule: enough to write out any of its rows beside the kernel."""
 
     v: Float[Tensor, "B G S U"]
-    bias: Float[Tensor, "#B H T S"] | None
+    score_bias: ScoreBias | None
     scale: float | None
 
     def scores(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
         """scale·qkᵀ + bias of some heads and queries over the first so many keys, what the mask hides included."""
         group = self.groups(list(range(self.q.shape[1]))[heads])
-        bias = None if self.bias is None else self.bias[:, heads, rows, :keys]
+        bias = bias_of_rows(self.score_bias, self, heads, rows, keys)
         return attention_scores(self.q[:, heads, rows], self.k[:, group, :keys], bias, self.scale)
 
     def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
@@ -202,9 +202,8 @@ class Attending(Looked):
         return attention_weights(self.scores(heads, rows, keys), None if allowed is None else allowed[..., :keys])
 
     def only(self, heads: list[int]) -> Attending:
-        bias = None if self.bias is None else self.bias[:, heads]
-        groups = self.groups(heads)
-        return replace(self, q=self.q[:, heads], k=self.k[:, groups], v=self.v[:, groups], bias=bias)
+        bias, groups = bias_of_heads(self.score_bias, heads), self.groups(heads)
+        return replace(self, q=self.q[:, heads], k=self.k[:, groups], v=self.v[:, groups], score_bias=bias)
 
 
 @dataclass(frozen=True)
@@ -212,7 +211,7 @@ class AttendingKinds(Looked):
     """The same of several kinds of queries: q is the first of them, `mask` what any of them may read."""
 
     others: Readers
-    bias: Float[Tensor, "#B H T S"] | None
+    score_bias: ScoreBias | None
     scale: float | None
 
     def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
@@ -222,15 +221,28 @@ class AttendingKinds(Looked):
             allowed = self.context.allowed_rows(mask, rows)
             kind = attention_scores(q[:, heads, rows], k, None, self.scale)
             scores = kind if allowed is None else torch.where(allowed[..., :keys], kind, scores)
-        if self.bias is not None:
-            scores = scores + self.bias[:, heads, rows, :keys]
+        bias = bias_of_rows(self.score_bias, self, heads, rows, keys)
+        scores = scores if bias is None else scores + bias
         allowed = self.allowed(rows)
         return attention_weights(scores, None if allowed is None else allowed[..., :keys])
 
     def only(self, heads: list[int]) -> AttendingKinds:
-        bias = None if self.bias is None else self.bias[:, heads]
-        others = [(q[:, heads], mask) for q, mask in self.others]
-        return replace(self, q=self.q[:, heads], k=self.k[:, self.groups(heads)], others=others, bias=bias)
+        bias, others = bias_of_heads(self.score_bias, heads), [(q[:, heads], mask) for q, mask in self.others]
+        return replace(self, q=self.q[:, heads], k=self.k[:, self.groups(heads)], others=others, score_bias=bias)
+
+
+def bias_of_rows(
+    score_bias: ScoreBias | None, looked: Looked, heads: slice, rows: Rows, keys: int | None
+) -> Float[Tensor, "#B Heads Rows Keys"] | None:
+    """What is added to the scores of some queries, made for them alone."""
+    if score_bias is None:
+        return None
+    at = looked.context
+    return score_bias(Context(at.positions[:, rows], at.key_positions[:, :keys]), looked.q.dtype)[:, heads]
+
+
+def bias_of_heads(score_bias: ScoreBias | None, heads: list[int]) -> ScoreBias | None:
+    return None if score_bias is None else lambda context, dtype: score_bias(context, dtype)[:, heads]
 
 
 def looked_at(
@@ -243,10 +255,9 @@ def looked_at(
 ) -> Looked:
     """What somebody who looks is handed."""
     (q, mask), *others = readers
-    bias = None if score_bias is None else score_bias(context, q.dtype)
     if others:
-        return AttendingKinds(q, k, of_all(readers), context, others, bias, scale)
-    return Attending(q, k, mask, context, v, bias, scale)
+        return AttendingKinds(q, k, of_all(readers), context, others, score_bias, scale)
+    return Attending(q, k, mask, context, v, score_bias, scale)
 
 
 def written_out_attention(
