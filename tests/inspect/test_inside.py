@@ -146,11 +146,12 @@ def test_generated_tokens_are_looked_at_too() -> None:
     assert looked.map(1, 2).values.shape == (12, 12)
 
 
-def test_a_translator_writes_its_target() -> None:
-    model = small("tiny-transformer")
-    looked = model.inspect([5, 6, 7], None, write=4)
+def test_a_translator_writes_its_target(tmp_path: Path) -> None:
+    small("tiny-transformer").save(tmp_path, extra={"decoder_start_token_id": 9})
+    model = load(tmp_path)
+    looked = model.inspect([5, 6, 7], write=4)
     (found,) = model.generate([[5, 6, 7]], max_new_tokens=4)
-    assert looked.subject.inputs[0].tolist() == [0, *found.tokens]
+    assert looked.subject.inputs[0].tolist() == [9, *found.tokens]
     assert looked.at(1, "cross").weights().shape == (4, 5, 3)
 
 
