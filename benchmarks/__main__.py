@@ -16,6 +16,7 @@ NAMES = (
     "speculative",
     "looking",
     "mixers",
+    "generation",
 )
 
 for name in sys.argv[1:] or NAMES:

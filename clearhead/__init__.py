@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .models.assemble import build
     from .models.checkpoint import load
     from .models.presets import preset
+    from .models.quantize import quantize
     from .nn.tap import Taps
     from .training.loop import train
     from .training.recipes import recipe
@@ -35,6 +36,7 @@ PLACES = {
     "preset": "models.presets",
     "build": "models.assemble",
     "load": "models.checkpoint",
+    "quantize": "models.quantize",
     "train": "training.loop",
     "recipe": "training.recipes",
     "trace": "measure.trace",

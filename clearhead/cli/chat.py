@@ -7,14 +7,15 @@ from typing import Any
 
 import click
 
-from .options import decoding_options, load_model
+from .options import decoding_options, load_model, weights_option
 
 
 @click.command("chat")
 @click.argument("model")
 @click.option("--system", default=None, metavar="TEXT", help="What the model is told before the conversation.")
+@weights_option
 @decoding_options
-def command(model: str, system: str | None, **options: Any) -> None:
+def command(model: str, system: str | None, weights: str | None, **options: Any) -> None:
     """Converse with MODEL, a checkpoint folder that has a chat template.
 
     Every line of standard input is a turn of yours; the answers go to standard output. Ctrl-D ends it. What was said
@@ -23,7 +24,7 @@ def command(model: str, system: str | None, **options: Any) -> None:
     \b
     clearhead chat path/to/model --system "Answer in one sentence." --temperature 0.7
     """
-    loaded = load_model(model)
+    loaded = load_model(model, weights)
     from clearhead.generate.complete import Task
     from clearhead.generate.conversation import Conversation
     from clearhead.generate.template import ChatTemplate

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .options import json_option, load_model, print_json
+from .options import json_option, load_model, print_json, weights_option
 
 
 @click.command("eval")
@@ -15,8 +15,16 @@ from .options import json_option, load_model, print_json
 @click.argument("files", nargs=-1, required=True)
 @click.option("--context", type=int, default=None, help="Tokens read at once.  [default: the model's own, or 1024]")
 @click.option("--stride", type=int, default=None, help="Tokens from one window to the next.  [default: half of it]")
+@weights_option
 @json_option
-def command(model: str, files: tuple[str, ...], context: int | None, stride: int | None, as_json: bool) -> None:
+def command(
+    model: str,
+    files: tuple[str, ...],
+    context: int | None,
+    stride: int | None,
+    weights: str | None,
+    as_json: bool,
+) -> None:
     """Print the perplexity of MODEL on the text of each of FILES, and its bits per byte.
 
     A long text is read in windows of the context; each token is counted once, in the first window that holds it.
@@ -25,7 +33,7 @@ def command(model: str, files: tuple[str, ...], context: int | None, stride: int
     \b
     clearhead eval runs/mine held_out.txt --stride 128 --json
     """
-    loaded = load_model(model)
+    loaded = load_model(model, weights)
     from clearhead.measure.perplexity import perplexity_of
 
     rows = {}

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import decoding_options, file_options, gather, json_option, length_penalty, load_model, print_json
+from .options import (
+    decoding_options,
+    file_options,
+    gather,
+    json_option,
+    length_penalty,
+    load_model,
+    print_json,
+    weights_option,
+)
 
 if TYPE_CHECKING:
     from clearhead.configs import LengthPenalty
@@ -41,6 +50,7 @@ if TYPE_CHECKING:
 @click.option("--draft-tokens", type=int, default=4, show_default=True, help="How many tokens it writes ahead.")
 @click.option("--echo", is_flag=True, help="Print the prompt too, before what goes on from it.")
 @click.option("--logprobs", is_flag=True, help="With --json: the log-probability of every token.")
+@weights_option
 @json_option
 def command(
     model: str,
@@ -54,6 +64,7 @@ def command(
     draft_tokens: int,
     echo: bool,
     logprobs: bool,
+    weights: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -70,7 +81,7 @@ def command(
     wanted = gather(prompts, files, lines)
     options |= {"early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping)}
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
-    loaded = load_model(model)
+    loaded = load_model(model, weights)
     from clearhead.generate.complete import Task, generate, pieces
     from clearhead.generate.speculate import Draft
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "plot": "Draw the loss curves of runs.",
     "generate": "Write on from prompts with a trained model.",
     "chat": "Converse with a trained model.",
+    "quantize": "Write a model in fewer bits, and say what that costs on a text.",
     "eval": "Measure how well a model foresees a text: perplexity and bits per byte.",
     "embed": "Print vectors of texts.",
     "fill-mask": "Fill in masked words.",

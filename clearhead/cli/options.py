@@ -93,8 +93,16 @@ def length_penalty(text: str) -> LengthPenalty:
         raise click.BadParameter(f"{text!r} is neither power:ALPHA nor wu:ALPHA") from None
 
 
-def load_model(path: str) -> Model:
-    """The model in a checkpoint folder; what is worth saying about it goes to stderr."""
+def weights_option(function: F) -> F:
+    """--weights: the precision of the matrices."""
+    from clearhead.configs import PRECISIONS
+
+    text = "Store the matrices in this precision first; float32 too makes writing faster.  [default: as they are]"
+    return click.option("--weights", type=click.Choice(list(PRECISIONS)), default=None, help=text)(function)
+
+
+def load_model(path: str, weights: str | None = None) -> Model:
+    """The model in a checkpoint folder, in a precision; what is worth saying about it goes to stderr."""
     import warnings
 
     from clearhead.models.checkpoint import load
@@ -103,7 +111,13 @@ def load_model(path: str) -> Model:
     warnings.showwarning = lambda message, *_: click.echo(f"clearhead: {message}", err=True)
     if path in PRESETS and not Path(path).exists():
         raise ValueError(f"{path} is an architecture, which has no weights; give the folder of a checkpoint")
-    return load(path)
+    model = load(path)
+    if weights is None:
+        return model
+    from clearhead.configs import precision
+    from clearhead.models.quantize import quantize
+
+    return quantize(model, precision(weights))
 
 
 def read_text(path: str) -> str:

@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from clearhead.configs import EncoderDecoderConfig, ModelConfig, SequenceModelConfig, TokenEmbeddingConfig
+from clearhead.configs import EncoderDecoderConfig, ModelConfig, Precision, SequenceModelConfig, TokenEmbeddingConfig
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Block, ParallelBlock, Residual, Stack
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 class SequenceModel(nn.Module):
     """embedding -> stack -> head: GPT, LLaMA, BERT, ViT and all between."""
+
+    precision: Precision | None = None  # what `quantize` has stored the matrices in
 
     def __init__(self, config: SequenceModelConfig) -> None:
         super().__init__()
@@ -110,6 +112,8 @@ class SequenceModel(nn.Module):
 
 class EncoderDecoder(nn.Module):
     """source -> encoder; target -> decoder, which reads the encoder's output -> head  (Vaswani et al. 2017)."""
+
+    precision: Precision | None = None
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()

@@ -26,12 +26,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, SequenceModelConfig, dumps, loads
+from clearhead.configs import (
+    ConfigError,
+    EncoderDecoderConfig,
+    ModelConfig,
+    Precision,
+    SequenceModelConfig,
+    dumps,
+    loads,
+)
+from clearhead.configs.base import parse
 
 from .assemble import Model, bare
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing, to_hf
 from .convert.card import model_card
 from .convert.spelled import differences
+from .quantize import replace_matrices
 
 Writers = dict[str, Callable[[Path], object]]
 """By a file's name, what writes it to a path."""
@@ -57,6 +67,10 @@ def load(path: str | Path) -> Model:
     config, kind = describe(folder, hf)
     tensors = read_tensors(folder)
     with told_of(folder):
+        if (precision := stored_precision(hf)) is not None:
+            model = load_packed(config, precision, tensors)
+            model.origin = folder
+            return model
         weights = kind.ours(tensors, config)
         check_floating(weights)
     model = bare(config)
@@ -94,8 +108,10 @@ def save(
         raise CheckpointError(f"{folder} is a file, not a folder")
     if shard_bytes <= 0:
         raise ValueError(f"shard_bytes is {shard_bytes}, but must be positive")
-    weights = named_weights(model)
-    hf, tensors = as_theirs(model.config, weights, extra or {})
+    packed = model.precision is not None
+    hf, tensors = (
+        as_packed(model, extra or {}) if packed else as_theirs(model.config, named_weights(model), extra or {})
+    )
     if "eos_token_id" in hf and hf["eos_token_id"] is None:
         hf["eos_token_id"] = getattr(tokenizer, "end", None)
     shards = split(tensors, shard_bytes)
@@ -150,9 +166,46 @@ def refuse_foreign(folder: Path, hf: Mapping[str, Any]) -> None:
             "Convert it where you trust it: load it in transformers, copy its weights into one of the known families "
             f"({', '.join(sorted(FAMILIES))}), and write that with save_pretrained"
         )
-    if hf.get("quantization_config"):
+    if hf.get("quantization_config") and stored_precision(hf) is None:
         method = hf["quantization_config"].get("quant_method", "an unnamed method")
         raise CheckpointError(f"{folder} is quantised by {method}, which is not read; load the model it was made from")
+
+
+def stored_precision(hf: Mapping[str, Any]) -> Precision | None:
+    """What our own `quantize` stored the matrices in, if it did."""
+    stored = hf.get("quantization_config")
+    if not isinstance(stored, Mapping) or stored.get("quant_method") != "clearhead":
+        return None
+    precision = parse(stored.get("precision"), "config.json: precision")
+    if not isinstance(precision, Precision):
+        raise CheckpointError(f"config.json: {stored.get('precision')!r} is no precision")
+    return precision
+
+
+def as_packed(model: Model, extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """`config.json` and the tensors of a quantised model, which only we can read."""
+    assert model.precision is not None
+    stored = {"quant_method": "clearhead", "precision": model.precision.to_dict()}
+    hf = {"model_type": "clearhead", "architectures": [model.config.kind()], "dtype": "float32"}
+    return hf | {"quantization_config": stored} | dict(extra), dict(model.state_dict())
+
+
+def load_packed(config: ModelConfig, precision: Precision, tensors: Mapping[str, Tensor]) -> Model:
+    """A quantised model from its own tensors."""
+    model = bare(config)
+    replace_matrices(model, precision, model.state_dict(), {})
+    wanted = model.state_dict()
+    wrong = [
+        f"{name} is {tuple(tensors[name].shape)} of {tensors[name].dtype}, not {tuple(want.shape)} of {want.dtype}"
+        for name, want in wanted.items()
+        if name in tensors and (tensors[name].shape, tensors[name].dtype) != (want.shape, want.dtype)
+    ]
+    missing, unknown = sorted(wanted.keys() - tensors.keys()), sorted(tensors.keys() - wanted.keys())
+    found = (listing("missing", missing), listing("unknown", unknown), listing("misshapen", wrong))
+    if any(found):
+        raise CheckpointError("; ".join(filter(None, found)))
+    model.load_state_dict(tensors, assign=True)
+    return model.eval()
 
 
 def as_theirs(

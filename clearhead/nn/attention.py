@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from clearhead.configs import AttentionConfig, Mask
 from clearhead.functional.attention import attention_scores, attention_weights, drop
 from clearhead.functional.blocked import TileBias, attention_by_tiles
+from clearhead.precision.matrix import Linear, linear
 
 from .build import build_part, builds
 from .context import Context
@@ -36,12 +37,12 @@ class MultiHeadAttention(nn.Module):
         self.widths = (key, value)
         self.mask, self.dropout = config.mask, config.dropout
         self.ring = config.ring
-        self.qkv = nn.Linear(dim, sum(self.rows), bias=config.qkv_bias)
+        self.qkv = Linear(dim, sum(self.rows), bias=config.qkv_bias)
         self.query_norm = build_part(config.qk_norm, key)
         self.key_norm = build_part(config.qk_norm, key)
         self.rotary = None if config.rotary is None else build_part(config.rotary, key)
         self.score_bias = None if config.score_bias is None else build_part(config.score_bias, self.heads)
-        self.out = nn.Linear(self.heads * value, dim, bias=config.out_bias)
+        self.out = Linear(self.heads * value, dim, bias=config.out_bias)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None = None
@@ -72,13 +73,13 @@ class MultiHeadAttention(nn.Module):
         if read is None:
             q, k, v = context.tap("qkv", self.qkv(x)).split(self.rows, dim=-1)
             return split_heads(q, key), split_heads(k, key), split_heads(v, value)
-        q = F.linear(x, self.qkv.weight[:queries], None if self.qkv.bias is None else self.qkv.bias[:queries])
+        q = linear(x, self.qkv.weight[:queries], None if self.qkv.bias is None else self.qkv.bias[:queries])
         return split_heads(q, key), read.key, read.value
 
     def read(self, source: Float[Tensor, "B S D"]) -> SourceState:
         """The source's keys and values, which do not change while a target is decoded."""
         (key, value), (queries, keys, _) = self.widths, self.rows
-        kv = F.linear(source, self.qkv.weight[queries:], None if self.qkv.bias is None else self.qkv.bias[queries:])
+        kv = linear(source, self.qkv.weight[queries:], None if self.qkv.bias is None else self.qkv.bias[queries:])
         return SourceState(split_heads(kv[..., :keys], key), split_heads(kv[..., keys:], value))
 
     def init_state(self, room: Room) -> KVState:

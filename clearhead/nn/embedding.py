@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
+from clearhead.precision.matrix import Embedding, Linear, Packed
 
 from .build import build_part, builds
 from .context import Context
@@ -19,7 +20,7 @@ class TokenEmbedding(nn.Module):
     def __init__(self, config: TokenEmbeddingConfig, dim: int) -> None:
         super().__init__()
         self.scale = dim**0.5 if config.scaled else 1.0
-        self.tokens = nn.Embedding(config.vocabulary, dim)
+        self.tokens = Embedding(config.vocabulary, dim)
         self.position = None if config.position is None else build_part(config.position, dim)
         self.segments = None if config.segments is None else nn.Embedding(config.segments, dim)
         self.norm = build_part(config.norm, dim)
@@ -41,7 +42,7 @@ class TokenEmbedding(nn.Module):
         return self.dropout(context.tap("norm", self.norm(x)))
 
     @property
-    def table(self) -> Float[Tensor, "V D"]:
+    def table(self) -> Float[Tensor, "V D"] | Packed:
         return self.tokens.weight
 
 
@@ -51,7 +52,7 @@ class FactoredEmbedding(TokenEmbedding):
 
     def __init__(self, config: FactoredEmbeddingConfig, dim: int) -> None:
         super().__init__(config, config.width)
-        self.projection = nn.Linear(config.width, dim)
+        self.projection = Linear(config.width, dim)
 
     def forward(
         self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
@@ -66,7 +67,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, config: PatchEmbeddingConfig, dim: int) -> None:
         super().__init__()
         self.image, self.patch, self.channels = config.image, config.patch, config.channels
-        self.patches = nn.Linear(config.pixels, dim)
+        self.patches = Linear(config.pixels, dim)
         self.class_token = nn.Parameter(torch.zeros(dim))
         self.position = build_part(config.position, dim)
         self.dropout = nn.Dropout(config.dropout)

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 
 from clearhead.configs import FeedForwardConfig, GatedFeedForwardConfig
 from clearhead.functional import ACTIVATIONS
+from clearhead.precision.matrix import Linear
 
 from .build import builds
 from .context import Context
@@ -18,8 +19,8 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = config.activation
         hidden = config.width(dim)
-        self.up = nn.Linear(dim, hidden, bias=config.bias)
-        self.down = nn.Linear(hidden, dim, bias=config.bias)
+        self.up = Linear(dim, hidden, bias=config.bias)
+        self.down = Linear(hidden, dim, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
         hidden = context.tap("up", ACTIVATIONS[self.activation](self.up(x)))
@@ -34,9 +35,9 @@ class GatedFeedForward(nn.Module):
         super().__init__()
         self.activation = config.activation
         hidden = config.width(dim)
-        self.gate = nn.Linear(dim, hidden, bias=config.bias)
-        self.up = nn.Linear(dim, hidden, bias=config.bias)
-        self.down = nn.Linear(hidden, dim, bias=config.bias)
+        self.gate = Linear(dim, hidden, bias=config.bias)
+        self.up = Linear(dim, hidden, bias=config.bias)
+        self.down = Linear(hidden, dim, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
         gate = context.tap("gate", ACTIVATIONS[self.activation](self.gate(x)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -17,11 +16,12 @@ from clearhead.configs import (
     PoolerConfig,
 )
 from clearhead.functional import ACTIVATIONS
+from clearhead.precision.matrix import Linear, Packed, linear
 
 from .build import build_part, builds
 from .context import Context
 
-Table = Float[Tensor, "V Y"] | None  # Y is D, but for ALBERT
+Table = Float[Tensor, "V Y"] | Packed | None  # Y is D, but for ALBERT
 
 
 @builds(LMHeadConfig)
@@ -34,7 +34,7 @@ class LMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.bias else None
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
-        return context.tap("logits", F.linear(x, own_or_tied(self.weight, table), self.bias))
+        return context.tap("logits", linear(x, own_or_tied(self.weight, table), self.bias))
 
 
 @builds(MaskedLMHeadConfig)
@@ -45,7 +45,7 @@ class MaskedLMHead(nn.Module):
         super().__init__()
         self.activation = config.activation
         width = config.width or dim
-        self.dense = nn.Linear(dim, width)
+        self.dense = Linear(dim, width)
         self.norm = build_part(config.norm, width)
         self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, width))
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
@@ -53,7 +53,7 @@ class MaskedLMHead(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
         x = context.tap("dense", ACTIVATIONS[self.activation](self.dense(x)))
         x = context.tap("norm", self.norm(x))
-        return context.tap("logits", F.linear(x, own_or_tied(self.weight, table), self.bias))
+        return context.tap("logits", linear(x, own_or_tied(self.weight, table), self.bias))
 
 
 @builds(FirstTokenConfig)
@@ -101,7 +101,7 @@ class Pooler(nn.Module):
 
     def __init__(self, config: PoolerConfig, dim: int) -> None:
         super().__init__()
-        self.dense = nn.Linear(dim, dim)
+        self.dense = Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
         return context.tap("dense", torch.tanh(self.dense(first_real(x, context))))
@@ -114,7 +114,7 @@ class ClassHead(nn.Module):
     def __init__(self, config: ClassHeadConfig, dim: int) -> None:
         super().__init__()
         self.pool = build_part(config.pool, dim)
-        self.classes = nn.Linear(dim, config.classes, bias=config.bias)
+        self.classes = Linear(dim, config.classes, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B C"]:
         return context.tap("classes", self.classes(self.pool(x, context.at("pool"), table)))
@@ -127,7 +127,7 @@ def first_real(x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B 
     return x[torch.arange(len(x), device=x.device), context.readable.int().argmax(dim=1)]
 
 
-def own_or_tied(weight: Table, table: Table) -> Float[Tensor, "V Y"]:
+def own_or_tied(weight: Table, table: Table) -> Float[Tensor, "V Y"] | Packed:
     chosen = table if weight is None else weight
     assert chosen is not None, "the config has checked that a tied head has a table"
     return chosen

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clearhead.configs import Config, EluConfig, FavorConfig, LinearAttentionConfig
 from clearhead.functional.kernel import NOTHING, Sums, elu_features, over_all_keys, over_keys_so_far, stable_features
 from clearhead.functional.softmax import widen
+from clearhead.precision.matrix import Linear
 from clearhead.reference.kernel import random_directions
 
 from .attention import Looked, Rows, check_causal, merge_heads, split_heads
@@ -64,9 +65,9 @@ class LinearAttention(nn.Module):
         key, value = config.widths(dim)
         self.widths, self.mask = (key, value), config.mask
         self.heads, self.features = config.heads, config.kernel.count(key)
-        self.qkv = nn.Linear(dim, config.heads * (2 * key + value), bias=config.qkv_bias)
+        self.qkv = Linear(dim, config.heads * (2 * key + value), bias=config.qkv_bias)
         self.kernel = build_part(config.kernel, key)
-        self.out = nn.Linear(config.heads * value, dim, bias=config.out_bias)
+        self.out = Linear(config.heads * value, dim, bias=config.out_bias)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: SumState | None = None

@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.configs import LatentAttentionConfig
+from clearhead.precision.matrix import Linear, dense
 
 from .attention import attend, check_causal, merge_heads, split_heads
 from .build import build_part, builds
@@ -30,14 +31,14 @@ class LatentAttention(nn.Module):
         width = config.plain_dim + config.rope_dim
         query_in = config.query_latent_dim or dim
         if config.query_latent_dim is not None:
-            self.query_down = nn.Linear(dim, query_in, bias=config.bias)
+            self.query_down = Linear(dim, query_in, bias=config.bias)
             self.query_norm = build_part(config.norm, query_in)
-        self.query = nn.Linear(query_in, config.heads * width, bias=False)
-        self.down = nn.Linear(dim, config.latent_dim + config.rope_dim, bias=config.bias)
+        self.query = Linear(query_in, config.heads * width, bias=False)
+        self.down = Linear(dim, config.latent_dim + config.rope_dim, bias=config.bias)
         self.latent_norm = build_part(config.norm, config.latent_dim)
-        self.up = nn.Linear(config.latent_dim, config.heads * (config.plain_dim + config.value_dim), bias=False)
+        self.up = Linear(config.latent_dim, config.heads * (config.plain_dim + config.value_dim), bias=False)
         self.rotary = build_part(config.rotary, config.rope_dim)
-        self.out = nn.Linear(config.heads * config.value_dim, dim, bias=config.bias)
+        self.out = Linear(config.heads * config.value_dim, dim, bias=config.bias)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: LatentState | None = None
@@ -88,7 +89,7 @@ class LatentAttention(nn.Module):
         self, q: Float[Tensor, "B H T K"], joint: Float[Tensor, "B 1 S LR"], context: Context
     ) -> Float[Tensor, "B H T U"]:
         c = self.config
-        up = self.up.weight.unflatten(0, (c.heads, -1))  # H K+U L
+        up = dense(self.up.weight).unflatten(0, (c.heads, -1))  # H K+U L
         to_key, to_value = up.split((c.plain_dim, c.value_dim), dim=1)
         plain, rope = q.split((c.plain_dim, c.rope_dim), dim=-1)
         q = torch.cat((plain @ to_key, rope), dim=-1)  # B H T L+R

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clearhead.configs import MambaConfig
 from clearhead.functional.mamba import filtered, scan_from, scan_written_out
 from clearhead.functional.softmax import widen
+from clearhead.precision.matrix import Linear
 
 from .build import builds
 from .context import Context
@@ -29,14 +30,14 @@ class Mamba(nn.Module):
     def __init__(self, config: MambaConfig, dim: int) -> None:
         super().__init__()
         inner, self.rank = config.inner or 2 * dim, config.rank or -(-dim // 16)
-        self.input = nn.Linear(dim, 2 * inner, bias=config.bias)
+        self.input = Linear(dim, 2 * inner, bias=config.bias)
         self.filter = nn.Parameter(torch.empty(config.conv, inner))
         self.filter_bias = nn.Parameter(torch.empty(inner)) if config.conv_bias else None
-        self.select = nn.Linear(inner, self.rank + 2 * config.state_dim, bias=False)
+        self.select = Linear(inner, self.rank + 2 * config.state_dim, bias=False)
         self.step = nn.Linear(self.rank, inner)
         self.decay = nn.Parameter(torch.empty(config.state_dim, inner))  # log(−A)
         self.skip = nn.Parameter(torch.empty(inner))
-        self.out = nn.Linear(inner, dim, bias=config.bias)
+        self.out = Linear(inner, dim, bias=config.bias)
 
     def start(self) -> None:
         """As the authors start: A = −1 … −Z in every channel, and Δ between 0.001 and 0.1 (section 3.6)."""

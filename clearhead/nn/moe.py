@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from clearhead.configs import (
     SoftmaxChoiceConfig,
 )
 from clearhead.functional import ACTIVATIONS, softmax
+from clearhead.precision.matrix import linear
 
 from .build import build_part, builds
 from .context import Context
@@ -30,7 +30,7 @@ class MoE(nn.Module):
     def __init__(self, config: MoEConfig, dim: int) -> None:
         super().__init__()
         self.active, self.normalised, self.scale = config.active, config.normalised, config.scale
-        self.router = nn.Linear(dim, config.experts, bias=False)
+        self.router = nn.Linear(dim, config.experts, bias=False)  # never packed: it chooses
         self.choice = build_part(config.choice, config.experts)
         self.experts = Experts(config.expert, config.experts, dim)
         self.shared = None if config.shared is None else build_part(config.shared, dim)
@@ -116,4 +116,4 @@ class StackedLinear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(experts, rows)) if bias else None
 
     def forward(self, x: Float[Tensor, "X I"], expert: int) -> Float[Tensor, "X O"]:
-        return F.linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])
+        return linear(x, self.weight[expert], None if self.bias is None else self.bias[expert])

@@ -27,8 +27,7 @@ class Rotary(nn.Module):
         self, x: Float[Tensor, "B H T K"], positions: Int[Tensor, "#B T"], context: Context
     ) -> Float[Tensor, "B H T K"]:
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-        key = (self.config, self.frequencies, id(positions))
-        cos, sin = context.once(key, lambda: self.angles(positions, wide))
+        cos, sin = self.angles(positions, wide, context)
         turned = turn(x[..., : self.width], cos, sin, layout=self.config.layout)
         return turned if self.width == x.shape[-1] else torch.cat((turned, x[..., self.width :]), dim=-1)
 
@@ -39,8 +38,12 @@ class Rotary(nn.Module):
         """The queries that attention needs, and which keys each of them reads."""
         return [(context.tap("query_turned", self(q, context.positions, context)), mask)]
 
-    def angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """cos and sin of every angle, `B 1 T K/2`."""
+    def angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, context: Context) -> tuple[Tensor, Tensor]:
+        """cos and sin of every angle, `B 1 T K/2`, of all layers alike."""
+        key = (self.config, self.frequencies, id(positions))
+        return context.once(key, lambda: self.fresh_angles(positions, dtype))
+
+    def fresh_angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         frequencies = torch.tensor(self.frequencies, dtype=exact, device=positions.device)
         angles = positions[:, None, :, None].to(exact) * frequencies

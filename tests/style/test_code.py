@@ -18,7 +18,7 @@ LAYERS = (
     {"shapes", "schedules"},
     {"configs"},
     {"reference", "tokenize"},
-    {"functional", "data"},
+    {"functional", "data", "precision"},
     {"nn"},
     {"models"},
     {"generate", "measure", "checker", "inspect", "tasks"},

@@ -1,0 +1,84 @@
+"""`clearhead quantize`: a model in fewer bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from shutil import copyfile
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import bytes_text, load_model, read_text
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+KEPT = (
+    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id",
+    "max_position_embeddings", "n_positions", "id2label",
+)  # fmt: skip
+"""Of `config.json`: what the config does not know, and decoding asks for."""
+BESIDE = ("generation_config.json", "chat_template.jinja", "preprocessor_config.json")
+
+
+@click.command("quantize")
+@click.argument("model")
+@click.argument("out")
+@click.option(
+    "--weights",
+    type=click.Choice(["float32", "bfloat16", "float16", "int8", "int4"]),
+    default="int8",
+    show_default=True,
+    help="What the matrices are stored in.",
+)
+@click.option("--group", type=int, default=32, show_default=True, help="Columns that share a scale, of int8 and int4.")
+@click.option("--text", default=None, metavar="FILE", help="Half of it tells int4 how to round; the rest is foreseen.")
+def command(model: str, out: str, weights: str, group: int, text: str | None) -> None:
+    """Write MODEL, a checkpoint folder, to the folder OUT with its matrices in fewer bits.
+
+    With a text, the perplexity before and after is printed, on the second half of it.
+
+    \b
+    clearhead quantize runs/mine runs/small --weights int4 --text held_out.txt
+    """
+    from clearhead.configs import precision
+    from clearhead.configs.precision import Grouped
+
+    kind = precision(weights)
+    kind = type(kind)(group=group) if isinstance(kind, Grouped) else kind
+    read = None if text is None else read_text(text)
+    loaded = load_model(model)
+    from clearhead.generate.complete import has_tokenizer
+    from clearhead.generate.defaults import files
+    from clearhead.measure.perplexity import perplexity_of
+    from clearhead.models.quantize import quantize
+    from clearhead.tokenize import Tokenizer
+
+    tokenizer = Tokenizer.load(loaded.origin) if loaded.origin is not None and has_tokenizer(loaded) else None
+    if read is not None and tokenizer is None:
+        raise ValueError(f"{model} has no tokenizer, so it reads no text; leave --text out")
+    half = 0 if read is None else len(read) // 2
+    tokens = None if read is None or tokenizer is None else rows(tokenizer.encode(read[:half]))
+    made = quantize(loaded, kind, tokens=tokens)
+    said = files(loaded.origin)["config.json"]
+    made.save(out, tokenizer=tokenizer, extra={name: said[name] for name in KEPT if name in said})
+    for name in BESIDE:
+        if loaded.origin is not None and (loaded.origin / name).is_file():
+            copyfile(loaded.origin / name, Path(out) / name)
+    before, after = (sum(tensor.nbytes for tensor in each.state_dict().values()) for each in (loaded, made))
+    click.echo(f"{out}: {bytes_text(after)} in {weights}, {bytes_text(before)} before")
+    if read is not None:
+        was, now = (perplexity_of(each, read[half:]) for each in (loaded, made))
+        rise = now.perplexity / was.perplexity - 1
+        click.echo(f"perplexity {now.perplexity:.4g}, {was.perplexity:.4g} before: {rise:+.2%} ({now.tokens:,} tokens)")
+
+
+def rows(ids: list[int]) -> Tensor:
+    """Tokens to learn the rounding from: at most 64 rows of 256."""
+    import torch
+
+    length = min(256, len(ids))
+    count = min(64, len(ids) // max(length, 1))
+    if not count:
+        raise ValueError("half of the text has no tokens; give a longer one")
+    return torch.tensor(ids[: count * length]).view(count, length)

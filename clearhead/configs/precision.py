@@ -1,0 +1,69 @@
+"""How the matrices of a finished model are stored: as floats of some width, or as whole numbers with shared scales.
+
+    BFloat16()          16 bits
+    Int8(group=32)      w ≈ scale · q,            q in −127 … 127,  8.5 bits
+    Int4(group=32)      w ≈ scale · table[q],     q in 0 … 15,      4.5 bits
+
+Only what is stored changes: every product is summed in float32, and norms, biases and positions stay in float32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .base import Config, ConfigError, nearest
+
+
+@dataclass(frozen=True)
+class Float32(Config):
+    """As computed."""
+
+
+@dataclass(frozen=True)
+class BFloat16(Config):
+    """The range of float32 with 8 bits of precision."""
+
+
+@dataclass(frozen=True)
+class Float16(Config):
+    """11 bits of precision, up to 65,504."""
+
+
+@dataclass(frozen=True)
+class Grouped(Config):
+    """Codes of few bits; each `group` columns of a row share a scale, a bfloat16."""
+
+    group: int = 32
+
+    def check(self) -> None:
+        if type(self) is Grouped:
+            raise ConfigError("Grouped is not a precision of its own; use Int8 or Int4")
+        if self.group < 32 or self.group & (self.group - 1):
+            raise ConfigError(f"{self.kind()}.group is {self.group}, but must be a power of two from 32 up")
+
+
+@dataclass(frozen=True)
+class Int8(Grouped):
+    """Whole numbers from −127 to 127."""
+
+
+@dataclass(frozen=True)
+class Int4(Grouped):
+    """Places in a table of 16 numbers, which lie closer together near zero, as weights do."""
+
+
+Precision = Float32 | BFloat16 | Float16 | Int8 | Int4
+PRECISIONS: dict[str, Precision] = {
+    "float32": Float32(),
+    "bfloat16": BFloat16(),
+    "float16": Float16(),
+    "int8": Int8(),
+    "int4": Int4(),
+}
+
+
+def precision(name: str) -> Precision:
+    """The precision of that name, with the usual groups."""
+    if name not in PRECISIONS:
+        raise ConfigError(f"there is no precision {name!r}{nearest(name, PRECISIONS)}")
+    return PRECISIONS[name]

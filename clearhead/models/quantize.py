@@ -1,0 +1,77 @@
+"""A finished model with its matrices in another precision: other parts in the same places."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.configs import Int4, Precision
+from clearhead.nn.heads import LMHead, MaskedLMHead
+from clearhead.nn.moe import StackedLinear
+from clearhead.nn.stepping import QUICKER
+from clearhead.precision.matrix import Embedding, Linear, pack
+
+from .assemble import Model, SequenceModel, bare
+
+HOLDERS = (Linear, Embedding, LMHead, MaskedLMHead, StackedLinear)
+"""Modules whose `weight` is a matrix that may be packed."""
+
+
+def quantize(model: Model, precision: Precision, *, tokens: Int[Tensor, "B T"] | None = None) -> Model:
+    """The same model with its matrices stored as `precision` says, and read by compiled kernels where there are few
+    tokens, as in decoding. Norms, biases and positions are in float32, and so is every sum.
+
+    tokens  of a text like those the model will read: Int4 then rounds so that the outputs, not the weights, stay close
+    """
+    if model.precision is not None:
+        raise ValueError(f"the model is in {model.precision.kind()} already; quantise the model it was made from")
+    moments = input_moments(model, tokens) if isinstance(precision, Int4) and tokens is not None else {}
+    made = bare(model.config)
+    weights = model.state_dict()
+    replace_matrices(made, precision, weights, moments)
+    rest = {name: weight.detach().float().clone() for name, weight in weights.items() if name in made.state_dict()}
+    made.load_state_dict(rest, strict=False, assign=True)
+    made.origin = model.origin
+    return made.eval()
+
+
+def replace_matrices(
+    model: Model, precision: Precision, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]
+) -> None:
+    """Put a packed matrix where each weight was, and quicker parts where there are some."""
+    model.precision = precision
+    model.requires_grad_(False)
+    for path, module in list(model.named_modules()):
+        if isinstance(module, HOLDERS) and module.weight is not None:
+            name = f"{path}.weight"
+            del module.weight
+            module.weight = pack(weights[name], precision, moments.get(name))
+        elif type(module) in QUICKER:
+            module.__class__ = QUICKER[type(module)]  # the same children under the same names
+
+
+def input_moments(model: Model, tokens: Int[Tensor, "B T"]) -> dict[str, Float[Tensor, "i i"]]:
+    """Σ x xᵀ over the inputs x of every linear layer while the model reads `tokens`, by the weight's name."""
+    if not isinstance(model, SequenceModel):
+        raise ValueError("tokens tell a decoder's or encoder's inputs; an encoder–decoder is quantised without")
+    moments: dict[str, Tensor] = {}
+
+    def listen(name: str) -> Any:
+        def hook(module: nn.Module, given: tuple[Tensor, ...]) -> None:
+            x = given[0].detach().flatten(0, -2).float()
+            moments[name] = moments.get(name, 0) + x.mT @ x
+
+        return hook
+
+    with ExitStack() as stack, torch.inference_mode():
+        for path, module in model.named_modules():
+            if isinstance(module, Linear):
+                stack.callback(module.register_forward_pre_hook(listen(f"{path}.weight")).remove)
+        for row in tokens.split(1):
+            model(row)
+    return moments

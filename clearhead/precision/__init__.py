@@ -1,0 +1,1 @@
+"""Matrices in few bits: how they are rounded, kept and multiplied."""

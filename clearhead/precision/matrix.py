@@ -1,0 +1,238 @@
+"""A matrix that stands where a weight stood: stored as its precision says, multiplied by the compiled kernels."""
+
+from __future__ import annotations
+
+import ctypes
+from copy import copy
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from clearhead.configs import BFloat16, Float16, Float32, Int8, Precision
+
+from .kernels import Matrix, kernels
+from .rounding import round_int4, round_int8
+
+FLOATS = {Float32: torch.float32, BFloat16: torch.bfloat16, Float16: torch.float16}
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+INT8, INT4 = 3, 4
+FEW = 32  # rows of x up to which reading the weights takes longer than computing with them; as in kernels.c
+SMALL = 1 << 16  # multiplications that one thread does in the time that two need to meet
+
+
+def kernels_for(x: Float[Tensor, "... i"]) -> ctypes.CDLL | None:
+    """The compiled kernels, if they are for such an input: few rows of float32 on the CPU, without a gradient."""
+    many = x.numel() // (x.shape[-1] or 1)
+    wanted = 0 < many <= FEW and x.dtype == torch.float32 and x.is_cpu
+    return kernels() if wanted and not (x.requires_grad and torch.is_grad_enabled()) else None
+
+
+class Packed(nn.Module):
+    """A matrix `[rows, columns]`, or several of one shape under each other. Subclasses say how it is stored."""
+
+    kind: int
+
+    def __init__(self, stacked: int | None, rows: int, columns: int) -> None:
+        super().__init__()
+        self.stacked, self.rows, self.columns = stacked, rows, columns
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (self.rows, self.columns) if self.stacked is None else (self.stacked, self.rows, self.columns)
+
+    def linear(self, x: Float[Tensor, "... i"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "... o"]:
+        """x Wᵀ + b. Few rows of x take the kernel that reads W once; many, or a gradient, take W in float32."""
+        library = kernels_for(x)
+        if library is None:
+            return F.linear(x, self.dense().to(x.dtype), bias)
+        flat, out = self.filled(x), torch.empty(*x.shape[:-1], self.rows)
+        library.linear(self.matrix(), flat.data_ptr(), self.width, out.data_ptr(), len(flat), self.threads(len(flat)))
+        return out if bias is None else out.add_(bias)
+
+    def filled(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "n w"]:
+        """x as rows of the width that the kernels read."""
+        missing = self.width - self.columns
+        return (F.pad(x, (0, missing)) if missing else x).reshape(-1, self.width).contiguous()
+
+    def threads(self, many: int) -> int:
+        """One where starting more would take longer than they save."""
+        return 1 if self.rows * self.columns * many < SMALL else torch.get_num_threads()
+
+    @property
+    def stored(self) -> dict[str, Tensor]:
+        """The buffers, without the detour of a module's attributes."""
+        return cast("dict[str, Tensor]", self._buffers)
+
+    @property
+    def width(self) -> int:
+        """Columns with those that a row is filled up with."""
+        return self.columns
+
+    def matrix(self) -> Matrix:
+        """As the kernels see it."""
+        raise NotImplementedError
+
+    def dense(self) -> Float[Tensor, "..."]:
+        """The matrix in float32."""
+        raise NotImplementedError
+
+    def look_up(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... i"]:
+        """The rows of an embedding table."""
+        rows = self.gather(ids.flatten()).dense()
+        return rows.view(*ids.shape, self.columns)
+
+    def gather(self, ids: Int[Tensor, "n"] | slice) -> Packed:
+        """The matrix of those rows; a view where they are a slice."""
+        some = copy(self)
+        some._buffers = {name: tensor if name == "table" else tensor[ids] for name, tensor in self.stored.items()}
+        some.stacked, some.rows = None, len(some.stored["values"])
+        return some
+
+    def __getitem__(self, which: int | slice) -> Packed:
+        """One of several matrices, or a run of rows."""
+        return self.gather(slice(which * self.rows, (which + 1) * self.rows) if isinstance(which, int) else which)
+
+    def extra_repr(self) -> str:
+        return "×".join(map(str, self.shape))
+
+
+class FloatMatrix(Packed):
+    """Floats of 32 or 16 bits, row by row."""
+
+    values: Float[Tensor, "o i"]
+
+    def __init__(self, weight: Float[Tensor, "..."], precision: Float32 | BFloat16 | Float16) -> None:
+        super().__init__(*sizes(weight))
+        self.register_buffer(
+            "values", weight.detach().reshape(-1, self.columns).to(FLOATS[type(precision)]).contiguous()
+        )
+
+    def matrix(self) -> Matrix:
+        values = self.stored["values"]
+        return Matrix(KINDS[values.dtype], 0, self.rows, self.columns, self.columns, values.data_ptr(), 0, 0)
+
+    def dense(self) -> Float[Tensor, "..."]:
+        return self.values.float().view(self.shape)
+
+
+class GroupMatrix(Packed):
+    """Codes in groups of columns that share a scale; rows are filled up with zeros to whole groups and strides."""
+
+    values: Int[Tensor, "o w"]
+    scales: Float[Tensor, "o g"]
+    table: Float[Tensor, "16"]
+    run: int  # columns in one stride of the kernel
+
+    def __init__(self, weight: Float[Tensor, "..."], group: int, moments: Float[Tensor, "i i"] | None = None) -> None:
+        super().__init__(*sizes(weight))
+        self.group = group
+        flat = weight.detach().reshape(-1, self.columns).float()
+        for name, tensor in self.store(F.pad(flat, (0, self.width - self.columns)), moments).items():
+            self.register_buffer(name, tensor)
+
+    def store(self, weight: Float[Tensor, "o w"], moments: Float[Tensor, "i i"] | None) -> dict[str, Tensor]:
+        """The buffers for a padded matrix."""
+        raise NotImplementedError
+
+    @property
+    def width(self) -> int:
+        step = max(self.group, self.run)
+        return -(-self.columns // step) * step
+
+    def matrix(self) -> Matrix:
+        stored = self.stored
+        table = stored["table"].data_ptr() if "table" in stored else 0
+        shift = self.group.bit_length() - 1
+        values, scales = stored["values"].data_ptr(), stored["scales"].data_ptr()
+        return Matrix(self.kind, shift, self.rows, self.columns, self.width, values, scales, table)
+
+    def dense(self) -> Float[Tensor, "..."]:
+        library = kernels() if self.values.is_cpu else None
+        if library is None:
+            scaled = self.codes().unflatten(1, (-1, self.group)) * self.scales.float()[..., None]
+            return scaled.flatten(1)[:, : self.columns].reshape(self.shape)
+        out = torch.empty(self.shape)
+        whole = self.matrix()
+        whole.rows = len(self.values)
+        library.expand(ctypes.byref(whole), out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def codes(self) -> Float[Tensor, "o w"]:
+        """What the scales multiply."""
+        raise NotImplementedError
+
+
+class Int8Matrix(GroupMatrix):
+    """Whole numbers from −127 to 127, a byte each."""
+
+    kind, run = INT8, 64
+
+    def store(self, weight: Float[Tensor, "o w"], moments: Float[Tensor, "i i"] | None) -> dict[str, Tensor]:
+        values, scales = round_int8(weight, self.group)
+        return {"values": values, "scales": scales}
+
+    def codes(self) -> Float[Tensor, "o w"]:
+        return self.values.float()
+
+
+class Int4Matrix(GroupMatrix):
+    """Places in a table of 16, eight to a word: of each 128 columns, word i holds columns i, 16 + i, … 112 + i."""
+
+    kind, run = INT4, 128
+
+    def store(self, weight: Float[Tensor, "o w"], moments: Float[Tensor, "i i"] | None) -> dict[str, Tensor]:
+        places, scales, table = round_int4(weight, self.group, moments)
+        words = places.int().view(len(weight), -1, 8, 16)
+        shifts = 4 * torch.arange(8, dtype=torch.int32, device=weight.device)[:, None]
+        return {"values": (words << shifts).sum(2, dtype=torch.int32).flatten(1), "scales": scales, "table": table}
+
+    def codes(self) -> Float[Tensor, "o w"]:
+        shifts = 4 * torch.arange(8, dtype=torch.int32, device=self.values.device)[:, None]
+        places = (self.values.view(len(self.values), -1, 1, 16) >> shifts) & 15
+        return self.table[places.flatten(1)]
+
+
+def pack(weight: Float[Tensor, "..."], precision: Precision, moments: Float[Tensor, "i i"] | None = None) -> Packed:
+    """The weight as a matrix of that precision. `moments`, Σ x xᵀ over inputs x, tells which errors matter."""
+    if isinstance(precision, Float32 | BFloat16 | Float16):
+        return FloatMatrix(weight, precision)
+    kind = Int8Matrix if isinstance(precision, Int8) else Int4Matrix
+    return kind(weight, precision.group, moments)
+
+
+def sizes(weight: Float[Tensor, "..."]) -> tuple[int | None, int, int]:
+    """How many matrices, if several; rows; columns."""
+    if weight.dim() not in (2, 3):
+        raise ValueError(f"a weight of shape {tuple(weight.shape)} is no matrix, so it has no rows to pack")
+    return len(weight) if weight.dim() == 3 else None, *weight.shape[-2:]
+
+
+class Linear(nn.Linear):
+    """A linear layer whose weight may be packed. What must stay in float32, such as a router, is an `nn.Linear`."""
+
+    weight: Any
+
+    def forward(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "... o"]:
+        return linear(x, self.weight, self.bias)
+
+
+class Embedding(nn.Embedding):
+    """A table whose rows may be packed."""
+
+    weight: Any
+
+    def forward(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... D"]:
+        return F.embedding(ids, self.weight) if isinstance(self.weight, Tensor) else self.weight.look_up(ids)
+
+
+def linear(x: Float[Tensor, "... i"], weight: Any, bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "... o"]:
+    """x Wᵀ + b for a tensor or a packed matrix."""
+    return F.linear(x, weight, bias) if isinstance(weight, Tensor) else weight.linear(x, bias)
+
+
+def dense(weight: Any) -> Float[Tensor, "..."]:
+    """The weight as a tensor."""
+    return weight if isinstance(weight, Tensor) else weight.dense()

@@ -1,0 +1,101 @@
+"""From floats to codes and scales, with the error that counts as small as it can be made."""
+
+from __future__ import annotations
+
+from math import inf
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+HALF = (0.047, 0.1429, 0.2434, 0.3512, 0.4702, 0.6071, 0.7735, 1.0)
+"""The positive half of the table of 16 with the least squared error over groups of 32 normally distributed numbers,
+each group with its own best scale (Lloyd's algorithm, 60 rounds over 100,000 groups): 0.0762 of a standard deviation,
+where steps of equal size leave 0.086."""
+
+SCALES = torch.linspace(0.8, 1.2, 9)  # of the group's largest number: what is tried before the scale is refined
+ROWS = 1 << 21  # numbers rounded at once
+DAMPING = 0.01  # of the mean square input, added to all, so that rare inputs are not overruled
+
+
+def round_int8(weight: Float[Tensor, "o w"], group: int) -> tuple[Int[Tensor, "o w"], Float[Tensor, "o g"]]:
+    """The nearest multiples of largest/127 of each group."""
+    grouped = weight.unflatten(1, (-1, group))
+    scales = (grouped.abs().amax(-1) / 127).bfloat16()
+    codes = (grouped / safe(scales.float())[..., None]).round().clamp(-127, 127)
+    return codes.flatten(1).to(torch.int8), scales
+
+
+def round_int4(
+    weight: Float[Tensor, "o w"], group: int, moments: Float[Tensor, "i i"] | None = None
+) -> tuple[Int[Tensor, "o w"], Float[Tensor, "o g"], Float[Tensor, "16"]]:
+    """Places in the table, scales, and the table.
+
+    Without `moments` every number goes to its nearest; with them, Σ x xᵀ over inputs x, the later columns of a row make
+    up for the errors of the earlier ones: not W but W·x is kept (Frantar et al. 2022, arXiv 2210.17323).
+    """
+    half = torch.tensor(HALF, device=weight.device)
+    table = torch.cat((-half.flip(0), half))
+    rows = max(1, ROWS // weight.shape[1])
+    spread = None if moments is None else error_spread(moments, weight.shape[1])
+    parts = [
+        nearest(part.unflatten(1, (-1, group)), table) if spread is None else compensated(part, group, table, spread)
+        for part in weight.split(rows)
+    ]
+    places, scales = (torch.cat(some) for some in zip(*parts, strict=True))
+    return places.flatten(1), scales, table
+
+
+def nearest(
+    weight: Float[Tensor, "... k"], table: Float[Tensor, "16"]
+) -> tuple[Int[Tensor, "... k"], Float[Tensor, "..."]]:
+    """Each group by itself: the best of some scales, refined by least squares, and the nearest places."""
+    largest, least, scales = weight.abs().amax(-1), weight.new_full(weight.shape[:-1], inf), weight.new_zeros(())
+    for share in SCALES.tolist():
+        tried = largest * share
+        error = (weight - tried[..., None] * table[places(weight, tried, table)]).square().sum(-1)
+        scales, least = torch.where(error < least, tried, scales), torch.minimum(error, least)
+    chosen = table[places(weight, scales, table)]
+    scales = ((weight * chosen).sum(-1) / safe(chosen.square().sum(-1))).bfloat16()
+    return places(weight, scales.float(), table).to(torch.int8), scales
+
+
+def places(
+    weight: Float[Tensor, "... k"], scales: Float[Tensor, "..."], table: Float[Tensor, "16"]
+) -> Int[Tensor, "... k"]:
+    """Where in the table each number's nearest entry is."""
+    return torch.bucketize(weight / safe(scales)[..., None], (table[1:] + table[:-1]) / 2)
+
+
+def error_spread(moments: Float[Tensor, "i i"], width: int) -> Float[Tensor, "w w"]:
+    """U with UᵀU = H⁻¹: row j says how an error in column j is best made up for by the columns after it."""
+    full = torch.eye(width, device=moments.device)
+    full[: len(moments), : len(moments)] = moments
+    full.diagonal().add_(DAMPING * moments.diagonal().mean())
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(full.double()))
+    return torch.linalg.cholesky(inverse, upper=True).float()
+
+
+def compensated(
+    weight: Float[Tensor, "o w"], group: int, table: Float[Tensor, "16"], spread: Float[Tensor, "w w"]
+) -> tuple[Int[Tensor, "o g k"], Float[Tensor, "o g"]]:
+    """Column after column; what rounding one of them has spoilt is taken out of those that are still to come."""
+    weight = weight.clone()
+    found, scales = [], []
+    for first in range(0, weight.shape[1], group):
+        last = first + group
+        scale = nearest(weight[:, first:last], table)[1]
+        errors = torch.empty_like(weight[:, first:last])
+        for j in range(first, last):
+            place = places(weight[:, j : j + 1], scale.float(), table)
+            errors[:, j - first] = (weight[:, j] - scale.float() * table[place[:, 0]]) / spread[j, j]
+            weight[:, j:last] -= errors[:, j - first, None] * spread[j, j:last]
+            found.append(place.to(torch.int8))
+        weight[:, last:] -= errors @ spread[first:last, last:]
+        scales.append(scale)
+    return torch.cat(found, 1).unflatten(1, (-1, group)), torch.stack(scales, 1)
+
+
+def safe(divisor: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """A group of zeros has the scale 0; whatever it is divided by, it stays zeros."""
+    return torch.where(divisor == 0, 1, divisor)

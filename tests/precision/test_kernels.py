@@ -1,0 +1,240 @@
+"""The compiled kernels against plain PyTorch: every storage, odd sizes, few rows and many; and no compiler at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from clearhead.configs import (
+    PRECISIONS,
+    AttentionConfig,
+    Causal,
+    GatedFeedForwardConfig,
+    Int4,
+    Int8,
+    Precision,
+    RotaryConfig,
+    Window,
+)
+from clearhead.models.assemble import SequenceModel, build
+from clearhead.models.llama import decoder
+from clearhead.models.quantize import quantize
+from clearhead.nn.stepping import SteppingAttention
+from clearhead.precision import matrix
+from clearhead.precision.kernels import compiled as compiled_file
+from clearhead.precision.kernels import kernels
+from clearhead.precision.matrix import Packed, pack
+
+STORED = [*PRECISIONS.values(), Int8(group=64), Int4(group=256)]
+SHAPES = [(1, 1), (3, 16), (5, 31), (17, 100), (16, 128), (37, 131), (50, 300)]
+
+
+@pytest.fixture(autouse=True)
+def compiled() -> None:
+    if kernels() is None:
+        pytest.skip("there is no C compiler")
+
+
+def plainly(packed: Packed, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+    """The matrix as plain PyTorch unpacks it."""
+    with monkeypatch.context() as patch:
+        patch.setattr(matrix, "kernels", lambda: None)
+        return packed.dense()
+
+
+@pytest.mark.parametrize("precision", STORED, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_equal_those_of_the_unpacked_matrix(
+    precision: Precision, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(sum(shape))
+    packed, bias = pack(torch.randn(shape), precision), torch.randn(shape[0])
+    dense = plainly(packed, monkeypatch)
+    assert torch.equal(packed.dense(), dense)
+    for many in (*range(1, 11), 16, 31, 32, 33, 70):
+        x = torch.randn(many, shape[1])
+        exact = (x.double() @ dense.double().T + bias).float()
+        torch.testing.assert_close(packed.linear(x, bias), exact, rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("precision", STORED, ids=str)
+def test_any_leading_dimensions_and_layouts_of_the_input(precision: Precision) -> None:
+    torch.manual_seed(0)
+    packed = pack(torch.randn(7, 20), precision)
+    x = torch.randn(20, 3, 2).permute(1, 2, 0)  # last dimension not contiguous
+    torch.testing.assert_close(packed.linear(x), F.linear(x, packed.dense()), rtol=1e-5, atol=1e-5)
+    assert packed.linear(torch.randn(2, 0, 20)).shape == (2, 0, 7)
+    assert packed.linear(torch.randn(20)).shape == (7,)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_number_of_threads_changes_nothing(threads: int) -> None:
+    torch.manual_seed(0)
+    packed, x, before = pack(torch.randn(600, 384), Int4()), torch.randn(3, 384), torch.get_num_threads()
+    alone = packed.linear(x)
+    torch.set_num_threads(threads)
+    try:
+        assert torch.equal(packed.linear(x), alone)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_special_numbers_pass_through() -> None:
+    weight = torch.tensor([[1.0, torch.inf, torch.nan, 65504.0, 6e-8, -6e-5] + [0.0] * 26])
+    for name in ("float32", "bfloat16", "float16"):
+        packed = pack(weight, PRECISIONS[name])
+        for column in range(6):
+            x = F.one_hot(torch.tensor([column]), 32).float()[:, : column + 1]
+            got = pack(weight[:, : column + 1], PRECISIONS[name]).linear(x)
+            wanted = packed.dense()[:, : column + 1] @ x[0]
+            torch.testing.assert_close(got[0], wanted, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("precision", STORED, ids=str)
+def test_rows_of_a_table_and_slices(precision: Precision) -> None:
+    torch.manual_seed(0)
+    packed = pack(torch.randn(11, 37), precision)
+    ids = torch.tensor([[3, 0, 10], [10, 3, 3]])
+    assert torch.equal(packed.look_up(ids), packed.dense()[ids])
+    x = torch.randn(2, 37)
+    torch.testing.assert_close(packed[4:9].linear(x), packed.linear(x)[:, 4:9])
+    several = pack(torch.randn(3, 5, 37), precision)
+    torch.testing.assert_close(several[1].linear(x), F.linear(x, several.dense()[1]), rtol=1e-5, atol=1e-5)
+
+
+def test_gradients_reach_the_input() -> None:
+    torch.manual_seed(0)
+    packed, x = pack(torch.randn(5, 32), Int8()), torch.randn(2, 32, requires_grad=True)
+    packed.linear(x).sum().backward()
+    torch.testing.assert_close(x.grad, packed.dense().sum(0).expand(2, 32))
+
+
+# ---- attention
+
+ROTARIES = {
+    "none": None,
+    "halves": RotaryConfig(),
+    "interleaved": RotaryConfig(layout="interleaved"),
+    "a part of the width": RotaryConfig(dim=4),
+}
+HEADS = {"MHA": (4, 4, 8), "GQA": (4, 2, 20), "MQA": (3, 1, 16), "wide": (2, 2, 40)}
+
+
+def model_of(heads: int, kv_heads: int, width: int, rotary: RotaryConfig | None, mask: object) -> SequenceModel:
+    mixer = AttentionConfig(heads=heads, kv_heads=kv_heads, head_dim=width, mask=mask, rotary=rotary)
+    ffn = GatedFeedForwardConfig(hidden=48)
+    model = build(decoder(dim=24, layers=2, mixer=mixer, ffn=ffn, vocabulary=31)).eval()
+    assert isinstance(model, SequenceModel)
+    return model
+
+
+@pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS)
+@pytest.mark.parametrize("rotary", ROTARIES.values(), ids=ROTARIES)
+@pytest.mark.parametrize("mask", [Causal(), Causal() & Window(7)], ids=str)
+def test_decoding_equals_the_plain_model(
+    heads: tuple[int, int, int], rotary: RotaryConfig | None, mask: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(1)
+    plain = model_of(*heads, rotary, mask)
+    quick = quantize(plain, PRECISIONS["float32"])
+    tokens = torch.randint(0, 31, (2, 100))
+    used = []
+    step = SteppingAttention.step
+    monkeypatch.setattr(SteppingAttention, "step", lambda *given: used.append(1) or step(*given))
+    with torch.inference_mode():
+        whole = plain(tokens)
+        state, at, pieces = quick.init_state(2, 100), 0, []
+        for length in (70, 1, 1, 5, 1, 8, 14):  # the window's ring reads beside the cache where more than one comes
+            pieces.append(quick(tokens[:, at : at + length], state=state))
+            at += length
+    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-4, atol=1e-5)
+    assert len(used) >= 2 * 3
+
+
+def test_rows_of_different_length_decode_like_each_alone() -> None:
+    torch.manual_seed(2)
+    plain = model_of(4, 2, 8, RotaryConfig(), Causal())
+    quick = quantize(plain, PRECISIONS["float32"])
+    tokens, lengths = torch.randint(0, 31, (3, 12)), (12, 5, 9)
+    readable = torch.arange(12) < torch.tensor(lengths)[:, None]
+    new = torch.randint(0, 31, (3, 2))
+    with torch.inference_mode():
+        state = quick.init_state(3, 14)
+        quick(tokens, state=state, readable=readable)
+        together = torch.cat([quick(new[:, i : i + 1], state=state) for i in range(2)], 1)
+        for row, length in enumerate(lengths):
+            alone = plain(torch.cat((tokens[row, :length], new[row]))[None])[:, -2:]
+            torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_a_nan_that_is_read_stays_and_one_that_is_hidden_does_not_spread() -> None:
+    plain = model_of(2, 2, 8, None, Causal())
+    quick = quantize(plain, PRECISIONS["float32"])
+    tokens = torch.randint(0, 31, (2, 6))
+    readable = torch.ones(2, 6, dtype=torch.bool)
+    with torch.inference_mode():
+        state = quick.init_state(2, 8)
+        quick(tokens, state=state, readable=readable)
+        state.blocks[0].mixer.value[0, 0, 3, 0] = torch.nan
+        state.blocks[0].mixer.key[1, :, 7] = torch.nan  # a slot that is not filled yet
+        logits = quick(tokens[:, :1], state=state)
+    assert logits[0].isnan().any()
+    assert not logits[1].isnan().any()
+
+
+# ---- without a compiler
+
+CHILD = """
+import warnings
+import torch
+from clearhead.configs import Int4
+from clearhead.precision.matrix import pack
+torch.manual_seed(0)
+packed, x = pack(torch.randn(9, 70), Int4()), torch.randn(2, 70)
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    y = [packed.linear(x) for _ in range(3)]
+print(len(said), *(str(one.message) for one in said), sep="|")
+print(y[0].sum().item())
+"""
+
+
+def test_without_a_compiler_the_same_slowly_and_said_once(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    packed, x = pack(torch.randn(9, 70), Int4()), torch.randn(2, 70)
+    settings = {"CLEARHEAD_CACHE": str(tmp_path), "PATH": "", "CC": ""}
+    command = [sys.executable, "-c", CHILD]
+    done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=True)
+    said, value = done.stdout.splitlines()
+    assert said.startswith("1|no compiled kernels")
+    assert "there is no C compiler (cc, gcc or clang); install one" in said
+    assert abs(float(value) - packed.linear(x).sum().item()) < 1e-4
+
+
+def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
+    monkeypatch.setenv("CC", "false")
+    kernels.cache_clear()
+    try:
+        with pytest.warns(RuntimeWarning, match="false could not compile kernels.c: no reason given"):
+            assert kernels() is None
+        monkeypatch.setenv("CLEARHEAD_KERNELS", "off")
+        kernels.cache_clear()
+        assert kernels() is None
+    finally:
+        kernels.cache_clear()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_compiled_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
+    made = compiled_file()
+    written = made.stat().st_mtime_ns
+    assert compiled_file() == made
+    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [written]
