@@ -48,13 +48,12 @@ def command(model: str, out: str, weights: str, group: int, text: str | None) ->
     kind = type(kind)(group=group) if isinstance(kind, Grouped) else kind
     read = None if text is None else read_text(text)
     loaded = load_model(model)
-    from clearhead.generate.complete import has_tokenizer
+    from clearhead.generate.complete import own_tokenizer
     from clearhead.generate.defaults import files
     from clearhead.measure.perplexity import perplexity_of
     from clearhead.models.quantize import quantize
-    from clearhead.tokenize import Tokenizer
 
-    tokenizer = Tokenizer.load(loaded.origin) if loaded.origin is not None and has_tokenizer(loaded) else None
+    tokenizer = own_tokenizer(loaded)
     if read is not None and tokenizer is None:
         raise ValueError(f"{model} has no tokenizer, so it reads no text; leave --text out")
     half = 0 if read is None else len(read) // 2

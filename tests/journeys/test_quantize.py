@@ -1,0 +1,57 @@
+"""`clearhead quantize` and `--weights`, as typed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import clearhead
+from clearhead.cli.main import cli
+from clearhead.configs import Int4
+from clearhead.configs.data import CharactersConfig
+from clearhead.models.llama import llama
+from clearhead.tokenize import make
+
+TEXT = "the cat sat on the mat, and the dog sat by the cat. " * 40
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("models")
+    tokenizer = make(CharactersConfig(), [TEXT])
+    model = clearhead.build(llama(dim=32, layers=1, heads=2, hidden=48, vocabulary=tokenizer.vocabulary))
+    model.save(place / "whole", tokenizer=tokenizer, extra={"max_position_embeddings": 64})
+    (place / "text.txt").write_text(TEXT, encoding="utf-8")
+    return place
+
+
+def run(*words: object) -> str:
+    result = CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_quantize_writes_a_model_that_goes_on_and_says_what_it_costs(folder: Path) -> None:
+    said = run("quantize", folder / "whole", folder / "small", "--weights", "int4", "--text", folder / "text.txt")
+    assert "in int4" in said
+    assert "before: " in said
+    small = clearhead.load(folder / "small")
+    assert small.precision == Int4()
+    wanted = run("generate", folder / "whole", "the ", "-m", 8)
+    assert len(run("generate", folder / "small", "the ", "-m", 8)) == len(wanted)
+    assert run("generate", folder / "whole", "the ", "-m", 8, "--weights", "float32") == wanted
+
+
+def test_eval_in_few_bits_is_near(folder: Path) -> None:
+    plain = run("eval", folder / "whole", folder / "text.txt")
+    quick = run("eval", folder / "whole", folder / "text.txt", "--weights", "int8")
+    first, second = (float(said.split("perplexity ")[1].split(",")[0]) for said in (plain, quick))
+    assert first == pytest.approx(second, rel=0.02)
+
+
+def test_a_bad_group_is_one_sentence(folder: Path) -> None:
+    with pytest.raises(ValueError, match="group is 7, but must be a power of two"):
+        run("quantize", folder / "whole", folder / "bad", "--group", 7)
+    assert not (folder / "bad").exists()
