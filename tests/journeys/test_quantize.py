@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import clearhead
@@ -20,6 +21,7 @@ TEXT = "the cat sat on the mat, and the dog sat by the cat. " * 40
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
     tokenizer = make(CharactersConfig(), [TEXT])
     model = clearhead.build(llama(dim=32, layers=1, heads=2, hidden=48, vocabulary=tokenizer.vocabulary))
     model.save(place / "whole", tokenizer=tokenizer, extra={"max_position_embeddings": 64})
@@ -39,8 +41,9 @@ def test_quantize_writes_a_model_that_goes_on_and_says_what_it_costs(folder: Pat
     assert "before: " in said
     small = clearhead.load(folder / "small")
     assert small.precision == Int4()
+    written = run("generate", folder / "small", "the ", "-m", 8)
+    assert written == run("generate", folder / "small", "the ", "-m", 8)
     wanted = run("generate", folder / "whole", "the ", "-m", 8)
-    assert len(run("generate", folder / "small", "the ", "-m", 8)) == len(wanted)
     assert run("generate", folder / "whole", "the ", "-m", 8, "--weights", "float32") == wanted
 
 
