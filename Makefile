@@ -15,7 +15,7 @@ demo: $(READY)
 
 # one thread per worker: two workers on two cores must not fight
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # what takes longer than a test may: a hundred kills of one run
 proof: $(READY)

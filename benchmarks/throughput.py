@@ -54,14 +54,21 @@ def peer(vocabulary: int, compiled: bool = True) -> Step:
 
 def ours(vocabulary: int, compiled: bool = False) -> Step:
     """Our GPT of the same size in our trainer, with the same optimizer."""
+    from clearhead import configs as c
     from clearhead.configs.data import BytePairConfig
     from clearhead.configs.train import AdamWConfig, NextTokenConfig, RecipeConfig
-    from clearhead.models.gpt import gpt
     from clearhead.training.loop import Means, Report, Trainer
     from clearhead.training.text import NextToken
 
+    norm = c.LayerNormConfig(bias=False)
+    ffn = c.FeedForwardConfig(activation="gelu", bias=False)
+    block = c.BlockConfig(mixer=c.AttentionConfig(heads=HEADS, mask=c.Causal()), ffn=ffn, norm=norm)
     recipe = RecipeConfig(
-        model=gpt(dim=DIM, layers=LAYERS, heads=HEADS, vocabulary=vocabulary, length=CONTEXT),
+        model=c.SequenceModelConfig(
+            embedding=c.TokenEmbeddingConfig(vocabulary=vocabulary, position=c.LearnedConfig(length=CONTEXT)),
+            stack=c.StackConfig(dim=DIM, pattern=(block,), repeats=LAYERS, final_norm=norm),
+            head=c.LMHeadConfig(vocabulary=vocabulary, tied=True),
+        ),
         task=NextTokenConfig(tokenizer=BytePairConfig(), context=CONTEXT),
         optimizer=AdamWConfig(lr=1e-3, beta2=0.99),
         batch=BATCH,

@@ -176,7 +176,8 @@ def ids(*shape: int) -> torch.Tensor:
 
 def block_outputs(taps: Taps, stack: str = "stack") -> list[torch.Tensor]:
     """The outputs of the blocks, the last after the final norm, as `transformers` lists its hidden states."""
-    ends = {path.split(".")[2]: value for path, value in taps.values.items() if path.endswith("_residual.after")}
+    found = {path: value for path, value in taps.values.items() if path.startswith(f"{stack}.")}
+    ends = {path.split(".")[2]: value for path, value in found.items() if path.endswith("_residual.after")}
     blocks = [ends[str(i)] for i in range(len(ends))]  # the last residual branch of each
     return [*blocks[:-1], taps.values[f"{stack}.final_norm"]]
 
