@@ -29,6 +29,7 @@ COMMANDS = {
     "embed": "Print vectors of texts.",
     "fill-mask": "Fill in masked words.",
     "classify": "Classify texts or images.",
+    "export": "Write a model for another program: transformers, llama.cpp, onnxruntime.",
     "doctor": "Look at this machine: versions, speed, and which precisions really work.",
     "completion": "Print the completion script for a shell.",
 }

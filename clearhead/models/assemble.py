@@ -62,7 +62,9 @@ class SequenceModel(nn.Module):
         if isinstance(self.config.embedding, TokenEmbeddingConfig):
             check_ids(inputs)
         length = self.config.embedding.positions(inputs.shape[1])
-        context = make_context(len(inputs), length, inputs.device, readable, documents, positions, state, taps, fused)
+        context = make_context(
+            inputs.shape[0], length, inputs.device, readable, documents, positions, state, taps, fused
+        )
         x = self.hidden(inputs, context, segments, state)
         return x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
 

@@ -41,6 +41,7 @@ from .assemble import Model, bare
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing, to_hf
 from .convert.card import model_card
 from .convert.spelled import differences
+from .hub import located
 from .quantize import replace_matrices
 
 Writers = dict[str, Callable[[Path], object]]
@@ -48,15 +49,44 @@ Writers = dict[str, Callable[[Path], object]]
 
 SHARD_BYTES = 5 * 10**9
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER = {
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "source.spm",
+    "target.spm",
+}
+KEPT = {*TOKENIZER, "generation_config.json", "chat_template.jinja", "preprocessor_config.json"}
+"""Files that go along when a model is loaded from one folder and saved to another."""
+KEPT_FIELDS = (
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "decoder_start_token_id",
+    "forced_eos_token_id",
+    "max_position_embeddings",
+    "id2label",
+    "label2id",
+)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def load(path: str | Path) -> Model:
     """The model in a folder of ours or of a family that `convert` knows, in the precision it was saved in.
 
-    The weights are memory-mapped where theirs and ours lie alike.
+    `path` may also be a GGUF file, or the name of a model on the Hub. The weights are memory-mapped where theirs and
+    ours lie alike.
     """
-    folder = Path(path)
+    folder = located(path)
+    if folder.suffix == ".gguf" and folder.is_file():
+        from .gguf import load_gguf  # whose writing needs this file
+
+        return load_gguf(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is {'not a folder' if folder.exists() else 'missing'}")
     if (folder / "adapter.json").exists():
@@ -108,10 +138,10 @@ def save(
         raise CheckpointError(f"{folder} is a file, not a folder")
     if shard_bytes <= 0:
         raise ValueError(f"shard_bytes is {shard_bytes}, but must be positive")
+    origin = model.origin if model.origin is not None and model.origin.is_dir() else None
+    said = {**kept_fields(origin), **(extra or {})}
     packed = model.precision is not None
-    hf, tensors = (
-        as_packed(model, extra or {}) if packed else as_theirs(model.config, named_weights(model), extra or {})
-    )
+    hf, tensors = as_packed(model, said) if packed else as_theirs(model.config, named_weights(model), said)
     if "eos_token_id" in hf and hf["eos_token_id"] is None:
         hf["eos_token_id"] = getattr(tokenizer, "end", None)
     shards = split(tensors, shard_bytes)
@@ -123,12 +153,21 @@ def save(
         texts["README.md"] = model_card(folder.resolve().name, model.config, hf)
     files |= {name: text_writer(text) for name, text in texts.items()}
     folder.mkdir(parents=True, exist_ok=True)
+    if origin is not None and origin.resolve() != folder.resolve():
+        kept = KEPT if tokenizer is None else KEPT - TOKENIZER
+        files |= {path.name: partial(copyfile, path) for path in origin.iterdir() if path.name in kept}
     with TemporaryDirectory() as aside:
         if tokenizer is not None:
             tokenizer.save(Path(aside))
         files |= {path.name: partial(copyfile, path) for path in Path(aside).iterdir()}
         replace_files(folder, files)
     remove_stale(folder, keep=set(files))
+
+
+def kept_fields(origin: Path | None) -> dict[str, Any]:
+    """What the `config.json` that a model came from says of tokens and lengths, which no config of ours knows."""
+    hf = {} if origin is None or not (origin / "config.json").exists() else read_json(origin / "config.json")
+    return {name: hf[name] for name in KEPT_FIELDS if hf.get(name) is not None}
 
 
 # ---- what a folder says it holds

@@ -40,6 +40,10 @@ class Tokenizer:
     def load(cls, path: str | Path) -> Tokenizer:
         """From a `tokenizer.json`, or from a folder that holds one, or else the SentencePiece files of older models."""
         file = Path(path)
+        if file.suffix == ".gguf":
+            from .gguf import from_gguf  # whose pieces become a tokenizer
+
+            return from_gguf(file)
         file = file / "tokenizer.json" if file.is_dir() else file
         beside = file.with_name("tokenizer_config.json")
         try:

@@ -1,0 +1,67 @@
+"""`clearhead export`: a model in the form that another program runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import load_model
+
+if TYPE_CHECKING:
+    from clearhead.tokenize import Tokenizer
+
+DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+
+
+@click.command("export")
+@click.argument("model")
+@click.option("--to", "form", type=click.Choice(["hf", "gguf", "onnx"]), required=True, help="The form.")
+@click.option(
+    "--dtype",
+    type=click.Choice([*DTYPES, "q8_0", "q4_0", "q4_1"]),
+    default=None,
+    help="The precision of the matrices; as they are, if not said. Only GGUF holds quantised ones.",
+)
+@click.argument("out")
+def command(model: str, form: str, dtype: str | None, out: str) -> None:
+    """Write MODEL, a checkpoint folder or a GGUF file, to OUT for another program.
+
+    \b
+    hf     a folder for transformers, vLLM and the Hub
+    gguf   a file for llama.cpp, Ollama and LM Studio
+    onnx   a graph for onnxruntime: input_ids -> logits
+    \b
+    clearhead export runs/mine --to gguf mine.gguf --dtype q8_0
+    clearhead export mine.gguf --to hf folder/
+    """
+    if form != "gguf" and dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"{dtype} is a precision of GGUF; {form} takes {', '.join(DTYPES)}")
+    loaded = load_model(model)
+    import torch
+
+    from clearhead.models.gguf import save_gguf
+    from clearhead.models.onnx import save_onnx
+
+    origin = loaded.origin
+    if form == "gguf":
+        kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(next(loaded.parameters()).dtype, "f32")
+        save_gguf(loaded, Path(out), tokenizer_at(origin), dtype or kept)
+        return
+    if dtype is not None:
+        loaded.to(getattr(torch, DTYPES[dtype]))
+    if form == "onnx":
+        save_onnx(loaded, Path(out))
+    else:
+        loaded.save(out, tokenizer=tokenizer_at(origin) if origin is not None and origin.is_file() else None)
+
+
+def tokenizer_at(origin: Path | None) -> Tokenizer | None:
+    """The tokenizer of the checkpoint, where it has one."""
+    from clearhead.tokenize import Tokenizer
+
+    names = ("tokenizer.json", "tokenizer.model", "source.spm")
+    if origin is None or not (origin.is_file() or any((origin / name).exists() for name in names)):
+        return None
+    return Tokenizer.load(origin)

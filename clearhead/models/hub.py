@@ -1,0 +1,40 @@
+"""A model by its name on the Hugging Face Hub: its files, from the cache or fetched into it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .convert import CheckpointError
+
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+FILES = ["*.json", "*.safetensors", "*.jinja", "*.spm", "*.model", "*.txt"]
+"""What is read of a model; nobody's pickles or programs are fetched."""
+
+
+def located(path: str | Path) -> Path:
+    """The path itself, if it is there; else, where it looks like `org/name`, the Hub's folder of that name.
+
+    huggingface-hub keeps the cache: HF_HOME says where, HF_HUB_OFFLINE=1 that nothing is fetched.
+    """
+    here = Path(path)
+    if here.exists() or not isinstance(path, str) or not NAME.fullmatch(path):
+        return here
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
+    except ImportError:
+        raise CheckpointError(
+            f"{path} is not a folder; if it is the name of a model on the Hub: pip install 'clearhead[hub]'"
+        ) from None
+    try:
+        return Path(snapshot_download(path, allow_patterns=FILES))
+    except RepositoryNotFoundError:
+        raise CheckpointError(f"{path} is neither a folder nor a model on the Hub that you may read") from None
+    except (LocalEntryNotFoundError, OfflineModeIsEnabled):
+        raise CheckpointError(
+            f"{path} is not a folder, not in the Hub's cache, and the Hub cannot be reached"
+        ) from None
+    except (OSError, ValueError) as error:
+        said = str(error).strip().splitlines()
+        raise CheckpointError(f"{path} is not a folder, and the Hub says: {said[0] if said else error!r}") from None

@@ -1,0 +1,55 @@
+"""ONNX: the whole model as one graph that onnxruntime runs, of any batch and length."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from clearhead.configs import SequenceModelConfig, TokenEmbeddingConfig
+
+from .assemble import Model, SequenceModel
+from .convert import CheckpointError
+
+
+class Graph(nn.Module):
+    """ids -> what the head says, attention written out so that every runtime has its operations."""
+
+    def __init__(self, model: SequenceModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        return self.model(input_ids, fused=False)
+
+
+def save_onnx(model: Model, path: Path) -> None:
+    """Write `path`, and its weights beside it; the input is `input_ids`, the output `logits`."""
+    config = model.config
+    if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, TokenEmbeddingConfig):
+        raise CheckpointError(f"a {config.kind()} that reads no tokens alone is not written to ONNX yet")
+    assert isinstance(model, SequenceModel)
+    try:
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise CheckpointError(
+            "ONNX files need the packages onnx and onnxscript: pip install 'clearhead[onnx]'"
+        ) from None
+    sizes = {0: torch.export.Dim("batch", max=2**16), 1: torch.export.Dim("length", max=2**20)}
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # what the exporter says of its own ways
+        program = torch.onnx.export(
+            Graph(model).eval(),
+            (torch.ones(2, 3, dtype=torch.long),),
+            dynamic_shapes={"input_ids": sizes},
+            input_names=["input_ids"],
+            output_names=["logits"],
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None
+    program.save(str(path), external_data=True)

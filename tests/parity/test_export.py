@@ -1,0 +1,208 @@
+"""What is exported runs elsewhere: llama.cpp and onnxruntime say what we say; GGUF comes back as it went."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from click.testing import CliRunner
+
+from clearhead.cli.main import cli
+from clearhead.configs import Llama3Scaling, RMSNormConfig
+from clearhead.data.build import BytePairConfig
+from clearhead.models.assemble import build
+from clearhead.models.checkpoint import load, save
+from clearhead.models.convert import CheckpointError
+from clearhead.models.convert.spelled import differences
+from clearhead.models.llama import llama, mixtral
+from clearhead.models.presets import preset
+from clearhead.tokenize import Tokenizer, make
+
+from .test_transformers import randomise
+
+gguf = pytest.importorskip("gguf")
+from clearhead.models.gguf import load_gguf, save_gguf  # noqa: E402
+
+SIZES = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 96, "vocabulary": 288}
+LLAMA = llama(**SIZES)
+MODELS = {
+    "llama": LLAMA,
+    "llama, tied, wide heads": LLAMA.changed("head.tied", True).changed("stack.pattern.0.mixer.head_dim", 32),
+    "llama 3": LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", Llama3Scaling(factor=8, length=8192)),
+    "qwen2": LLAMA.changed("stack.pattern.0.mixer.qkv_bias", True),
+    "qwen3": LLAMA.changed("stack.pattern.0.mixer.qk_norm", RMSNormConfig()),
+    "mixtral": mixtral(**SIZES, experts=4),
+    "gemma": preset("tiny-gemma"),
+}
+TEXT = "the cat sat on the mat and the dog sat on the log while the frog ate a fig by the bog " * 30
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return make(BytePairConfig(vocabulary=288), [TEXT])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_survives_gguf(name: str, tmp_path: Path) -> None:
+    model = randomise(build(MODELS[name]))
+    save_gguf(model, tmp_path / "m.gguf", None)
+    again = load(tmp_path / "m.gguf")
+    assert not differences(again.config, model.config)
+    for key, weight in model.state_dict().items():
+        torch.testing.assert_close(again.state_dict()[key], weight, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "gemma"])
+def test_llama_cpp_writes_the_same_text(name: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    model = randomise(build(MODELS[name]))
+    save_gguf(model, tmp_path / "m.gguf", tokenizer)
+    theirs = llama_cpp.Llama(str(tmp_path / "m.gguf"), n_ctx=64, n_threads=1, verbose=False, logits_all=True)
+    tokens = tokenizer.encode("the cat sat on the frog")
+    assert theirs.tokenize(b"the cat sat on the frog", add_bos=False) == tokens
+    theirs.eval(tokens)
+    with torch.no_grad():
+        ours = model(torch.tensor([tokens]))[0]
+    logits = np.array(theirs.scores[: len(tokens)])
+    torch.testing.assert_close(torch.from_numpy(logits), ours, rtol=1e-2, atol=2e-2 * float(ours.abs().max()))
+    assert logits.argmax(-1).tolist() == ours.argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q4_0", "q4_1"])
+def test_precisions_are_read_as_the_package_unpacks_them(kind: str, tmp_path: Path) -> None:
+    model = randomise(build(LLAMA))
+    save_gguf(model, tmp_path / "m.gguf", None, kind)
+    again = load(tmp_path / "m.gguf")
+    chosen = gguf.GGMLQuantizationType[kind.upper()]
+    table = model.state_dict()["embedding.tokens.weight"].numpy()
+    want = gguf.quants.dequantize(gguf.quants.quantize(table, chosen), chosen)
+    got = again.state_dict()["embedding.tokens.weight"]
+    assert got.dtype == {"f16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32)
+    np.testing.assert_array_equal(got.float().numpy(), np.asarray(want, np.float32))
+
+
+def test_q6_k_is_read(tmp_path: Path) -> None:
+    """No Python package packs it, so the blocks are random bytes with scales of a sane size."""
+    model = randomise(build(llama(dim=256, layers=1, heads=2, vocabulary=8, hidden=256)))
+    save_gguf(model, tmp_path / "m.gguf", None)
+    source = gguf.GGUFReader(tmp_path / "m.gguf")
+    writer = gguf.GGUFWriter(str(tmp_path / "q.gguf"), "llama")
+    for name, field in source.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            writer.add_key_value(name, field.contents(), field.types[0])
+    generator, packed = np.random.default_rng(0), {}
+    for tensor in source.tensors:
+        kind = tensor.tensor_type
+        data = np.array(tensor.data)
+        if len(tensor.shape) > 1:
+            kind = gguf.GGMLQuantizationType.Q6_K
+            data = generator.integers(0, 256, (data.shape[0], data.shape[1] // 256 * 210), dtype=np.uint8)
+            data.reshape(-1, 210)[:, 208:] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+            packed[tensor.name] = data
+        writer.add_tensor(tensor.name, data, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    got = load(tmp_path / "q.gguf").state_dict()["stack.blocks.0.ffn.down.weight"].numpy()
+    want = gguf.quants.dequantize(packed["blk.0.ffn_down.weight"], gguf.GGMLQuantizationType.Q6_K)
+    np.testing.assert_array_equal(got, want)
+
+
+def test_the_tokenizer_survives_gguf(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_gguf(build(LLAMA), tmp_path / "m.gguf", tokenizer)
+    again = Tokenizer.load(tmp_path / "m.gguf")
+    assert again.end == tokenizer.end
+    for text in ("the cat  sat", "Ünïcode ☃\n\n1234", ""):
+        assert again.encode(text) == tokenizer.encode(text)
+        assert again.decode(again.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("spoil", "sentence"),
+    [
+        (lambda path: path.write_bytes(b"GGUX" + path.read_bytes()[4:]), "is not a GGUF file, or has been cut short"),
+        (lambda path: path.write_bytes(path.read_bytes()[:2000]), "is not a GGUF file, or has been cut short"),
+    ],
+)
+def test_a_spoilt_file_is_one_sentence(spoil: object, sentence: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    save_gguf(build(LLAMA), path, None)
+    spoil(path)
+    with pytest.raises(ValueError, match=sentence):
+        load_gguf(path)
+
+
+def test_what_has_no_place_in_gguf_is_said(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"a BertModel \(bert\) has no place in GGUF here"):
+        save_gguf(build(preset("tiny-bert")), tmp_path / "m.gguf", None)
+
+
+def test_the_command_goes_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = randomise(build(LLAMA))
+    save(model, tmp_path / "mine", tokenizer=tokenizer)
+    for step in (["mine", "--to", "gguf", "m.gguf"], ["m.gguf", "--to", "hf", "again", "--dtype", "f16"]):
+        command = ["export", *(str(tmp_path / word) if "m" in word or word == "again" else word for word in step)]
+        command = [word if word != str(tmp_path / "gguf") else "gguf" for word in command]
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 0, result.output
+    again = load(tmp_path / "again")
+    assert next(again.parameters()).dtype == torch.float16
+    assert Tokenizer.load(tmp_path / "again").encode("the cat") == tokenizer.encode("the cat")
+    assert isinstance(
+        CliRunner().invoke(cli, ["export", "x", "--to", "hf", "y", "--dtype", "q8_0"]).exception, ValueError
+    )
+
+
+def test_onnxruntime_says_what_we_say(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    from clearhead.models.onnx import save_onnx
+
+    model = randomise(build(LLAMA))
+    save_onnx(model, tmp_path / "m.onnx")
+    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
+    for shape in ((1, 1), (3, 11)):
+        tokens = torch.randint(0, 288, shape, generator=torch.Generator().manual_seed(1))
+        (logits,) = session.run(None, {"input_ids": tokens.numpy()})
+        with torch.no_grad():
+            torch.testing.assert_close(torch.from_numpy(logits), model(tokens), atol=1e-4, rtol=1e-4)
+
+
+# ---- the Hub, and what goes along
+
+
+def test_a_name_is_found_in_the_cache_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache laid out by hand as huggingface-hub lays it out."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    repository = tmp_path / "models--someone--small"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0123456789abcdef0123456789abcdef01234567")
+    model = randomise(build(LLAMA))
+    model.save(repository / "snapshots" / "0123456789abcdef0123456789abcdef01234567")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub._snapshot_download.HF_HUB_CACHE", str(tmp_path), raising=False)
+    again = load("someone/small")
+    assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in model.state_dict().items())
+    with pytest.raises(CheckpointError, match="someone/absent is not a folder, nor in the Hub's cache"):
+        load("someone/absent")
+
+
+def test_what_lies_beside_a_model_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    extra = {"eos_token_id": 7, "max_position_embeddings": 77}
+    save(randomise(build(LLAMA)), tmp_path / "a", tokenizer=tokenizer, extra=extra)
+    (tmp_path / "a" / "generation_config.json").write_text('{"temperature": 0.5}')
+    (tmp_path / "a" / "chat_template.jinja").write_text("{{ messages }}")
+    load(tmp_path / "a").save(tmp_path / "b")
+    for name in ("generation_config.json", "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"):
+        assert (tmp_path / "b" / name).read_bytes() == (tmp_path / "a" / name).read_bytes()
+    hf = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert {name: hf[name] for name in extra} == extra
+    shutil.rmtree(tmp_path / "b")
+    load(tmp_path / "a").save(tmp_path / "b", extra={"eos_token_id": 3})
+    assert json.loads((tmp_path / "b" / "config.json").read_text())["eos_token_id"] == 3
