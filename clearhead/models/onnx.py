@@ -16,14 +16,14 @@ from .convert import CheckpointError
 
 
 class Graph(nn.Module):
-    """ids -> what the head says, attention written out so that every runtime has its operations."""
+    """ids -> what the head says."""
 
     def __init__(self, model: SequenceModel) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.model(input_ids, fused=False)
+        return self.model(input_ids)
 
 
 def save_onnx(model: Model, path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
@@ -47,7 +48,9 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
 
 def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
     """What the file says of its model and tokenizer."""
-    return {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    said = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    # floats are stored in 32 bits: the shortest number that is meant, 1e-05 and not 9.999999747378752e-06
+    return {name: float(str(np.float32(v))) if isinstance(v, float) else v for name, v in said.items()}
 
 
 def from_gguf(path: Path) -> Tokenizer:
