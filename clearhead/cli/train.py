@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import changed
+from .options import changed, find_config
 
 if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
@@ -134,9 +134,8 @@ def beginning_with(config: RecipeConfig, checkpoint: str, lora: int | None) -> R
     from clearhead.configs.adapter import LoRAConfig
     from clearhead.configs.data import TokenizerFileConfig
     from clearhead.configs.train import ImagesConfig
-    from clearhead.models.checkpoint import config_of
 
-    model, task = config_of(checkpoint), config.task
+    model, task = find_config(checkpoint), config.task
     if not isinstance(task, ImagesConfig):
         position = model.embedding.position if isinstance(model, SequenceModelConfig) else None
         context = min(task.context, position.length) if isinstance(position, LearnedConfig) else task.context

@@ -45,12 +45,10 @@ class AttentionConfig(Part):
 
     def widths(self, dim: int) -> tuple[int, int]:
         """K and U in a model of width `dim`."""
-        if self.head_dim is None and dim % self.heads:
-            raise ConfigError(f"dim={dim} is not a multiple of heads={self.heads}; give head_dim")
-        key = self.head_dim or dim // self.heads
+        key, value = head_widths(dim, self.heads, self.head_dim, self.value_dim)
         if self.rotary is not None:
             self.rotary.width(key)
-        return key, self.value_dim or key
+        return key, value
 
     def sized(self, scope: Scope) -> Scope:
         key, value = self.widths(scope["D"])
@@ -122,3 +120,11 @@ class AttentionConfig(Part):
     def ring(self) -> int | None:
         """How many keys suffice for decoding, where the mask bounds it."""
         return self.mask.reach if self.mask.causal else None
+
+
+def head_widths(dim: int, heads: int, head_dim: int | None, value_dim: int | None) -> tuple[int, int]:
+    """K and U: what was given, or an even share of the width, and values as wide as keys."""
+    if head_dim is None and dim % heads:
+        raise ConfigError(f"dim={dim} is not a multiple of heads={heads}; give head_dim")
+    key = head_dim or dim // heads
+    return key, value_dim or key

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .attention import head_widths
 from .base import Config, ConfigError, Part, Scope, Shape, Step
 from .masks import Causal, Full, Mask
 
@@ -66,10 +67,7 @@ class LinearAttentionConfig(Part):
 
     def widths(self, dim: int) -> tuple[int, int]:
         """K and U in a model of width `dim`."""
-        if self.head_dim is None and dim % self.heads:
-            raise ConfigError(f"dim={dim} is not a multiple of heads={self.heads}; give head_dim")
-        key = self.head_dim or dim // self.heads
-        return key, self.value_dim or key
+        return head_widths(dim, self.heads, self.head_dim, self.value_dim)
 
     def sized(self, scope: Scope) -> Scope:
         key, value = self.widths(scope["D"])

@@ -14,6 +14,19 @@ from clearhead.configs import (
     StackConfig,
     TokenEmbeddingConfig,
 )
+from clearhead.configs.ffn import Activation
+
+NORM = LayerNormConfig(eps=1e-12)
+
+
+def post_norm_block(heads: int, hidden: int | None, activation: Activation, dropout: float) -> BlockConfig:
+    return BlockConfig(
+        mixer=AttentionConfig(heads=heads, qkv_bias=True, out_bias=True, dropout=dropout),
+        ffn=FeedForwardConfig(hidden=hidden, activation=activation),
+        norm=NORM,
+        placement="post",
+        dropout=dropout,
+    )
 
 
 def bert(
@@ -29,16 +42,9 @@ def bert(
     dropout: float = 0.0,
 ) -> SequenceModelConfig:
     """Token, position and segment embeddings, post-norm blocks; encoder and pooler unless another head is given."""
-    norm = LayerNormConfig(eps=1e-12)
-    block = BlockConfig(
-        mixer=AttentionConfig(heads=heads, qkv_bias=True, out_bias=True, dropout=dropout),
-        ffn=FeedForwardConfig(hidden=hidden, activation="gelu"),
-        norm=norm,
-        placement="post",
-        dropout=dropout,
-    )
+    block = post_norm_block(heads, hidden, "gelu", dropout)
     embedding = TokenEmbeddingConfig(
-        vocabulary=vocabulary, position=LearnedConfig(length=length), segments=segments, norm=norm, dropout=dropout
+        vocabulary=vocabulary, position=LearnedConfig(length=length), segments=segments, norm=NORM, dropout=dropout
     )
     return SequenceModelConfig(
         embedding=embedding, stack=StackConfig(dim=dim, pattern=(block,), repeats=layers), head=head
@@ -59,20 +65,13 @@ def albert(
     dropout: float = 0.0,
 ) -> SequenceModelConfig:
     """BERT whose one block runs `layers` times, over a table of tokens that is `width` wide."""
-    norm = LayerNormConfig(eps=1e-12)
-    block = BlockConfig(
-        mixer=AttentionConfig(heads=heads, qkv_bias=True, out_bias=True, dropout=dropout),
-        ffn=FeedForwardConfig(hidden=hidden, activation="gelu_tanh"),
-        norm=norm,
-        placement="post",
-        dropout=dropout,
-    )
+    block = post_norm_block(heads, hidden, "gelu_tanh", dropout)
     embedding = FactoredEmbeddingConfig(
         vocabulary=vocabulary,
         width=width,
         position=LearnedConfig(length=length),
         segments=segments,
-        norm=norm,
+        norm=NORM,
         dropout=dropout,
     )
     return SequenceModelConfig(

@@ -109,14 +109,6 @@ def load(path: str | Path) -> Model:
     return model.eval()
 
 
-def config_of(path: str | Path) -> ModelConfig:
-    """What the model in a folder is, without its weights."""
-    folder = Path(path)
-    if (folder / "adapter.json").exists():
-        return config_of(read_json(folder / "adapter.json")["base"])
-    return describe(folder, read_json(folder / "config.json"))[0]
-
-
 def save(
     model: Model,
     folder: str | Path,

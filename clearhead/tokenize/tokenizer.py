@@ -12,6 +12,8 @@ from typing import Any
 import tokenizers
 import tokenizers.models
 
+from clearhead.files import write_atomically
+
 END = "<|endoftext|>"
 MASK = "[MASK]"
 KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
@@ -70,9 +72,7 @@ class Tokenizer:
         files["tokenizer.json"] = self.json
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            part = Path(folder, f"{name}.part")
-            part.write_text(text, encoding="utf-8")
-            part.replace(Path(folder, name))
+            write_atomically(Path(folder, name), text)
 
     def with_mask(self) -> Tokenizer:
         """The same, with a token for what is hidden from a masked language model."""

@@ -18,6 +18,7 @@ from clearhead.configs import ClassHeadConfig, ConfigError, PatchEmbeddingConfig
 from clearhead.configs.train import ImagesConfig, RecipeConfig
 from clearhead.data.images import Pictures, augmented, digits, pictures
 from clearhead.data.mixing import keys, shuffled
+from clearhead.files import write_atomically
 from clearhead.models.assemble import Model, SequenceModel
 from clearhead.models.checkpoint import save
 
@@ -75,7 +76,7 @@ class Images(Task):
             "do_rescale": True, "rescale_factor": 1 / 255,
             "do_normalize": True, "image_mean": half, "image_std": half,
         }  # fmt: skip
-        (folder / "preprocessor_config.json").write_text(json.dumps(ready, indent=2) + "\n", encoding="utf-8")
+        write_atomically(folder / "preprocessor_config.json", json.dumps(ready, indent=2) + "\n")
 
 
 @learns(ImagesConfig)
