@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import bytes_text, console, count_text, find_config, json_option, print_json
+from .options import WHOLES, bytes_text, console, count_text, find_config, json_option, print_json, progress
 
 if TYPE_CHECKING:
     from clearhead.measure.compare import Comparison, Contestant, Growth, Size
@@ -16,7 +15,9 @@ if TYPE_CHECKING:
 
 @click.command("compare")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
-@click.option("--lengths", default="256,512,1024,2048", show_default=True, help="Tokens, separated by commas.")
+@click.option(
+    "--lengths", type=WHOLES, default="256,512,1024,2048", show_default=True, help="Tokens, separated by commas."
+)
 @click.option("--batch", "-b", type=int, default=1, show_default=True, help="Rows.")
 @click.option("--dim", type=int, default=256, show_default=True, help="Width, of models made of a mixer.")
 @click.option("--layers", type=int, default=2, show_default=True, help="Blocks, of models made of a mixer.")
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 @json_option
 def command(
     names: tuple[str, ...],
-    lengths: str,
+    lengths: tuple[int, ...],
     batch: int,
     dim: int,
     layers: int,
@@ -64,12 +65,11 @@ def command(
     """
     from clearhead.measure.compare import Size, compare
 
-    asked = parsed_lengths(lengths)
     size = Size(dim=dim, layers=layers, heads=heads, causal=not both_ways)
     contestants = [contestant(name, size) for name in names]
     common = None if equal == "no" else equal
     say = progress()
-    found = compare(contestants, asked, batch=batch, rounds=rounds, equal=common, say=say)
+    found = compare(contestants, lengths, batch=batch, rounds=rounds, equal=common, say=say)
     losses = trained(contestants, data, steps, context, common, say) if data else None
     told = [result.to_dict() for result in found]
     if losses is not None:
@@ -86,16 +86,6 @@ def command(
         show_losses(found, losses)
     if out is not None:
         click.echo(out)
-
-
-def parsed_lengths(text: str) -> list[int]:
-    try:
-        lengths = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.UsageError(f"--lengths takes whole numbers separated by commas, not {text!r}") from None
-    if min(lengths) < 1:
-        raise click.UsageError(f"--lengths must be positive, not {min(lengths)}")
-    return sorted(set(lengths))
 
 
 def contestant(name: str, size: Size) -> Contestant:
@@ -119,13 +109,6 @@ def contestant(name: str, size: Size) -> Contestant:
     if not isinstance(model, SequenceModelConfig):
         raise click.UsageError(f"{name} is an encoder–decoder, which has two lengths; compare takes models of one")
     return Contestant(name, lambda length: model, fixed=True)
-
-
-def progress() -> Any:
-    """Where a person watches, a line on stderr that tells what is being measured."""
-    if not sys.stderr.isatty():
-        return lambda text: None
-    return lambda text: click.echo(f"\r\x1b[K{text} ", nl=False, err=True)
 
 
 def trained(

@@ -16,6 +16,7 @@ COMMANDS = {
     "inspect": "Look into a model: attention maps, what heads do, logit lens, ablation, patching.",
     "compare": "Measure how mixers and models grow with the length, side by side.",
     "positions": "Draw how positions are told apart: sinusoids, rotary and its stretching, ALiBi.",
+    "lab": "Put claims about the Transformer to the test: experiments with tables and figures.",
     "check": "Check attention, norms, masks and models that you wrote, and name what is wrong.",
     "exercises": "Write starter files for every part, in the order a learner needs them.",
     "recipes": "List the training runs that have a name, or print one as recipe.json.",

@@ -131,6 +131,36 @@ def read_text(path: str) -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
+class Numbers(click.ParamType):
+    """Positive numbers separated by commas."""
+
+    name = "numbers"
+
+    def __init__(self, kind: type[int] | type[float], words: str) -> None:
+        self.kind, self.words = kind, words
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            found = tuple(self.kind(part) for part in value.split(",")) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r} is not {self.words} separated by commas", param, ctx)
+        if min(found) <= 0:
+            self.fail(f"{min(found)} is not positive", param, ctx)
+        return found
+
+
+WHOLES, FLOATS = Numbers(int, "whole numbers"), Numbers(float, "numbers")
+
+
+def progress() -> Callable[[str], None]:
+    """Where a person watches, a line on stderr that tells what is being done."""
+    import sys
+
+    if not sys.stderr.isatty():
+        return lambda text: None
+    return lambda text: click.echo(f"\r\x1b[K{text} ", nl=False, err=True)
+
+
 json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON.")
 
 

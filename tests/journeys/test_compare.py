@@ -138,7 +138,7 @@ def test_the_table_and_the_loss_at_equal_budget(tmp_path: Path) -> None:
 def test_bad_names_and_lengths_are_said() -> None:
     for arguments, words in {
         ("fulll",): "there is no mixer or model 'fulll'; did you mean 'full'?",
-        ("full", "--lengths", "a,b"): "--lengths takes whole numbers",
+        ("full", "--lengths", "a,b"): "'a,b' is not whole numbers separated by commas",
         ("tiny-transformer",): "is an encoder–decoder",
     }.items():
         result = CliRunner().invoke(command, list(arguments))

@@ -23,6 +23,7 @@ LAYERS = (
     {"models"},
     {"generate", "measure", "checker", "inspect", "tasks"},
     {"training"},
+    {"lab"},
     {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -1,0 +1,132 @@
+"""`clearhead lab`: experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import FLOATS, WHOLES, console, json_option, print_json, progress
+
+if TYPE_CHECKING:
+    from clearhead.lab.result import Result
+
+
+@click.group("lab")
+def command() -> None:
+    """Put claims about the Transformer to the test: each experiment prints a table, draws a figure, and says what it
+    found against the claim. All run on a laptop, in seconds or a few minutes.
+
+    \b
+    clearhead lab scores
+    clearhead lab dictionary --keys 64 --out dictionary.svg
+    clearhead lab permutation --json
+    """
+
+
+def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
+    """A command that runs the experiment of its name. What it says of itself is the help; it needs no body."""
+
+    def make(function: Callable[..., None]) -> click.Command:
+        name = function.__name__
+
+        def run(out: str | None, form: str, theme: str, as_json: bool, **sizes: Any) -> None:
+            made = getattr(import_module(f"clearhead.lab.{name}"), name)
+            if name in LONG:
+                sizes["say"] = progress()
+            result = made(**sizes)
+            if name in LONG:
+                sizes["say"]("")
+            if as_json:
+                print_json(result.to_dict())
+            else:
+                show(result)
+            if out is not None or not as_json:
+                path = Path(out or "lab")
+                path = path if path.suffix else path / f"{name}.{form}"
+                result.save(path, theme)
+                click.echo(path, err=as_json)
+
+        run.__doc__ = function.__doc__
+        both: Any = run
+        for option in (*reversed(options), *COMMON):
+            both = option(both)
+        return command.command(name)(both)
+
+    return make
+
+
+COMMON = (
+    json_option,
+    click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True),
+    click.option("form", "--format", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True),
+    click.option("--out", metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),
+    click.option("--seed", type=int, default=0, show_default=True, help="Two runs with one seed find the same."),
+)
+LONG: set[str] = set()
+"""Those that take long enough to say how far they are."""
+
+
+def sized(name: str, default: int | float, text: str) -> Any:
+    """An option that is a number."""
+    return click.option(name, type=type(default), default=default, show_default=True, help=text)
+
+
+def listed(name: str, default: str, text: str) -> Any:
+    """An option that is several numbers."""
+    kind = FLOATS if "." in default else WHOLES
+    return click.option(name, type=kind, default=default, show_default=True, help=f"{text}, separated by commas.")
+
+
+def show(result: Result) -> None:
+    """The table, the claim, and what was found."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from clearhead.lab.result import shown
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for at, heading in enumerate(result.columns):
+        words = any(isinstance(row[at], str) for row in result.rows)
+        widest = max(len(shown(row[at])) for row in result.rows)
+        table.add_column(heading, justify="left" if words else "right", min_width=widest)
+    for row in result.rows:
+        table.add_row(*map(shown, row))
+    out = console()
+    out.print(table)
+    out.print()
+    out.print(Text("Claim  ", "bold") + Text(result.claim, "not bold"))
+    out.print(Text("Found  ", "bold") + Text(result.found, "not bold"))
+
+
+@experiment(
+    listed("--widths", "4,16,64,256,1024", "Widths d_k"),
+    sized("--keys", 64, "Keys that softmax goes over."),
+    sized("--draws", 4096, "Queries drawn."),
+)
+def scores() -> None:
+    """Why scores are divided by √d_k: their variance, and the gradient that softmax lets through."""
+
+
+@experiment(
+    listed("--temperatures", "1.0,0.3,0.1,0.03,0.01,0.003,0.001", "Temperatures"),
+    sized("--keys", 16, "Entries of the dictionary."),
+    sized("--width", 32, "Width of keys and values."),
+    sized("--draws", 512, "Lookups."),
+)
+def dictionary() -> None:
+    """Attention as a dictionary: as the temperature falls, the output becomes the value of one key."""
+
+
+@experiment(
+    sized("--length", 24, "Tokens."),
+    sized("--dim", 32, "Width."),
+    sized("--heads", 4, "Heads."),
+    sized("--layers", 2, "Blocks."),
+    sized("--draws", 8, "Orders tried."),
+)
+def permutation() -> None:
+    """Attention without positions does not see the order of its input; with positions it does."""

@@ -1,0 +1,101 @@
+"""Every experiment from the command line: a table, a claim, a figure, light and dark; and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from clearhead.cli.lab import command
+from clearhead.cli.main import cli
+from clearhead.lab.result import Result, require, shown
+
+matplotlib_image = pytest.importorskip("matplotlib.image")
+
+SMALL = {
+    "scores": ("--widths", "4,64", "--draws", "64"),
+    "dictionary": ("--draws", "8"),
+    "permutation": ("--draws", "1", "--length", "5", "--dim", "8", "--heads", "2"),
+}
+
+
+def test_every_experiment_has_its_file_and_is_tried_here() -> None:
+    files = {path.stem for path in Path(__file__).parents[2].joinpath("clearhead/lab").glob("*.py")}
+    assert set(command.commands) == set(SMALL)
+    assert set(command.commands) <= files
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_experiment_prints_and_draws(name: str, tmp_path: Path) -> None:
+    drawn = tmp_path / f"{name}.svg"
+    result = CliRunner().invoke(cli, ["lab", name, *SMALL[name], "--out", str(drawn), "--json"])
+    assert result.exit_code == 0, result.output
+    told = json.loads(result.stdout)
+    assert told["experiment"] == name
+    assert told["claim"].endswith(".")
+    assert told["found"].endswith(".")
+    assert "nan" not in result.stdout.lower()
+    assert len(told["rows"]) > 1
+    assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
+    assert "<!-- " in drawn.read_text()  # matplotlib writes each text as a comment beside its shapes
+
+
+def test_a_person_sees_a_table_a_claim_and_where_the_figure_is(tmp_path: Path) -> None:
+    for theme in ("light", "dark"):
+        out = tmp_path / theme
+        result = CliRunner().invoke(cli, ["lab", "scores", *SMALL["scores"], "--out", str(out), "--theme", theme])
+        assert result.exit_code == 0, result.output
+        assert "var q·k" in result.output
+        assert "Claim  q·k of independent" in result.output
+        assert "Found  The variance is" in result.output
+        assert str(out / "scores.png") in result.output.replace("\n", "")
+    light, dark = (matplotlib_image.imread(tmp_path / theme / "scores.png") for theme in ("light", "dark"))
+    assert light[0, 0, :3].mean() > 0.9
+    assert dark[0, 0, :3].mean() < 0.2
+
+
+def test_the_same_seed_finds_the_same() -> None:
+    def run(seed: str) -> str:
+        return CliRunner().invoke(cli, ["lab", "scores", *SMALL["scores"], "--seed", seed, "--json"]).stdout
+
+    assert run("3") == run("3") != run("4")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("scores", "--widths", "4,x"), "'4,x' is not whole numbers separated by commas"),
+        (("scores", "--widths", "4,0"), "0 is not positive"),
+        (("scores", "--keys", "1"), "keys is 1, but must be at least 2"),
+        (("dictionary", "--temperatures", "0"), "0.0 is not positive"),
+        (("permutation", "--dim", "10", "--heads", "4"), "dim=10 is not a multiple of heads=4"),
+        (("scores", "--draws", "8", "--out", "x.gif"), "a picture is one of .png, .svg, .pdf"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "clearhead", "lab", *arguments], capture_output=True, text=True)
+    assert done.returncode in (1, 2)
+    assert sentence in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_help_does_not_load_torch() -> None:
+    code = "import sys; from clearhead.cli.main import cli\ntry: cli(['lab', 'scores', '--help'])\n"
+    code += "except SystemExit: pass\nprint('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == "False"
+    assert "√d_k" in done.stdout
+
+
+def test_results_as_data() -> None:
+    result = Result(name="x", claim="a.", found="b.", columns=("n", "y"), rows=[(1, 2.5), (1234, None)], draw=print)
+    assert result.column("y") == [2.5, None]
+    assert result.to_dict()["rows"] == [{"n": 1, "y": 2.5}, {"n": 1234, "y": None}]
+    assert [shown(value) for value in (1234, 2.5, None, "z")] == ["1,234", "2.5", "–", "z"]
+    with pytest.raises(ValueError, match="steps is empty"):
+        require(1, steps=())
