@@ -66,7 +66,7 @@ COMMON = (
     click.option("--out", metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),
     click.option("--seed", type=int, default=0, show_default=True, help="Two runs with one seed find the same."),
 )
-LONG: set[str] = set()
+LONG = {"turing", "icl"}
 """Those that take long enough to say how far they are."""
 
 
@@ -130,3 +130,44 @@ def dictionary() -> None:
 )
 def permutation() -> None:
     """Attention without positions does not see the order of its input; with positions it does."""
+
+
+@experiment(
+    sized("--inputs", 3, "Inputs that each output depends on: heads."),
+    sized("--length", 10, "Positions."),
+    sized("--symbols", 2, "Values that an input can have."),
+    sized("--trials", 5, "Random functions."),
+    listed("--gaps", "1.0,2.0,4.0,8.0,16.0,32.0,64.0,128.0", "Gaps between scores"),
+)
+def routing() -> None:
+    """Weights set by hand: one block computes any function of a few chosen inputs, exactly."""
+
+
+@experiment(sized("--steps", 3000, "Steps after which a machine that does not stop is stopped."))
+def turing() -> None:
+    """Weights set by hand: a decoder that runs Turing machines, one step for each token."""
+
+
+@experiment(
+    sized("--width", 5, "Numbers in an x."),
+    sized("--examples", 12, "Examples in a prompt, at most."),
+    sized("--noise", 0.3, "Deviation of what is added to each y."),
+    sized("--steps", 2000, "Training steps."),
+    sized("--batch", 64, "Prompts in a step."),
+    sized("--dim", 64, "Width of the models."),
+    sized("--layers", 3, "Blocks of the Transformer."),
+    sized("--descents", 5, "The k of k steps of gradient descent."),
+)
+def icl() -> None:
+    """In-context learning of linear regression, beside gradient descent, ridge and least squares."""
+
+
+@experiment(
+    sized("--alpha", 0.5, "The power: a skill k is used as k^−(1+α)."),
+    sized("--skills", 1_000_000, "Skills there are."),
+    sized("--needed", 3, "Examples after which a skill is known."),
+    sized("--largest", 2**20, "The largest N and D."),
+    sized("--tests", 200_000, "Tasks that a learner is tested on."),
+)
+def powerlaw() -> None:
+    """Why loss could fall as a power law: a toy of Zipf-distributed skills."""

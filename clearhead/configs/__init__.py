@@ -20,7 +20,7 @@ from .heads import (
     MeanPoolConfig,
     PoolerConfig,
 )
-from .kernel import EluConfig, FavorConfig, LinearAttentionConfig
+from .kernel import DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
 from .latent import LatentAttentionConfig
 from .linformer import LinformerConfig
 from .longformer import LongformerConfig
@@ -52,7 +52,7 @@ __all__ = [
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
     "RotaryConfig", "DualChunkConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
     "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LongformerConfig", "LSTMConfig", "MambaConfig",
-    "LinearAttentionConfig", "EluConfig", "FavorConfig", "LinformerConfig",
+    "LinearAttentionConfig", "EluConfig", "FavorConfig", "DotConfig", "LinformerConfig",
     "FeedForwardConfig", "GatedFeedForwardConfig",
     "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig",
     "BlockConfig", "ParallelBlockConfig", "StackConfig", "SharedStackConfig",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .attention import head_widths
 from .base import Config, ConfigError, Part, Scope, Shape, Step
@@ -17,6 +18,9 @@ CHUNK = 128
 class EluConfig(Config):
     """φ(x) = elu(x) + 1, as many features as the head is wide  (Katharopoulos et al. 2020, equation 7)."""
 
+    formula: ClassVar[str] = "elu + 1"
+    shares: ClassVar[bool] = True  # weights are divided by their sum
+
     def count(self, width: int) -> int:
         return width
 
@@ -29,6 +33,9 @@ class EluConfig(Config):
 class FavorConfig(Config):
     """φ(x) = exp(ω·x − |x|²/2)/√W for W random ω, orthogonal in sets of K, so that E[φ(q)·φ(k)] = exp(q·k): an estimate
     of softmax attention  (Choromanski et al. 2021, Performer, lemma 1 and section 2.4)."""
+
+    formula: ClassVar[str] = "φ, its largest 1"
+    shares: ClassVar[bool] = True
 
     features: int  # W
     seed: int = 0  # of the directions ω; `clearhead.nn.kernel.redraw` changes it
@@ -46,14 +53,30 @@ class FavorConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
+class DotConfig(Config):
+    """φ(x) = x: the weights are q·k themselves, of either sign, so they are not divided by their sum, which may be 0.
+    Attention without softmax, or a matrix Σ v kᵀ that each token adds to and reads  (Schlag et al. 2021)."""
+
+    formula: ClassVar[str] = "x itself"
+    shares: ClassVar[bool] = False
+
+    def count(self, width: int) -> int:
+        return width
+
+    def flops(self, width: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class LinearAttentionConfig(Part):
-    """Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j) in each of H heads: O(n). With `FavorConfig`, a Performer."""
+    """Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j) in each of H heads: O(n). With `FavorConfig`, a Performer; `DotConfig`
+    leaves out the denominator."""
 
     heads: int
     head_dim: int | None = None  # None: dim // heads
     value_dim: int | None = None  # None: head_dim
     mask: Mask = Full()  # or Causal()
-    kernel: EluConfig | FavorConfig = EluConfig()
+    kernel: EluConfig | FavorConfig | DotConfig = EluConfig()
     qkv_bias: bool = False
     out_bias: bool = False
 
@@ -88,8 +111,9 @@ class LinearAttentionConfig(Part):
             yield s.step(name, "split into heads", letters, kept=0)
         flops = s["B"] * s["H"] * s["T"] * self.kernel.flops(s["K"])
         for name in ("query_features", "key_features"):
-            yield s.step(name, "φ, its largest 1" if flops else "elu + 1", "B H T W", flops=flops, order="n·d·m")
-        yield s.step("mixed", "φ(Q)·Σφ(K)V / φ(Q)·Σφ(K)", "B H T U", flops=self.mixing(s), order="n·d·m")
+            yield s.step(name, self.kernel.formula, "B H T W", flops=flops, order="n·d·m")
+        formula = "φ(Q)·Σφ(K)V / φ(Q)·Σφ(K)" if self.kernel.shares else "Q·ΣKV"
+        yield s.step("mixed", formula, "B H T U", flops=self.mixing(s), order="n·d·m")
         yield s.step("concat", "heads side by side", "B T H·U", kept=0)
         (joined,) = s.shape("H·U")
         yield s.step(

@@ -62,11 +62,13 @@ def over_all_keys(
     k: Float[Tensor, "... S W"],
     v: Float[Tensor, "... S U"],
     factor: Float[Tensor, "... S"] | None = None,
+    shares: bool = True,
 ) -> Float[Tensor, "... T U"]:
-    """Every query reads the same two sums, Σφ(k)·v and Σφ(k); `factor` is of each key in both."""
+    """Every query reads the same two sums, Σφ(k)·v and Σφ(k); `factor` is of each key in both. Without `shares` the
+    first is not divided by the second."""
     beside = with_ones(v)
     sums = k.mT @ (beside if factor is None else beside * factor.unsqueeze(-1))
-    return quotient(q @ sums)
+    return quotient(q @ sums) if shares else (q @ sums)[..., :-1]
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,13 @@ def over_keys_so_far(
     top: Float[Tensor, "B H T"] | None = None,
     documents: Int[Tensor, "B T"] | None = None,
     start: Sums | None = None,
+    shares: bool = True,
 ) -> tuple[Float[Tensor, "B H T U"], Sums]:
     """Each chunk is compared with itself, and reads what is before it through its sums.
 
     A key weighs φ(k)·exp(top). The exponentials are of the distance to the largest top that a query may read, so none
-    overflows, and no later key has a say in it. Documents, if any, must stand one after the other.
+    overflows, and no later key has a say in it. Documents, if any, must stand one after the other. Without `shares`
+    the sum is not divided by its weights, and all tops are 0.
     """
     start = start or no_sums(q, v)
     length, chunk = q.shape[2], min(CHUNK, q.shape[2])
@@ -116,7 +120,8 @@ def over_keys_so_far(
     for kept, added in zip(keeps.unbind(2), adds.unbind(2), strict=True):
         sums.append(sums[-1] * kept[..., None, None] + added)
     both = within @ beside + (q @ torch.stack(sums[:-1], 2)) * (through - largest).exp().unsqueeze(-1)
-    return quotient(both).flatten(2, 3)[:, :, :length], Sums(sums[-1], after[..., -1])
+    mixed = quotient(both) if shares else both[..., :-1]
+    return mixed.flatten(2, 3)[:, :, :length], Sums(sums[-1], after[..., -1])
 
 
 @dataclass(frozen=True)

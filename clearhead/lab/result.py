@@ -10,7 +10,8 @@ from typing import Any
 from clearhead.inspect.draw import figure, save
 
 Value = str | int | float | None
-Rows = list[tuple[Value, ...]]
+Rows = list[tuple[Any, ...]]
+"""Of values, each row a tuple."""
 Say = Callable[[str], None]
 """Who is told how far a long experiment has come."""
 

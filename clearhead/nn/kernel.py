@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.configs import Config, EluConfig, FavorConfig, LinearAttentionConfig
+from clearhead.configs import Config, DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
 from clearhead.functional.kernel import NOTHING, Sums, elu_features, over_all_keys, over_keys_so_far, stable_features
 from clearhead.functional.softmax import widen
 from clearhead.precision.matrix import Linear
@@ -33,6 +33,17 @@ class Elu(nn.Module):
 
     def forward(self, x: Float[Tensor, "B H T K"]) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H T"]]:
         return elu_features(x.contiguous()), x.new_zeros(x.shape[:-1])
+
+
+@builds(DotConfig)
+class Dot(nn.Module):
+    """x itself, divided by nothing."""
+
+    def __init__(self, config: DotConfig, width: int) -> None:
+        super().__init__()
+
+    def forward(self, x: Float[Tensor, "B H T K"]) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H T"]]:
+        return x, x.new_zeros(x.shape[:-1])
 
 
 @builds(FavorConfig)
@@ -66,7 +77,7 @@ class LinearAttention(nn.Module):
         self.widths, self.mask = (key, value), config.mask
         self.heads, self.features = config.heads, config.kernel.count(key)
         self.qkv = Linear(dim, config.heads * (2 * key + value), bias=config.qkv_bias)
-        self.kernel = build_part(config.kernel, key)
+        self.kernel, self.shares = build_part(config.kernel, key), config.kernel.shares
         self.out = Linear(config.heads * value, dim, bias=config.out_bias)
 
     def forward(
@@ -92,7 +103,7 @@ class LinearAttention(nn.Module):
         state: SumState | None,
     ) -> Float[Tensor, "B H T U"]:
         if state is None:  # all keys are here, and so all weights can be written out
-            pairs = Pairs(q, k, self.mask, context, top)
+            pairs = Pairs(q, k, self.mask, context, top, self.shares)
             for look in context.looks():
                 look(pairs)
             if not context.fused or context.replaces("weights"):
@@ -106,7 +117,7 @@ class LinearAttention(nn.Module):
         if row.real is not None:
             k, top = k * row.real[:, None, :, None], torch.where(row.real[:, None], top, NOTHING)
         start = None if state is None else Sums(state.sums.to(q), state.top.to(q))
-        mixed, sums = over_keys_so_far(q, k, v, top, row.document, start)
+        mixed, sums = over_keys_so_far(q, k, v, top, row.document, start, self.shares)
         if state is not None:
             state.sums, state.top = sums.sums.detach(), sums.top.detach()
         return row.give(mixed, 2)
@@ -124,7 +135,7 @@ class LinearAttention(nn.Module):
         if row.real is not None:
             top = torch.where(row.real[:, None], top, -torch.inf)
         largest = top.amax(-1, keepdim=True).clamp_min(NOTHING) if top.shape[-1] else 0
-        return row.give(over_all_keys(q, k, v, (top - largest).exp()), 2)
+        return row.give(over_all_keys(q, k, v, (top - largest).exp(), self.shares), 2)
 
     def init_state(self, room: Room) -> SumState:
         check_causal(self.mask)
@@ -137,11 +148,12 @@ class Pairs(Looked):
     """The features of one layer, whose weights nobody computes unless he asks."""
 
     top: Float[Tensor, "B H T"]
+    shares: bool
 
     def weights(
         self, heads: slice = slice(None), rows: Rows = slice(None), keys: int | None = None
     ) -> Float[Tensor, "B Heads Rows Keys"]:
-        """φ(q)·φ(k) as a share of its sum over the keys that may be read; padding reads nothing."""
+        """φ(q)·φ(k) of the keys that may be read, as shares of their sum or as it is; padding reads nothing."""
         top = self.top[:, heads, None, :keys]
         allowed = self.allowed(rows)
         if self.context.readable is not None:
@@ -149,6 +161,8 @@ class Pairs(Looked):
         tops = top if allowed is None else torch.where(allowed[..., :keys], top, -torch.inf)
         largest = tops.amax(-1, keepdim=True).clamp_min(NOTHING) if tops.shape[-1] else 0
         pairs = self.q[:, heads, rows] @ self.k[:, heads, :keys].mT * (tops - largest).exp()
+        if not self.shares:
+            return pairs
         total = pairs.sum(-1, keepdim=True)
         return pairs / torch.where(total == 0, 1, total)
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from jaxtyping import Bool, Float
 
-from clearhead.configs import EluConfig, FavorConfig, LinearAttentionConfig
+from clearhead.configs import DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
 from clearhead.reference.attention import merge_heads, split_heads, sum_to
 from clearhead.reference.linear import linear
 from clearhead.reference.positions import causal_mask
@@ -92,7 +92,7 @@ def random_directions(features: int, width: int, seed: int) -> Float[np.ndarray,
 
 
 def stable_features(
-    kernel: EluConfig | FavorConfig, x: Float[np.ndarray, "B H T K"]
+    kernel: EluConfig | FavorConfig | DotConfig, x: Float[np.ndarray, "B H T K"]
 ) -> tuple[Float[np.ndarray, "B H T W"], Float[np.ndarray, "B H T"]]:
     """Features of any size, and the logarithm of what they were divided by.
 
@@ -100,6 +100,8 @@ def stable_features(
     """
     if isinstance(kernel, EluConfig):
         return elu_features(x), np.zeros(x.shape[:-1], x.dtype)
+    if isinstance(kernel, DotConfig):
+        return x, np.zeros(x.shape[:-1], x.dtype)
     x = x * x.shape[-1] ** -0.25
     exponent = x @ random_directions(kernel.features, x.shape[-1], kernel.seed).astype(x.dtype).T
     top = exponent.max(-1)
@@ -122,21 +124,23 @@ def linear_attention_part(
     k, top, v = here.remember("key", k, 2), here.remember("top", top, 2), here.remember("value", v, 2)
     readers = here.readable[:, here.readable.shape[1] - x.shape[1] :]
     allowed = here.allowed(config.mask) & readers[:, None, :, None]  # padding reads nothing
-    weights = here.note("weights", shares(q, k, top, allowed))
+    weights = here.note("weights", weighed(q, k, top, allowed, config.kernel.shares))
     mixed = here.note("mixed", weights @ v)
     return here.note("out", linear(merge_heads(mixed, here), here["out.weight"], here.get("out.bias")))
 
 
-def shares(
+def weighed(
     q: Float[np.ndarray, "B H T W"],
     k: Float[np.ndarray, "B H S W"],
     top: Float[np.ndarray, "B H S"],
     allowed: Bool[np.ndarray, "B 1 T S"],
+    shares: bool,
 ) -> Float[np.ndarray, "B H T S"]:
-    """φ(q)·φ(k)·e^top as shares of their sum over the keys that may be read; the largest top of these is taken out."""
+    """φ(q)·φ(k)·e^top of the keys that may be read, the largest top of these taken out; as shares of their sum or as
+    they are."""
     tops = np.where(allowed, top[:, :, None], -np.inf)
     largest = tops.max(-1, keepdims=True, initial=-np.inf)
     factor = np.exp(tops - np.where(np.isneginf(largest), 0, largest))
     weights = q @ k.swapaxes(-1, -2) * factor
     total = weights.sum(-1, keepdims=True)
-    return weights / np.where(total == 0, 1, total)
+    return weights / np.where(total == 0, 1, total) if shares else weights

@@ -15,6 +15,7 @@ from clearhead.configs import (
     Blockwise,
     Causal,
     ClassHeadConfig,
+    DotConfig,
     DualChunkConfig,
     EluConfig,
     EncoderDecoderConfig,
@@ -122,6 +123,8 @@ MIXERS: dict[str, MixerConfig] = {
         heads=3, head_dim=8, value_dim=7, mask=Causal(), kernel=FavorConfig(features=19, seed=5)
     ),
     "performer, full": LinearAttentionConfig(heads=5, kernel=FavorConfig(features=13)),
+    "linear, undivided": LinearAttentionConfig(heads=5, mask=Causal(), kernel=DotConfig()),
+    "linear, undivided, full": LinearAttentionConfig(heads=5, kernel=DotConfig(), qkv_bias=True),
     "linformer": LinformerConfig(heads=5, length=POSITIONS, rows=6, out_bias=True),
     "linformer, shared": LinformerConfig(heads=3, length=17, rows=9, shared=True, head_dim=4, value_dim=7),
     "mamba": MambaConfig(state_dim=6),

@@ -1,0 +1,99 @@
+"""Weights set by hand: sparse functions and Turing machines, against looking up and simulating."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from clearhead.configs import SequenceModelConfig, StackConfig
+from clearhead.lab.hand import SILENT, blank
+from clearhead.lab.routing import Sparse, all_inputs, routing
+from clearhead.lab.routing import built as route
+from clearhead.lab.turing import MACHINES, Machine, Words, agreed, built, decoded, rules
+from clearhead.nn.build import build_part
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_silent_norm_is_the_identity_to_the_bit(dtype: torch.dtype) -> None:
+    norm = build_part(SILENT, 7).to(dtype)
+    norm.weight.data.fill_(2.0**50)
+    x = torch.randn(5, 7, dtype=dtype) * torch.tensor([1e-6, 1.0, 1e3, 1e6, 3e6], dtype=dtype)[:, None]
+    with torch.inference_mode():
+        assert torch.equal(norm(x), x)
+    assert torch.equal(norm(x.requires_grad_()), x)
+
+
+@pytest.mark.parametrize(("symbols", "length", "inputs"), [(2, 6, 3), (3, 5, 2), (4, 7, 1)])
+def test_any_sparse_function_is_computed_exactly(symbols: int, length: int, inputs: int) -> None:
+    generator = torch.Generator().manual_seed(symbols)
+    function = Sparse.drawn(symbols, length, inputs, generator)
+    x = all_inputs(symbols, length, generator)
+    by_hand = [
+        [int(function.table[(i, *(int(row[j]) for j in function.route[i]))]) for i in range(length)] for row in x[-9:]
+    ]
+    assert function(x[-9:]).tolist() == by_hand
+    with torch.inference_mode():
+        logits = route(function, 128.0)(x)
+    assert torch.equal(logits, torch.nn.functional.one_hot(function(x), symbols).float())
+
+
+def test_routing_says_where_it_is_exact() -> None:
+    found = routing(length=5, trials=2, gaps=(1.0, 128.0))
+    assert found.column("largest other weight")[1] == 0
+    assert found.column("largest |logit − one-hot|")[1] == 0
+    assert found.column("share of outputs wrong")[1] == 0
+    assert found.column("largest |logit − one-hot|")[0] > 0.1
+
+
+def test_the_machines_do_what_is_known_of_them() -> None:
+    steps, tape = MACHINES["beaver"].run(1000)
+    assert (len(steps), list(tape.values()).count("1")) == (107, 13)  # Brady 1983
+    _, tape = MACHINES["increment"].run(100)
+    assert "".join(tape[cell] for cell in range(4)) == format(0b1011 + 1, "04b")
+    for word, verdict in {"abba": "yes", "aba": "yes", "": "yes", "ab": "no", "abab": "no"}.items():
+        assert Machine(MACHINES["palindrome"].rules, word).run(100)[0][-1][0] == verdict
+
+
+@pytest.mark.parametrize("name", ["increment", "palindrome", "beaver", "counter"])
+def test_every_decoded_token_is_a_step(name: str) -> None:
+    machine = MACHINES[name]
+    assert decoded(machine, 150) == machine.run(150)[0]
+
+
+def test_random_machines_on_random_tapes() -> None:
+    generator = torch.Generator().manual_seed(5)
+
+    def pick(words: str) -> str:
+        return words[int(torch.randint(0, len(words), (), generator=generator))]
+
+    for _ in range(4):
+        text = "; ".join(
+            f"{state}{symbol} {pick('01_')}{pick('LSR')}{pick('ABCD')}" for state in "ABC" for symbol in "01_"
+        )
+        machine = Machine(rules(text), "".join(pick("01") for _ in range(5)))
+        assert decoded(machine, 60) == machine.run(60)[0]
+
+
+def test_one_pass_says_the_same_as_decoding_with_the_cache() -> None:
+    machine = MACHINES["palindrome"]
+    words, (steps, _) = Words(machine), machine.run(100)
+    tokens = words.prompt() + [words.step(step) for step in steps]
+    with torch.inference_mode():
+        logits = built(machine, len(tokens))(torch.tensor([tokens]))
+    said = logits[0, len(words.prompt()) - 1 :].argmax(-1).tolist()
+    assert said == [*tokens[len(words.prompt()) :], 1]  # and at last "end"
+
+
+def test_where_two_runs_part() -> None:
+    a, b = ("A", "1", 1), ("B", "0", -1)
+    assert (agreed([a, b], [a, b]), agreed([a, a], [a, b]), agreed([b], [a])) == (2, 1, 0)
+
+
+def test_blank_refuses_a_norm_that_is_not_silent() -> None:
+    from clearhead.models.presets import preset
+
+    config = preset("tiny-llama")
+    assert isinstance(config, SequenceModelConfig)
+    assert isinstance(config.stack, StackConfig)
+    with pytest.raises(AssertionError, match="silent norms"):
+        blank(config, torch.float32)
