@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "Train a model on your text, from a recipe.",
     "runs": "List the runs of a folder.",
     "plot": "Draw the loss curves of runs.",
+    "scaling": "Fit scaling laws to runs, plan a budget by them, or train the runs.",
     "generate": "Write on from prompts with a trained model.",
     "chat": "Converse with a trained model.",
     "quantize": "Write a model in fewer bits, and say what that costs on a text.",

@@ -79,11 +79,12 @@ def train(
     resume: bool = False,
     report: Report | None = None,
     means: Means = Means(),
+    task: Task | None = None,
 ) -> Model:
     """Train as the recipe says on the files and folders in `data` (none: what the task has built in), in `out`.
 
     Killed at any moment and called again with `resume`, it ends with the very weights of an uninterrupted run. Under
-    `torchrun` every process calls it.
+    `torchrun` every process calls it. A `task` that was made before, for runs that share their data, takes its place.
     """
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
     run = Run(out)
@@ -91,7 +92,7 @@ def train(
         report = report if report is not None and here.first else Report()
         recipe = possible(recipe, here, report)
         here.first_does(lambda: run.begin(recipe, resume or not here.first))
-        task = here.first_does(lambda: prepare(recipe, data, run, report.say))
+        task = task or here.first_does(lambda: prepare(recipe, data, run, report.say))
         trainer = Trainer(recipe, task, run, report, here, means)
         trainer.start(resume)
         trainer.go(asked_to_leave)

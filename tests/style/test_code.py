@@ -23,7 +23,7 @@ LAYERS = (
     {"models"},
     {"generate", "measure", "checker", "inspect", "tasks"},
     {"training"},
-    {"lab"},
+    {"lab", "scaling"},
     {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -38,6 +38,7 @@ LIGHT = (
     "clearhead.measure.trace",
     "clearhead.measure.cost",
     "clearhead.inspect.positions",
+    "clearhead.scaling",
     "clearhead.cli.main",
     "clearhead.cli.doctor",
 )

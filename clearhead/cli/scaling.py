@@ -1,0 +1,271 @@
+"""`clearhead scaling`: laws of the loss, fitted to runs, and budgets planned by them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import changed, console, count_text, json_option, print_json
+
+if TYPE_CHECKING:
+    from clearhead.scaling import Fit, Plan, Table
+    from clearhead.training.loop import Report
+
+NAMES = ("parametric", "isoflop", "envelope", "size", "data")
+law_option = click.option("--law", type=click.Choice(NAMES), default="parametric", show_default=True)
+draws_option = click.option("--draws", type=int, default=1000, show_default=True, help="Behind the intervals.")
+seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
+figure_option = click.option("--figure", default=None, metavar="FILE", help="Draw it into a .png, .svg or .pdf.")
+theme_option = click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
+
+
+@click.group("scaling")
+def command() -> None:
+    """Fit scaling laws to runs, plan a budget by them, or train the runs: parameters N, tokens D, compute C = 6·N·D."""
+
+
+@command.command("fit")
+@click.argument("table", metavar="TABLE.csv")
+@click.option("--law", type=click.Choice([*NAMES, "all"]), default="parametric", show_default=True)
+@draws_option
+@seed_option
+@click.option("--save", default=None, metavar="FILE", help="Write the fit as JSON, for `plan --from`.")
+@figure_option
+@theme_option
+@json_option
+def fit_command(
+    table: str, law: str, draws: int, seed: int, save: str | None, figure: str | None, theme: str, as_json: bool
+) -> None:
+    """Fit a law to TABLE.csv, which has the columns loss and two of N, D and C, one line for each run.
+
+    \b
+    parametric  L(N, D) = E + A/N^α + B/D^β           Chinchilla's approach 3
+    isoflop     N = k·C^a by parabolas at equal C     Chinchilla's approach 2
+    envelope    N = k·C^a by training curves          Chinchilla's approach 1
+    size, data  L(N) = (N_c/N)^α, L(D) = (D_c/D)^α    Kaplan et al.
+    all         each of them, or why not
+
+    \b
+    clearhead scaling fit runs.csv
+    clearhead scaling fit runs.csv --law isoflop --figure isoflop.svg
+    clearhead scaling fit runs.csv --save fit.json
+    """
+    from clearhead.scaling import read_table
+
+    runs = read_table(table)
+    if law == "all":
+        if save or figure:
+            raise click.UsageError("--save and --figure are of one law; name it with --law")
+        fit_all(runs, draws, seed, as_json)
+        return
+    from clearhead.scaling import fit
+
+    found = fit(runs, law, draws=draws, seed=seed)
+    if save is not None:
+        found.save(save)
+    draw(found, runs, figure, theme)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    show(found)
+    for path in (save, figure):
+        if path is not None:
+            click.echo(path)
+
+
+def fit_all(runs: Table, draws: int, seed: int, as_json: bool) -> None:
+    """Every law that the runs can tell, and why they cannot tell the others."""
+    from clearhead.scaling import FitError, fit
+
+    told: dict[str, Any] = {}
+    for law in NAMES:
+        try:
+            found = fit(runs, law, draws=draws, seed=seed)
+        except FitError as error:
+            told[law] = {"refused": str(error)}
+            if not as_json:
+                console().print(f"{law}: {error}", markup=False)
+        else:
+            told[law] = found.to_dict()
+            if not as_json:
+                show(found)
+        if not as_json:
+            click.echo()
+    if as_json:
+        print_json(told)
+
+
+def draw(found: Fit, runs: Table, figure: str | None, theme: str) -> None:
+    if figure is not None:
+        from clearhead.scaling.figures import draw_fit
+
+        draw_fit(found, runs, figure, theme)
+
+
+def show(found: Fit) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    out = console()
+    out.print(Text(found.equation(), "bold"))
+    out.print(f"{found.law.name}, fitted to {found.source}", markup=False)
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    for heading in ("", "value", "95 % interval"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
+    for name, (value, interval) in found.constants().items():
+        table.add_row(name, f"{value:.4g}", between(interval))
+    out.print(table)
+    for note in found.notes:
+        out.print(note, markup=False)
+    for run in found.sensitive:
+        moved = ", ".join(f"{name} is {value:.3f}" for name, value in run.exponents.items())
+        out.print(f"without line {run.line} (N {run.n:.3g}, D {run.d:.3g}, loss {run.loss:.4g}) {moved}", markup=False)
+
+
+def between(interval: tuple[float, float] | None, text: Callable[[float], str] = "{:.4g}".format) -> str:
+    return "–" if interval is None else f"{text(interval[0])} … {text(interval[1])}"
+
+
+@command.command("plan")
+@click.option("--flops", type=float, multiple=True, required=True, metavar="C", help="A budget; may be given again.")
+@click.option(
+    "--from",
+    "source",
+    default="reanalysis",
+    show_default=True,
+    help="A .json of `fit --save`, a table.csv, or published constants: chinchilla, reanalysis.",
+)
+@law_option
+@draws_option
+@seed_option
+@json_option
+def plan_command(flops: tuple[float, ...], source: str, law: str, draws: int, seed: int, as_json: bool) -> None:
+    """Say how a budget of C FLOPs is best spent: on how many parameters N, and on how many tokens D.
+
+    \b
+    clearhead scaling plan --flops 5.76e23
+    clearhead scaling plan --flops 1e21 --from chinchilla
+    clearhead scaling plan --flops 1e18 --flops 1e19 --from runs.csv --law isoflop
+    """
+    found = find_fit(source, law, draws, seed)
+    plans = [found.plan(budget) for budget in flops]
+    for budget in flops:
+        if warning := found.beyond(budget):
+            click.echo(f"clearhead: {warning}", err=True)
+    if as_json:
+        print_json({"law": found.law.name, "equation": found.equation(), "plans": [plan.to_dict() for plan in plans]})
+        return
+    click.echo(f"{found.equation()}  ({found.source})")
+    for plan in plans:
+        show_plan(plan)
+
+
+def find_fit(source: str, law: str, draws: int, seed: int) -> Fit:
+    from clearhead.configs.base import nearest
+    from clearhead.scaling import PUBLISHED, FitError, fit, read_fit, read_table
+
+    if source in PUBLISHED:
+        return PUBLISHED[source]
+    path = Path(source)
+    if not path.suffix and not path.exists():
+        raise FitError(f"there are no constants {source!r}{nearest(source, PUBLISHED)}; or name a .json or a .csv")
+    return read_fit(path) if path.suffix == ".json" else fit(read_table(path), law, draws=draws, seed=seed)
+
+
+def show_plan(plan: Plan) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2), pad_edge=False)
+    table.add_column(f"{plan.flops:.4g} FLOPs", no_wrap=True)
+    for heading in ("best", "95 % interval"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    whole, ratio = (lambda value: count_text(round(value))), (lambda value: f"{value:.4g}")
+    for name, key, value, text in (
+        ("parameters N", "N", plan.n, whole),
+        ("tokens D", "D", plan.d, whole),
+        ("tokens per parameter", "tokens_per_parameter", plan.d / plan.n, ratio),
+        ("loss", "loss", plan.loss, ratio),
+    ):
+        if value is not None:
+            table.add_row(name, text(value), between(plan.intervals[key], text))
+    console().print(table)
+
+
+@command.command("sweep")
+@click.option(
+    "--data", multiple=True, metavar="PATH", help="As `clearhead train` takes it.  [default: Python's own library]"
+)
+@click.option("--out", default="runs/sweep", show_default=True, metavar="DIR", help="The sweep's folder.")
+@click.option("--dims", default="8,16,24,32,48,64", show_default=True, help="Widths, multiples of 8.")
+@click.option("--budgets", default="1e10,3e10,1e11,3e11", show_default=True, help="FLOPs, 6·N·D.")
+@click.option("--layers", type=int, default=2, show_default=True, help="Blocks of every model.")
+@click.option("changes", "--set", multiple=True, metavar="PATH=VALUE", help="Change a field of the recipe.")
+@click.option("--resume", is_flag=True, help="Go on with the sweep in --out.")
+@figure_option
+@theme_option
+def sweep_command(
+    data: tuple[str, ...],
+    out: str,
+    dims: str,
+    budgets: str,
+    layers: int,
+    changes: tuple[str, ...],
+    resume: bool,
+    figure: str | None,
+    theme: str,
+) -> None:
+    """Train a small model of every width under every budget on your text, and fit every law to what comes out.
+
+    The runs go to DIR, with table.csv for `clearhead scaling fit`. Tokens are bytes; N counts all parameters but the
+    table of embeddings. Ctrl-C saves and leaves; --resume goes on. As it stands it takes some minutes on two cores.
+
+    \b
+    clearhead scaling sweep --data notes/
+    clearhead scaling sweep --data notes/ --budgets 1e10,3e10,1e11 --figure isoflop.svg
+    """
+    from clearhead.scaling import fit, read_table
+    from clearhead.scaling.sweep import Sweep, bytes_recipe, run_sweep
+    from clearhead.training.loop import Interrupted
+
+    recipe = changed(bytes_recipe(), changes)
+    widths, amounts = numbers("--dims", dims, int), numbers("--budgets", budgets, float)
+    asked = Sweep(dims=tuple(widths), budgets=tuple(amounts), layers=layers, recipe=recipe)
+    report = watching()
+    try:
+        table = run_sweep(asked, data, out, resume=resume, report=report)
+    except Interrupted as left:
+        report.say(str(left))
+        sys.exit(130)
+    runs = read_table(table)
+    fit_all(runs, draws=1000, seed=0, as_json=False)
+    click.echo(table)
+    if figure is not None:
+        draw(fit(runs, "isoflop"), runs, figure, theme)
+        click.echo(figure)
+
+
+def numbers(option: str, text: str, kind: type) -> list[Any]:
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        what = "whole numbers" if kind is int else "numbers"
+        raise click.UsageError(f"{option} takes {what} separated by commas, not {text!r}") from None
+
+
+def watching() -> Report:
+    """A line for each finished run, and where a person watches, one that tells of the run at work; all on stderr."""
+    from clearhead.training.loop import Report
+
+    live = sys.stderr.isatty()
+    fresh = "\r\x1b[K" if live else ""
+
+    def show(numbers: dict[str, Any]) -> None:
+        if live:
+            step = f"step {numbers['step']}/{numbers['steps']}  loss {numbers['train/loss']:.3f}"
+            click.echo(f"{fresh}run {numbers['run']}/{numbers['runs']}  {step} ", nl=False, err=True)
+
+    return Report(say=lambda text: click.echo(f"{fresh}{text}", err=True), show=show)

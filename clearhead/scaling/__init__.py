@@ -1,0 +1,36 @@
+"""How the loss falls with parameters, tokens and compute: laws fitted to runs, plans by them, sweeps that make them.
+
+found = fit(read_table("runs.csv"))
+print(found.equation(), found.plan(flops=1e21))
+"""
+
+from __future__ import annotations
+
+from .laws import LAWS, PUBLISHED, Fit, FitError, Plan, read_fit
+from .lines import fit_data, fit_envelope, fit_isoflop, fit_size
+from .parametric import fit_parametric
+from .table import Table, TableError, make_table, read_table
+
+FITS = {
+    "parametric": fit_parametric,
+    "isoflop": fit_isoflop,
+    "envelope": fit_envelope,
+    "size": fit_size,
+    "data": fit_data,
+}
+DRAWS = 1000
+
+
+def fit(table: Table, law: str = "parametric", *, draws: int = DRAWS, seed: int = 0) -> Fit:
+    """A law of `LAWS` fitted to runs, with intervals from so many draws; FitError where the runs cannot tell it."""
+    if law not in FITS:
+        raise FitError(f"there is no law {law!r}; known are {', '.join(FITS)}")
+    if draws < 1:
+        raise FitError(f"draws is {draws}, but must be at least 1")
+    return FITS[law](table, draws, seed)
+
+
+__all__ = [
+    "fit", "read_table", "make_table", "read_fit", "Fit", "Plan", "Table", "FitError", "TableError",
+    "LAWS", "FITS", "PUBLISHED",
+]  # fmt: skip

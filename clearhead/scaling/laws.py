@@ -1,0 +1,274 @@
+"""A law with its constants and how far they may be off, and what it says of a budget."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from jaxtyping import Float
+
+from clearhead.files import write_atomically
+
+from .table import FLOPS
+
+LEVEL = 0.95  # the rate at which intervals are meant to hold what is true
+Interval = tuple[float, float]
+
+
+class FitError(ValueError):
+    """Runs that cannot tell a law, or a file that holds none: the message says why and what would help."""
+
+
+class Law:
+    """A formula with constants by name. Constants come as `... P`, so that many draws of them are told at once."""
+
+    name: ClassVar[str]
+    keys: ClassVar[tuple[str, ...]]
+    derived: ClassVar[tuple[str, ...]] = ()
+
+    def equation(self, values: Float[np.ndarray, "P"]) -> str:
+        raise NotImplementedError
+
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Float[np.ndarray, "*R"]:
+        """The N that a budget is best spent on; D is what is left of it."""
+        raise FitError(f"the law {self.name!r} says nothing of how a budget is shared: plan by another one")
+
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Float[np.ndarray, "*S"] | None:
+        """None where the law does not tell it."""
+        return None
+
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Float[np.ndarray, "*R"]]:
+        """What follows from the constants and is asked for as often."""
+        return {}
+
+
+class Parametric(Law):
+    """L(N, D) = E + A/N^α + B/D^β (Hoffmann et al. 2022, equation 2)."""
+
+    name, keys = "parametric", ("E", "A", "B", "alpha", "beta")
+
+    def equation(self, values: Float[np.ndarray, "P"]) -> str:
+        e, a, b, alpha, beta = values
+        return f"L(N, D) = {e:.4g} + {a:.4g}/N^{alpha:.3f} + {b:.4g}/D^{beta:.3f}"
+
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Float[np.ndarray, "*R"]:
+        """Where the two falling terms fall alike: αA/N^α = βB/D^β under 6·N·D = C."""
+        _, a, b, alpha, beta = np.moveaxis(values, -1, 0)
+        return ((alpha * a) / (beta * b) * (flops / FLOPS) ** beta) ** (1 / (alpha + beta))
+
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Float[np.ndarray, "*S"] | None:
+        e, a, b, alpha, beta = np.moveaxis(values, -1, 0)
+        return e + a / n**alpha + b / d**beta
+
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Float[np.ndarray, "*R"]]:
+        alpha, beta = values[..., 3], values[..., 4]
+        return {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
+
+
+class Frontier(Law):
+    """N = k·C^a: the best size for each budget, found without a law of the loss (Hoffmann et al. 2022, 3.1 and 3.2)."""
+
+    keys = ("k", "a")
+
+    def equation(self, values: Float[np.ndarray, "P"]) -> str:
+        k, a = values
+        return f"N = {k:.4g}·C^{a:.3f}, D = {1 / (FLOPS * k):.4g}·C^{1 - a:.3f}"
+
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Float[np.ndarray, "*R"]:
+        return np.exp(np.clip(np.log(values[..., 0]) + values[..., 1] * np.log(flops), -600, 600))
+
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Float[np.ndarray, "*R"]]:
+        return {"b": 1 - values[..., 1]}
+
+
+class Envelope(Frontier):
+    name = "envelope"
+
+
+class IsoFlop(Frontier):
+    name = "isoflop"
+
+
+class Power(Law):
+    """L(x) = (x_c/x)^α (Kaplan et al. 2020, 1.2)."""
+
+    letter: ClassVar[str]
+
+    def equation(self, values: Float[np.ndarray, "P"]) -> str:
+        return f"L({self.letter}) = ({values[0]:.4g}/{self.letter})^{values[1]:.4f}"
+
+
+class BySize(Power):
+    name, keys, letter = "size", ("N_c", "alpha"), "N"
+
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Float[np.ndarray, "*S"] | None:
+        return (values[..., 0] / n) ** values[..., 1]
+
+
+class ByData(Power):
+    name, keys, letter = "data", ("D_c", "alpha"), "D"
+
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Float[np.ndarray, "*S"] | None:
+        return (values[..., 0] / d) ** values[..., 1]
+
+
+LAWS: dict[str, Law] = {law.name: law for law in (Parametric(), IsoFlop(), Envelope(), BySize(), ByData())}
+
+
+@dataclass(frozen=True)
+class Sensitive:
+    """A run without which an exponent leaves its interval."""
+
+    line: int
+    n: float
+    d: float
+    loss: float
+    exponents: dict[str, float]  # as they would be without it
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a budget is best spent. An interval is None where the fit has none."""
+
+    flops: float
+    n: float
+    d: float
+    loss: float | None
+    intervals: dict[str, Interval | None]
+
+    def to_dict(self) -> dict[str, Any]:
+        told = {"N": self.n, "D": self.d, "tokens_per_parameter": self.d / self.n, "loss": self.loss}
+        return {"flops": self.flops} | {
+            name: {"value": value, "interval": self.intervals[name]} for name, value in told.items()
+        }
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A law's constants, and draws of them: what they would have been with other runs as good."""
+
+    law: Law
+    values: Float[np.ndarray, "P"]
+    draws: Float[np.ndarray, "R P"]  # none: no intervals
+    source: str
+    compute: Interval | None = None  # from the smallest to the largest run
+    notes: tuple[str, ...] = ()
+    sensitive: tuple[Sensitive, ...] = ()
+    optima: tuple[tuple[float, float], ...] = ()  # C and the best N that a straight line was laid through
+
+    def interval(self, draws: Float[np.ndarray, "R"]) -> Interval | None:
+        """The middle LEVEL of the draws."""
+        if not len(draws):
+            return None
+        low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+        return float(low), float(high)
+
+    def constants(self) -> dict[str, tuple[float, Interval | None]]:
+        """Each with its interval, then what is derived from them."""
+        value, draws = self.law.derive(self.values), self.law.derive(self.draws)
+        own = {key: (float(self.values[i]), self.interval(self.draws[:, i])) for i, key in enumerate(self.law.keys)}
+        return own | {key: (float(value[key]), self.interval(draws[key])) for key in value}
+
+    def plan(self, flops: float) -> Plan:
+        if not (np.isfinite(flops) and flops > 0):
+            raise FitError(f"a budget of {flops:g} FLOPs cannot be spent; it must be a number above 0")
+
+        def told(values: Float[np.ndarray, "*R P"]) -> dict[str, Any]:
+            n = self.law.size(values, flops)
+            d = flops / (FLOPS * n)
+            return {"N": n, "D": d, "tokens_per_parameter": d / n, "loss": self.law.loss(values, n, d)}
+
+        best, drawn = told(self.values), told(self.draws)
+        intervals = {name: None if found is None else self.interval(found) for name, found in drawn.items()}
+        loss = None if best["loss"] is None else float(best["loss"])
+        return Plan(flops, float(best["N"]), float(best["D"]), loss, intervals)
+
+    def beyond(self, flops: float) -> str | None:
+        """A warning where the budget is far from what was fitted."""
+        if self.compute is None or self.compute[0] / 10 <= flops <= self.compute[1] * 10:
+            return None
+        low, high = self.compute
+        return (
+            f"{flops:g} FLOPs lie far from the runs ({low:.3g} to {high:.3g}): "
+            "the interval tells how far the constants may be off, not whether the law holds there"
+        )
+
+    def equation(self) -> str:
+        return self.law.equation(self.values)
+
+    def to_dict(self) -> dict[str, Any]:
+        constants = {name: {"value": v, "interval": between} for name, (v, between) in self.constants().items()}
+        return {
+            "law": self.law.name,
+            "equation": self.equation(),
+            "source": self.source,
+            "level": LEVEL,
+            "compute": self.compute,
+            **constants,
+            "notes": list(self.notes),
+            "sensitive": [
+                {"line": run.line, "N": run.n, "D": run.d, "loss": run.loss, **run.exponents} for run in self.sensitive
+            ],
+        }
+
+    def save(self, path: str | Path) -> None:
+        """The same as JSON, with the draws, from which plans have their intervals."""
+        draws = [[float(f"{value:.8g}") for value in draw] for draw in self.draws]
+        write_atomically(Path(path), json.dumps(self.to_dict() | {"draws": draws}) + "\n")
+
+
+def published(name: str, e: float, a: float, b: float, alpha: float, beta: float) -> Fit:
+    return Fit(LAWS["parametric"], np.array([e, a, b, alpha, beta]), np.empty((0, 5)), name)
+
+
+PUBLISHED = {
+    "chinchilla": published("Hoffmann et al. 2022, equation 10", 1.69, 406.4, 410.7, 0.34, 0.28),
+    "reanalysis": published("Besiroglu et al. 2024", 1.82, 482.0, 2085.0, 0.348, 0.366),
+}
+
+
+def read_fit(path: str | Path) -> Fit:
+    """What `save` wrote."""
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        law = LAWS[data["law"]]
+        values = np.array([data[key]["value"] for key in law.keys], dtype=float)
+        draws = np.array(data["draws"], dtype=float).reshape(-1, len(values))
+        compute = None if data["compute"] is None else (float(data["compute"][0]), float(data["compute"][1]))
+    except (ValueError, KeyError, TypeError, IndexError):
+        raise FitError(f"{path} holds no fit; `clearhead scaling fit TABLE.csv --save {path}` writes one") from None
+    return Fit(law, values, draws, str(path), compute, tuple(data.get("notes", ())))
+
+
+def optimizer() -> Any:
+    """scipy's; loaded when something is fitted."""
+    try:
+        from scipy import optimize
+    except ImportError:
+        raise FitError("fitting this law needs scipy: pip install 'clearhead[scaling]'") from None
+    return optimize
+
+
+def straight_line(
+    x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], draws: int, seed: int
+) -> tuple[Float[np.ndarray, "2"], Float[np.ndarray, "R 2"]]:
+    """Intercept and slope of least squares, and draws of both from Student's t, which is exact for normal errors."""
+    columns = np.stack([np.ones_like(x), x - x.mean()], axis=1)
+    inverse = 1 / (columns**2).sum(0)  # the columns are orthogonal
+    found = columns.T @ y * inverse
+    free = len(x) - 2
+    spread = np.sqrt(((y - columns @ found) ** 2).sum() / free * inverse)
+    rng = np.random.default_rng(seed)
+    drawn = rng.standard_normal((draws, 2)) / np.sqrt(rng.chisquare(free, (draws, 1)) / free)
+    both = np.concatenate([found[None], found + spread * drawn])
+    both[:, 0] -= both[:, 1] * x.mean()
+    return both[0], both[1:]
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

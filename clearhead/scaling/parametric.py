@@ -1,0 +1,240 @@
+"""Chinchilla's third approach (Hoffmann et al. 2022, 3.3): L(N, D) = E + A/N^α + B/D^β.
+
+With e = ln E, a = ln A, b = ln B the logarithm of the law is a log-sum-exp of three straight lines,
+
+    ln L = LSE(e, a − α ln N, b − β ln D),
+
+and the fit is the least sum over the runs of Huber's loss of its errors. ln N and ln D are measured from their means
+while fitting, which makes a and α, b and β almost independent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from .laws import LAWS, Fit, FitError, Sensitive, optimizer
+from .table import Table
+
+DELTA = 1e-3  # of Huber's loss (Hoffmann et al. 2022, D.2)
+EXPONENTS = (0.01, 3.0)  # a law beyond them is not told apart from a constant, or from a cliff
+GRID = (0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5)  # of α and of β; E, A and B that go with them are solved for
+POLISHED = 12  # of the grid, the best so many are starts of L-BFGS
+RUNS = 8  # the fewest that are fitted
+VANISHED = 3e-3  # a term that is a smaller share of the loss in every run is not there
+AT_EDGE = 0.025  # the share of resamples that may have an exponent at an edge
+LINE = 0.999  # a correlation of ln N and ln D beyond it is a line
+EXACT = 1e-4  # how exact an exponent is
+CHUNK = 200_000  # numbers of the largest array while resamples are fitted
+DAMPING, ROUNDS = 1e-3, 400  # of fitting them: where it starts, and how often at most
+SETTLED, PATIENCE = 1e-6, 5  # they are done when the objective has not fallen by such a share so many times
+
+
+@dataclass(frozen=True)
+class Problem:
+    """The runs as the fit sees them. θ = e, a, b, α, β, of centred logarithms."""
+
+    log_n: Float[np.ndarray, "n"]
+    log_d: Float[np.ndarray, "n"]
+    log_loss: Float[np.ndarray, "n"]
+
+    @classmethod
+    def of(cls, table: Table) -> Problem:
+        return cls(np.log(table.n), np.log(table.d), np.log(table.loss))
+
+    @property
+    def x(self) -> Float[np.ndarray, "n"]:
+        return self.log_n - self.log_n.mean()
+
+    @property
+    def y(self) -> Float[np.ndarray, "n"]:
+        return self.log_d - self.log_d.mean()
+
+    def terms(self, theta: Float[np.ndarray, "*R 5"]) -> Float[np.ndarray, "*R n 3"]:
+        """The logarithms of E, A/N^α and B/D^β."""
+        e, a, b, alpha, beta = (theta[..., i, None] for i in range(5))
+        return np.stack(np.broadcast_arrays(e + 0 * self.x, a - alpha * self.x, b - beta * self.y), axis=-1)
+
+    def errors(self, theta: Float[np.ndarray, "*R 5"]) -> tuple[Float[np.ndarray, "*R n"], Float[np.ndarray, "*R n 5"]]:
+        """ln of the law less ln of the loss, and its gradient: each term weighs as much as its share of the law."""
+        terms = self.terms(theta)
+        most = terms.max(-1, keepdims=True)
+        parts = np.exp(terms - most)
+        total = parts.sum(-1, keepdims=True)
+        share = parts / total
+        slopes = np.stack([-share[..., 1] * self.x, -share[..., 2] * self.y], axis=-1)
+        return (most + np.log(total))[..., 0] - self.log_loss, np.concatenate([share, slopes], axis=-1)
+
+    def objective(self, theta: Float[np.ndarray, "5"]) -> tuple[float, Float[np.ndarray, "5"]]:
+        """Huber's loss over δ, summed over the runs, and its gradient."""
+        error, gradient = self.errors(theta)
+        return float(huber(error).sum()), np.clip(error / DELTA, -1, 1) @ gradient
+
+    def edges(self) -> Float[np.ndarray, "5 2"]:
+        """Within which θ is looked for: terms from nothing to many times the loss."""
+        least, most = self.log_loss.min() - 16, self.log_loss.max() + 8
+        return np.array([(least, self.log_loss.min())] + [(least, most)] * 2 + [EXPONENTS] * 2)
+
+    def starts(self) -> Float[np.ndarray, "S 5"]:
+        """For each α and β of the grid the E, A and B ≥ 0 of least relative squares, the best of them first."""
+        solve = optimizer().nnls
+        loss, (least, _) = np.exp(self.log_loss), self.edges().T
+        found = []
+        for alpha in GRID:
+            for beta in GRID:
+                columns = np.stack([np.ones_like(self.x), np.exp(-alpha * self.x), np.exp(-beta * self.y)], axis=1)
+                sizes, _ = solve(columns / loss[:, None], np.ones_like(loss))
+                found.append([*np.log(np.maximum(sizes, 1e-3 * loss.min())), alpha, beta])
+        theta = np.maximum(np.array(found), least)
+        return theta[np.argsort(huber(self.errors(theta)[0]).sum(-1), kind="stable")]
+
+    def best(self) -> Float[np.ndarray, "5"]:
+        """The least of what L-BFGS finds from the best starts of the grid."""
+        minimize, edges = optimizer().minimize, self.edges()
+        options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-13, "gtol": 1e-9}
+        found = [
+            minimize(self.objective, start, jac=True, method="L-BFGS-B", bounds=edges, options=options)
+            for start in self.starts()[:POLISHED]
+        ]
+        return min(found, key=lambda one: one.fun).x
+
+    def again(self, theta: Float[np.ndarray, "5"], counts: Float[np.ndarray, "R n"]) -> Float[np.ndarray, "R 5"]:
+        """The best θ with each run taken `counts` times, for many counts at once, from the fit to all runs.
+
+        Least squares again and again, weighed so that they come to Huber's loss, with Levenberg's damping.
+        """
+        rows = max(CHUNK // (5 * len(self.x)), 1)
+        return np.concatenate([self.refitted(theta, counts[i : i + rows]) for i in range(0, len(counts), rows)])
+
+    def refitted(self, theta: Float[np.ndarray, "5"], counts: Float[np.ndarray, "R n"]) -> Float[np.ndarray, "R 5"]:
+        found = np.tile(theta, (len(counts), 1))
+        open_, now, times = np.arange(len(counts)), found, counts  # those that still get better
+        damping, still = np.full(len(counts), DAMPING), np.zeros(len(counts), dtype=int)
+        error, gradient = self.errors(now)
+        for _ in range(ROUNDS):
+            tried = self.step(now, error, gradient, times, damping)
+            new_error, new_gradient = self.errors(tried)
+            before, after = ((times * huber(each)).sum(-1) for each in (error, new_error))
+            better = after < before
+            still = np.where(before - after > SETTLED * before, 0, still + 1)
+            damping = np.where(better, damping / 5, damping * 5)
+            found[open_[better]] = tried[better]
+            keep = still < PATIENCE
+            if not keep.any():
+                break
+            now, error, gradient = (
+                np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)[keep]
+                for new, old in ((tried, now), (new_error, error), (new_gradient, gradient))
+            )
+            open_, times, damping, still = open_[keep], times[keep], damping[keep], still[keep]
+        return found
+
+    def step(
+        self,
+        now: Float[np.ndarray, "R 5"],
+        error: Float[np.ndarray, "R n"],
+        gradient: Float[np.ndarray, "R n 5"],
+        times: Float[np.ndarray, "R n"],
+        damping: Float[np.ndarray, "R"],
+    ) -> Float[np.ndarray, "R 5"]:
+        """One weighed and damped step of Gauss and Newton; what lies at an edge and would leave stays."""
+        low, high = self.edges().T
+        weighed = gradient * (times / np.maximum(np.abs(error), DELTA))[..., None]
+        square = gradient.swapaxes(-1, -2) @ weighed
+        slope = np.einsum("rn,rni->ri", error, weighed)
+        held = ((now <= low) & (slope > 0)) | ((now >= high) & (slope < 0))
+        square = np.where(held[:, :, None] | held[:, None, :], 0, square)
+        ridge = damping[:, None] * np.einsum("rii->ri", square) + 1e-9
+        step = np.linalg.solve(square + ridge[:, :, None] * np.eye(5), np.where(held, 0, slope)[..., None])
+        return np.clip(now - step[..., 0], low, high)
+
+
+def huber(error: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
+    """Huber's loss over δ: |error| − δ/2 beyond δ, a parabola within."""
+    size = np.abs(error)
+    return np.where(size <= DELTA, size**2 / (2 * DELTA), size - DELTA / 2)
+
+
+def fit_parametric(table: Table, draws: int, seed: int) -> Fit:
+    """The five constants, with intervals from fits to resampled runs; refused where the runs cannot tell them."""
+    require_spread(table)
+    problem = Problem.of(table)
+    theta = problem.best()
+    require_inside(problem, theta)
+    counts = np.random.default_rng(seed).multinomial(len(table), np.full(len(table), 1 / len(table)), size=draws)
+    drawn = problem.again(theta, counts.astype(float))
+    require_steady(drawn)
+    found = Fit(LAWS["parametric"], natural(problem, theta), natural(problem, drawn), table.summary, table.span)
+    error = np.median(np.abs(problem.errors(theta)[0]))
+    note = f"half of the runs lie within {error:.2%} of it"
+    return replace(found, notes=(note,), sensitive=sensitive(table, problem, theta, found))
+
+
+def natural(problem: Problem, theta: Float[np.ndarray, "*R 5"]) -> Float[np.ndarray, "*R 5"]:
+    """E, A, B, α, β, of N and D themselves."""
+    e, a, b, alpha, beta = np.moveaxis(theta, -1, 0)
+    logs = e, a + alpha * problem.log_n.mean(), b + beta * problem.log_d.mean()
+    return np.stack([*np.exp(logs), alpha, beta], axis=-1)
+
+
+def refusal(why: str) -> FitError:
+    return FitError(f"these runs cannot tell L = E + A/N^α + B/D^β: {why}")
+
+
+def require_spread(table: Table) -> None:
+    """Enough runs, of enough sizes and lengths, that do not grow in step."""
+    if len(table) < RUNS:
+        raise refusal(f"there are {len(table)}, and five constants with their intervals need at least {RUNS}")
+    for letter, x in {"N": table.n, "D": table.d}.items():
+        if (count := len(np.unique(x))) < 3:
+            raise refusal(f"{letter} takes {count} value{'s' * (count > 1)}, and its term needs at least 3")
+    line = abs(np.corrcoef(np.log(table.n), np.log(table.d))[0, 1])
+    if line > LINE:
+        raise refusal("N and D go in step, so that their terms cannot be told apart; add runs with other D/N")
+
+
+def require_inside(problem: Problem, theta: Float[np.ndarray, "5"]) -> None:
+    """The best law lies inside of what was looked at, with each of its terms there."""
+    for name, value in {"α": theta[3], "β": theta[4]}.items():
+        if at_edge(value):
+            raise refusal(f"the best {name} is {value:.3g}, at the edge of what was looked at; add runs farther apart")
+    shares = problem.errors(theta)[1][:, :3].max(0)
+    for name, share in zip(("E", "A/N^α", "B/D^β"), shares, strict=True):
+        if share < VANISHED:
+            raise refusal(f"the best fit has no {name}; add runs farther apart, or fit another law")
+
+
+def require_steady(drawn: Float[np.ndarray, "R 5"]) -> None:
+    """Other runs as good would have told the exponents too."""
+    for name, values in {"α": drawn[:, 3], "β": drawn[:, 4]}.items():
+        share = float(np.mean(at_edge(values))) if len(values) else 0.0
+        if share > AT_EDGE:
+            raise refusal(
+                f"{name} runs off to an edge in {share:.0%} of the resamples; add runs, or runs farther apart"
+            )
+
+
+def at_edge(exponent: Float[np.ndarray, "*R"] | float) -> Any:
+    low, high = EXPONENTS
+    return (np.asarray(exponent) <= low * 1.01) | (np.asarray(exponent) >= high / 1.01)
+
+
+def sensitive(table: Table, problem: Problem, theta: Float[np.ndarray, "5"], found: Fit) -> tuple[Sensitive, ...]:
+    """The runs without which α or β leaves its interval."""
+    without = problem.again(theta, 1 - np.eye(len(table)))
+    constants, named = found.constants(), []
+    for i, exponents in enumerate(without[:, 3:]):
+        moved = dict(zip(("alpha", "beta"), map(float, exponents), strict=True))
+        if any(outside(value, *constants[name]) for name, value in moved.items()):
+            named.append(
+                Sensitive(int(table.lines[i]), float(table.n[i]), float(table.d[i]), float(table.loss[i]), moved)
+            )
+    return tuple(named)
+
+
+def outside(value: float, before: float, interval: tuple[float, float] | None) -> bool:
+    """Beyond its interval, and by more than the fit is exact to."""
+    return interval is not None and not interval[0] <= value <= interval[1] and abs(value - before) > EXACT

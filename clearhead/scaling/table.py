@@ -1,0 +1,132 @@
+"""A table of runs: parameters N, tokens D and the loss they came to. Compute is C = 6·N·D (Kaplan et al. 2020, 2.1)."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float, Int
+
+FLOPS = 6  # for each parameter and token: 2 forward, 4 backward
+SLACK = 0.1  # how far C may be from 6·N·D, and two runs of one budget from each other
+COLUMNS = ("N", "D", "C", "loss")
+
+
+class TableError(ValueError):
+    """A table that cannot be read: the message names the line, the value and the rule."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Runs, one in each place, and the line of the file that each stood on."""
+
+    n: Float[np.ndarray, "n"]
+    d: Float[np.ndarray, "n"]
+    loss: Float[np.ndarray, "n"]
+    lines: Int[np.ndarray, "n"]
+
+    def __len__(self) -> int:
+        return len(self.n)
+
+    @property
+    def flops(self) -> Float[np.ndarray, "n"]:
+        return FLOPS * self.n * self.d
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The compute of the smallest and of the largest run."""
+        return float(self.flops.min()), float(self.flops.max())
+
+    @property
+    def summary(self) -> str:
+        return f"{len(self)} runs of {self.span[0]:.3g} to {self.span[1]:.3g} FLOPs"
+
+    def budgets(self) -> list[Int[np.ndarray, "k"]]:
+        """The places of runs that took as much compute, within a tenth, the smallest budget first."""
+        order = np.argsort(self.flops, kind="stable")
+        groups: list[list[int]] = []
+        for place in order:
+            if groups and self.flops[place] <= self.flops[groups[-1][0]] * (1 + SLACK):
+                groups[-1].append(int(place))
+            else:
+                groups.append([int(place)])
+        return [np.array(group) for group in groups]
+
+    def curves(self) -> dict[float, Int[np.ndarray, "k"]]:
+        """For each N the places of its runs, by tokens, the smallest model first."""
+        return {
+            float(n): (at := np.flatnonzero(self.n == n))[np.argsort(self.d[at], kind="stable")]
+            for n in np.unique(self.n)
+        }
+
+
+def read_table(path: str | Path) -> Table:
+    """A CSV with a line of names: loss and two of N, D and C; other columns are let be."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError:
+        raise TableError(f"{path} is not a CSV in UTF-8") from None
+    rows = list(csv.reader(io.StringIO(text)))
+    if not rows or not any(rows[0]):
+        raise TableError(f"{path} is empty; its first line should name the columns, such as N,D,loss")
+    places = columns(rows[0], path)
+    found = [(at, row) for at, row in enumerate(rows[1:], start=2) if any(cell.strip() for cell in row)]
+    return made([numbers(row, places, path, at) for at, row in found], [at for at, _ in found], path)
+
+
+def make_table(rows: Sequence[Mapping[str, float]]) -> Table:
+    """From dictionaries with the keys of a table's columns."""
+    return made([dict(row) for row in rows], list(range(1, len(rows) + 1)), "the table")
+
+
+def columns(names: Sequence[str], path: str | Path) -> dict[str, int]:
+    """Where each column stands."""
+    seen = [name.strip().lower() for name in names]
+    places = {name: seen.index(name.lower()) for name in COLUMNS if name.lower() in seen}
+    twice = [name for name in places if seen.count(name.lower()) > 1]
+    if twice:
+        raise TableError(f"{path} has the column {twice[0]} twice")
+    if "loss" not in places or len(places) < 3:
+        raise TableError(f"{path} has the columns {', '.join(names)}, but loss and two of N, D and C are needed")
+    return places
+
+
+def numbers(row: Sequence[str], places: Mapping[str, int], path: str | Path, line: int) -> dict[str, float]:
+    found = {}
+    for name, place in places.items():
+        text = row[place].strip() if place < len(row) else ""
+        try:
+            found[name] = float(text)
+        except ValueError:
+            raise TableError(f"{path}, line {line}: {name} is {text!r}, which is not a number") from None
+    return found
+
+
+def made(rows: Sequence[Mapping[str, float]], lines: Sequence[int], path: str | Path) -> Table:
+    """The table, with N or D from C where one is missing."""
+    if not rows:
+        raise TableError(f"{path} holds no runs")
+    whole = [completed(row, f"{path}, line {line}") for row, line in zip(rows, lines, strict=True)]
+    n, d, loss = (np.array(column, dtype=float) for column in zip(*whole, strict=True))
+    return Table(n, d, loss, np.array(lines))
+
+
+def completed(row: Mapping[str, float], where: str) -> tuple[float, float, float]:
+    """N, D and the loss of a run."""
+    for name, value in row.items():
+        if not (math.isfinite(value) and value > 0):
+            raise TableError(f"{where}: {name} is {value:g}, but must be a number above 0")
+    if "C" not in row:
+        return row["N"], row["D"], row["loss"]
+    n = row["N"] if "N" in row else row["C"] / (FLOPS * row["D"])
+    d = row["D"] if "D" in row else row["C"] / (FLOPS * n)
+    if abs(math.log(row["C"] / (FLOPS * n * d))) > math.log1p(SLACK):
+        raise TableError(
+            f"{where}: C is {row['C']:g}, but 6·N·D is {FLOPS * n * d:g}; correct it, or leave the column C out"
+        )
+    return n, d, row["loss"]
