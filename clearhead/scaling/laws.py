@@ -17,6 +17,8 @@ from .table import FLOPS
 
 LEVEL = 0.95  # the rate at which intervals are meant to hold what is true
 Interval = tuple[float, float]
+Told = Float[np.ndarray, "..."] | float
+"""Of many draws as many numbers, of one set of constants one."""
 
 
 class FitError(ValueError):
@@ -33,15 +35,15 @@ class Law:
     def equation(self, values: Float[np.ndarray, "P"]) -> str:
         raise NotImplementedError
 
-    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Float[np.ndarray, "*R"]:
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Told:
         """The N that a budget is best spent on; D is what is left of it."""
         raise FitError(f"the law {self.name!r} says nothing of how a budget is shared: plan by another one")
 
-    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Float[np.ndarray, "*S"] | None:
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Told | None:
         """None where the law does not tell it."""
         return None
 
-    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Float[np.ndarray, "*R"]]:
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Told]:
         """What follows from the constants and is asked for as often."""
         return {}
 
@@ -55,16 +57,16 @@ class Parametric(Law):
         e, a, b, alpha, beta = values
         return f"L(N, D) = {e:.4g} + {a:.4g}/N^{alpha:.3f} + {b:.4g}/D^{beta:.3f}"
 
-    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Float[np.ndarray, "*R"]:
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Told:
         """Where the two falling terms fall alike: αA/N^α = βB/D^β under 6·N·D = C."""
         _, a, b, alpha, beta = np.moveaxis(values, -1, 0)
         return ((alpha * a) / (beta * b) * (flops / FLOPS) ** beta) ** (1 / (alpha + beta))
 
-    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Float[np.ndarray, "*S"] | None:
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Told | None:
         e, a, b, alpha, beta = np.moveaxis(values, -1, 0)
         return e + a / n**alpha + b / d**beta
 
-    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Float[np.ndarray, "*R"]]:
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Told]:
         alpha, beta = values[..., 3], values[..., 4]
         return {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
 
@@ -78,10 +80,10 @@ class Frontier(Law):
         k, a = values
         return f"N = {k:.4g}·C^{a:.3f}, D = {1 / (FLOPS * k):.4g}·C^{1 - a:.3f}"
 
-    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Float[np.ndarray, "*R"]:
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Told:
         return np.exp(np.clip(np.log(values[..., 0]) + values[..., 1] * np.log(flops), -600, 600))
 
-    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Float[np.ndarray, "*R"]]:
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Told]:
         return {"b": 1 - values[..., 1]}
 
 
@@ -105,14 +107,14 @@ class Power(Law):
 class BySize(Power):
     name, keys, letter = "size", ("N_c", "alpha"), "N"
 
-    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Float[np.ndarray, "*S"] | None:
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Told | None:
         return (values[..., 0] / n) ** values[..., 1]
 
 
 class ByData(Power):
     name, keys, letter = "data", ("D_c", "alpha"), "D"
 
-    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Float[np.ndarray, "*S"] | None:
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Told | None:
         return (values[..., 0] / d) ** values[..., 1]
 
 
@@ -160,9 +162,9 @@ class Fit:
     sensitive: tuple[Sensitive, ...] = ()
     optima: tuple[tuple[float, float], ...] = ()  # C and the best N that a straight line was laid through
 
-    def interval(self, draws: Float[np.ndarray, "R"]) -> Interval | None:
+    def interval(self, draws: Told) -> Interval | None:
         """The middle LEVEL of the draws."""
-        if not len(draws):
+        if not np.size(draws):
             return None
         low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return float(low), float(high)

@@ -58,19 +58,20 @@ class Problem:
         e, a, b, alpha, beta = (theta[..., i, None] for i in range(5))
         return np.stack(np.broadcast_arrays(e + 0 * self.x, a - alpha * self.x, b - beta * self.y), axis=-1)
 
-    def errors(self, theta: Float[np.ndarray, "*R 5"]) -> tuple[Float[np.ndarray, "*R n"], Float[np.ndarray, "*R n 5"]]:
-        """ln of the law less ln of the loss, and its gradient: each term weighs as much as its share of the law."""
+    def law(self, theta: Float[np.ndarray, "*R 5"]) -> tuple[Float[np.ndarray, "*R n"], Float[np.ndarray, "*R n 5"]]:
+        """ln L of every run, and its gradient: each term weighs as much as its share of the law."""
         terms = self.terms(theta)
         most = terms.max(-1, keepdims=True)
         parts = np.exp(terms - most)
         total = parts.sum(-1, keepdims=True)
         share = parts / total
         slopes = np.stack([-share[..., 1] * self.x, -share[..., 2] * self.y], axis=-1)
-        return (most + np.log(total))[..., 0] - self.log_loss, np.concatenate([share, slopes], axis=-1)
+        return (most + np.log(total))[..., 0], np.concatenate([share, slopes], axis=-1)
 
     def objective(self, theta: Float[np.ndarray, "5"]) -> tuple[float, Float[np.ndarray, "5"]]:
         """Huber's loss over δ, summed over the runs, and its gradient."""
-        error, gradient = self.errors(theta)
+        value, gradient = self.law(theta)
+        error = value - self.log_loss
         return float(huber(error).sum()), np.clip(error / DELTA, -1, 1) @ gradient
 
     def edges(self) -> Float[np.ndarray, "5 2"]:
@@ -89,7 +90,7 @@ class Problem:
                 sizes, _ = solve(columns / loss[:, None], np.ones_like(loss))
                 found.append([*np.log(np.maximum(sizes, 1e-3 * loss.min())), alpha, beta])
         theta = np.maximum(np.array(found), least)
-        return theta[np.argsort(huber(self.errors(theta)[0]).sum(-1), kind="stable")]
+        return theta[np.argsort(huber(self.law(theta)[0] - self.log_loss).sum(-1), kind="stable")]
 
     def best(self) -> Float[np.ndarray, "5"]:
         """The least of what L-BFGS finds from the best starts of the grid."""
@@ -101,35 +102,43 @@ class Problem:
         ]
         return min(found, key=lambda one: one.fun).x
 
-    def again(self, theta: Float[np.ndarray, "5"], counts: Float[np.ndarray, "R n"]) -> Float[np.ndarray, "R 5"]:
-        """The best θ with each run taken `counts` times, for many counts at once, from the fit to all runs.
+    def again(
+        self,
+        theta: Float[np.ndarray, "5"],
+        losses: Float[np.ndarray, "R n"],
+        counts: Float[np.ndarray, "R n"],
+    ) -> Float[np.ndarray, "R 5"]:
+        """The best θ for other logarithms of the losses, each run taken `counts` times: many fits at once from one.
 
         Least squares again and again, weighed so that they come to Huber's loss, with Levenberg's damping.
         """
         rows = max(CHUNK // (5 * len(self.x)), 1)
-        return np.concatenate([self.refitted(theta, counts[i : i + rows]) for i in range(0, len(counts), rows)])
+        parts = [slice(i, i + rows) for i in range(0, len(counts), rows)]
+        return np.concatenate([self.refitted(theta, losses[part], counts[part]) for part in parts])
 
-    def refitted(self, theta: Float[np.ndarray, "5"], counts: Float[np.ndarray, "R n"]) -> Float[np.ndarray, "R 5"]:
+    def refitted(
+        self, theta: Float[np.ndarray, "5"], losses: Float[np.ndarray, "R n"], counts: Float[np.ndarray, "R n"]
+    ) -> Float[np.ndarray, "R 5"]:
         found = np.tile(theta, (len(counts), 1))
-        open_, now, times = np.arange(len(counts)), found, counts  # those that still get better
+        left, now = np.arange(len(counts)), found  # those that still get better
         damping, still = np.full(len(counts), DAMPING), np.zeros(len(counts), dtype=int)
-        error, gradient = self.errors(now)
+        value, gradient = self.law(now)
         for _ in range(ROUNDS):
-            tried = self.step(now, error, gradient, times, damping)
-            new_error, new_gradient = self.errors(tried)
-            before, after = ((times * huber(each)).sum(-1) for each in (error, new_error))
+            tried = self.step(now, value - losses, gradient, counts, damping)
+            new_value, new_gradient = self.law(tried)
+            before, after = ((counts * huber(each - losses)).sum(-1) for each in (value, new_value))
             better = after < before
             still = np.where(before - after > SETTLED * before, 0, still + 1)
             damping = np.where(better, damping / 5, damping * 5)
-            found[open_[better]] = tried[better]
+            found[left[better]] = tried[better]
             keep = still < PATIENCE
             if not keep.any():
                 break
-            now, error, gradient = (
+            now, value, gradient = (
                 np.where(better.reshape(-1, *[1] * (new.ndim - 1)), new, old)[keep]
-                for new, old in ((tried, now), (new_error, error), (new_gradient, gradient))
+                for new, old in ((tried, now), (new_value, value), (new_gradient, gradient))
             )
-            open_, times, damping, still = open_[keep], times[keep], damping[keep], still[keep]
+            left, losses, counts, damping, still = (x[keep] for x in (left, losses, counts, damping, still))
         return found
 
     def step(
@@ -137,12 +146,12 @@ class Problem:
         now: Float[np.ndarray, "R 5"],
         error: Float[np.ndarray, "R n"],
         gradient: Float[np.ndarray, "R n 5"],
-        times: Float[np.ndarray, "R n"],
+        counts: Float[np.ndarray, "R n"],
         damping: Float[np.ndarray, "R"],
     ) -> Float[np.ndarray, "R 5"]:
         """One weighed and damped step of Gauss and Newton; what lies at an edge and would leave stays."""
         low, high = self.edges().T
-        weighed = gradient * (times / np.maximum(np.abs(error), DELTA))[..., None]
+        weighed = gradient * (counts / np.maximum(np.abs(error), DELTA))[..., None]
         square = gradient.swapaxes(-1, -2) @ weighed
         slope = np.einsum("rn,rni->ri", error, weighed)
         held = ((now <= low) & (slope > 0)) | ((now >= high) & (slope < 0))
@@ -164,13 +173,24 @@ def fit_parametric(table: Table, draws: int, seed: int) -> Fit:
     problem = Problem.of(table)
     theta = problem.best()
     require_inside(problem, theta)
-    counts = np.random.default_rng(seed).multinomial(len(table), np.full(len(table), 1 / len(table)), size=draws)
-    drawn = problem.again(theta, counts.astype(float))
+    error = problem.log_loss - problem.law(theta)[0]
+    drawn = resampled(problem, theta, error, draws, seed)
     require_steady(drawn)
     found = Fit(LAWS["parametric"], natural(problem, theta), natural(problem, drawn), table.summary, table.span)
-    error = np.median(np.abs(problem.errors(theta)[0]))
-    note = f"half of the runs lie within {error:.2%} of it"
+    note = f"half of the runs lie within {np.median(np.abs(error)):.2%} of it"
     return replace(found, notes=(note,), sensitive=sensitive(table, problem, theta, found))
+
+
+def resampled(
+    problem: Problem, theta: Float[np.ndarray, "5"], error: Float[np.ndarray, "n"], draws: int, seed: int
+) -> Float[np.ndarray, "R 5"]:
+    """Fits to the same N and D with errors drawn from those that were found.
+
+    Not from the five smallest: through about as many runs as it has constants such a law passes, whatever their errors.
+    """
+    told = error[np.argsort(np.abs(error), kind="stable")[5:]]
+    drawn = np.random.default_rng(seed).choice(told - told.mean(), (draws, len(error)))
+    return problem.again(theta, problem.law(theta)[0] + drawn, np.ones_like(drawn))
 
 
 def natural(problem: Problem, theta: Float[np.ndarray, "*R 5"]) -> Float[np.ndarray, "*R 5"]:
@@ -201,7 +221,7 @@ def require_inside(problem: Problem, theta: Float[np.ndarray, "5"]) -> None:
     for name, value in {"α": theta[3], "β": theta[4]}.items():
         if at_edge(value):
             raise refusal(f"the best {name} is {value:.3g}, at the edge of what was looked at; add runs farther apart")
-    shares = problem.errors(theta)[1][:, :3].max(0)
+    shares = problem.law(theta)[1][:, :3].max(0)
     for name, share in zip(("E", "A/N^α", "B/D^β"), shares, strict=True):
         if share < VANISHED:
             raise refusal(f"the best fit has no {name}; add runs farther apart, or fit another law")
@@ -224,7 +244,8 @@ def at_edge(exponent: Float[np.ndarray, "*R"] | float) -> Any:
 
 def sensitive(table: Table, problem: Problem, theta: Float[np.ndarray, "5"], found: Fit) -> tuple[Sensitive, ...]:
     """The runs without which α or β leaves its interval."""
-    without = problem.again(theta, 1 - np.eye(len(table)))
+    losses = np.tile(problem.log_loss, (len(table), 1))
+    without = problem.again(theta, losses, 1 - np.eye(len(table)))
     constants, named = found.constants(), []
     for i, exponents in enumerate(without[:, 3:]):
         moved = dict(zip(("alpha", "beta"), map(float, exponents), strict=True))

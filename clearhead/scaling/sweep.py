@@ -48,13 +48,15 @@ class Sweep:
     """What is trained: a model of every width under every budget, by one recipe."""
 
     dims: tuple[int, ...] = (8, 16, 24, 32, 48, 64)
-    budgets: tuple[float, ...] = (1e10, 3e10, 1e11, 3e11)  # FLOPs, 6·N·D
+    budgets: tuple[float, ...] = (2e10, 5e10, 1.2e11, 3e11)  # FLOPs, 6·N·D
     layers: int = 2
     recipe: RecipeConfig = bytes_recipe()  # whose model gives way to the family's
 
     def __post_init__(self) -> None:
         if not self.dims or not self.budgets:
             raise ConfigError("a sweep needs at least one width and one budget")
+        if self.layers < 1:
+            raise ConfigError(f"layers is {self.layers}, but must be at least 1")
         for dim in self.dims:
             if dim < HEAD_DIM or dim % HEAD_DIM:
                 raise ConfigError(f"a width is {dim}, but must be a multiple of {HEAD_DIM}, the width of a head")

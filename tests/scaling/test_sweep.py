@@ -1,0 +1,67 @@
+"""A sweep trains its family under the budgets that were asked for, and goes on where it was stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clearhead.configs import ConfigError
+from clearhead.models.assemble import build
+from clearhead.scaling import read_table
+from clearhead.scaling.sweep import Sweep, bytes_recipe, member_config, multiplied, run_sweep
+from clearhead.training.loop import Interrupted, Report
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 400
+
+
+def asked(**changes: object) -> Sweep:
+    recipe = bytes_recipe().changed("batch", 4).changed("task.context", 16).changed("evaluate_targets", 256)
+    return Sweep(**{"dims": (8, 16), "budgets": (6e7, 1e8), "layers": 1, "recipe": recipe} | changes)  # type: ignore[arg-type]
+
+
+def test_parameters_are_those_of_products() -> None:
+    config = member_config(16, 2, 257)
+    model = build(config)
+    table = model.embedding.table.numel()
+    assert multiplied(config) == sum(p.numel() for p in model.parameters()) - table
+
+
+def test_a_stopped_sweep_goes_on_and_ends_alike(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    said: list[str] = []
+    whole = run_sweep(asked(), [text], tmp_path / "whole", report=Report(say=said.append))
+    table = read_table(whole)
+    assert len(table) == 4
+    assert [len(budget) for budget in table.budgets()] == [2, 2]
+    for budget, wanted in zip(table.budgets(), (6e7, 1e8), strict=True):
+        assert abs(table.flops[budget] / wanted - 1).max() < 0.03
+    assert (table.loss < 5.5).all()
+    assert sum(line.startswith("run ") for line in said) == 4
+
+    def stop(numbers: dict) -> None:
+        if (numbers["run"], numbers["step"]) == (2, 3):
+            raise KeyboardInterrupt
+
+    stopped = tmp_path / "stopped"
+    with pytest.raises((KeyboardInterrupt, Interrupted)):
+        run_sweep(asked(), [text], stopped, report=Report(show=stop))
+    assert len(read_table(stopped / "table.csv")) == 1
+    with pytest.raises(ConfigError, match="give --resume"):
+        run_sweep(asked(), [text], stopped)
+    first = (stopped / "6e+07-8" / "model.safetensors").stat().st_mtime_ns
+    again = run_sweep(asked(), [text], stopped, resume=True)
+    assert again.read_text() == whole.read_text()
+    assert (stopped / "6e+07-8" / "model.safetensors").stat().st_mtime_ns == first
+
+
+def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT)
+    with pytest.raises(ConfigError, match="no budget is enough for 20 steps"):
+        run_sweep(asked(budgets=(1e5,)), [text], tmp_path / "out")
+    with pytest.raises(ConfigError, match="at least one width"):
+        asked(dims=())
+    with pytest.raises(ValueError, match="layers"):
+        run_sweep(asked(layers=0), [text], tmp_path / "none")
