@@ -14,7 +14,7 @@ from .lines import lowest, lowest_point, parabola
 from .table import FLOPS, Table
 
 SHADES = {"light": (0.0, 0.85), "dark": (0.3, 1.0)}  # of the colour map: what is told from the paper
-SHOWN = 9  # curves of a law whose runs have no budgets in common
+BUDGETS, SHOWN = 12, 9  # more budgets than the first are none in common, and the second is how many are drawn
 LEGEND = 10  # budgets that have a line in it, at most
 INSET = 0.35  # how far a curve goes on beyond its runs, in ln N
 
@@ -44,24 +44,21 @@ def shades(theme: str, count: int) -> list[Any]:
 
 def draw_isoflop(axis: Any, fit: Fit, table: Table, theme: str) -> None:
     """Loss against N, a curve for each budget; a ring is its lowest point."""
-    ink = colours(theme)[-1]
-    budgets = [at for at in table.budgets() if len(at) > 2]
-    shown = budgets if len(budgets) > 1 else [np.array([], dtype=int)] * SHOWN
-    tops = (
-        [float(np.exp(np.log(table.flops[at]).mean())) for at in budgets]
-        if len(budgets) > 1
-        else [float(c) for c in np.geomspace(*table.span, SHOWN)]
-    )
-    step = -(-len(shown) // LEGEND)
-    for number, (at, flops, shade) in enumerate(zip(shown, tops, shades(theme, len(shown)), strict=True)):
-        name = f"{flops:.2g}" if number % step == 0 else None
-        axis.plot(table.n[at], table.loss[at], "o", color=shade, markersize=4, label=name if len(at) else None)
+    ink, budgets = colours(theme)[-1], [at for at in table.budgets() if len(at) > 2]
+    if fit.law.name == "parametric" and not 2 <= len(budgets) <= BUDGETS:
+        budgets = [np.array([], dtype=int)] * SHOWN  # no budgets in common: the law at some, through all runs
+        amounts = [float(flops) for flops in np.geomspace(*table.span, SHOWN)]
+    else:
+        amounts = [float(np.exp(np.log(table.flops[at]).mean())) for at in budgets]
+    step = -(-len(budgets) // LEGEND)
+    for number, (at, flops, shade) in enumerate(zip(budgets, amounts, shades(theme, len(budgets)), strict=True)):
+        axis.plot(table.n[at], table.loss[at], "o", color=shade, markersize=4)
         n, loss, best = curve(fit, table, at, flops)
-        axis.plot(n, loss, color=shade, linewidth=1.3, label=None if len(at) else name)
+        axis.plot(n, loss, color=shade, linewidth=1.3, label=f"{flops:.2g}" if number % step == 0 else None)
         if best is not None:
             axis.plot(*best, "o", color=ink, markersize=9, fillstyle="none")
-    rest = np.setdiff1d(np.arange(len(table)), np.concatenate(shown))
-    axis.plot(table.n[rest], table.loss[rest], "x", color=ink, markersize=4, alpha=0.6)
+    rest = np.setdiff1d(np.arange(len(table)), np.concatenate(budgets))
+    axis.plot(table.n[rest], table.loss[rest], "x", color=ink, markersize=3, alpha=0.5)
     axis.set(title="loss at equal compute", xlabel="parameters N", ylabel="loss, nats per token", xscale="log")
     axis.set_yscale("log")
     plain_ticks(axis)
