@@ -40,6 +40,10 @@ class LongformerConfig(Part):
             raise ConfigError(f"dim={dim} is not a multiple of heads={self.heads}")
         return dim // self.heads
 
+    def absorbs(self, count: int, dim: int) -> bool:
+        """Whether fewer multiplications are done if `count` global tokens read x itself, without keys and values of it."""
+        return count * (self.heads - 1) < dim
+
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.having("attention", H=self.heads, K=self.width(scope["D"]))
         count = min(self.tokens, s["T"])
@@ -59,9 +63,10 @@ class LongformerConfig(Part):
         yield s.step("weights", f"softmax where {self.mask.kind()} allows", "B H T T", kept=0)
         yield s.step("local", "weights·V", "B H T K", flops=near, order="n·w·d")
         if count:
-            flops = (2 * s["T"] + count) * square
+            absorbs = self.absorbs(count, s["D"])
+            flops = (count + 2 * (count if absorbs else s["T"])) * square
             yield projection("global_qkv", "first·W_Q, X·[W_K W_V], global", "B T 2·D", 3, self.qkv_bias, flops)
-            far = count * s["T"] * products
+            far = count * s["T"] * products * (s["H"] if absorbs else 1)
             yield s.step("global.scores", "QKᵀ/√K, global", f"B H {count} T", flops=far, order="n·d", kept=0)
             yield s.step("global.weights", "softmax", f"B H {count} T", kept=0)
             yield s.step("global.mixed", "weights·V, global", f"B H {count} K", flops=far, order="n·d", kept=0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from clearhead.configs import Mask
 from clearhead.configs.tiles import Tile, Tokens, tiles, tiles_within
 from clearhead.functional.softmax import narrow, widen_alike
 from clearhead.reference.attention import default_scale
+
+CACHED = 2**20
+"""Scores that are computed together: 4 MB, which the caches of the cores hold."""
 
 TileBias = Callable[[int, Tile], Float[Tensor, "H T C"]]
 
@@ -75,7 +79,8 @@ class ByTiles(torch.autograd.Function):
         ctx.save_for_backward(k, v, *queries)
         batch, heads, length, _ = queries[0].shape
         mixed = k.new_zeros(batch, length, heads, v.shape[3]).transpose(1, 2)
-        side_by_side(work.shares(k, v, queries), lambda share: share.forward(share.own(mixed)))
+        for share in work.shares(k, v, queries):
+            share.forward(mixed)
         return mixed
 
     @staticmethod
@@ -83,12 +88,9 @@ class ByTiles(torch.autograd.Function):
     def backward(ctx: Any, d_mixed: Tensor) -> tuple[Tensor | None, ...]:
         k, v, *queries = ctx.saved_tensors
         gradients = [torch.zeros_like(x) for x in (k, v, *queries)]
-
-        def run(share: Share) -> None:
-            d_k, d_v, *d_queries = map(share.own, gradients)
-            share.backward(share.own(d_mixed), d_k, d_v, d_queries)
-
-        side_by_side(ctx.work.shares(k, v, queries), run)
+        d_k, d_v, *d_queries = gradients
+        for share in ctx.work.shares(k, v, queries):
+            share.backward(d_mixed, d_k, d_v, d_queries)
         return None, *gradients
 
 
@@ -110,115 +112,157 @@ class Work:
             self.hidden[id(allowed)] = torch.where(may, 0.0, -torch.inf).to(like.dtype)
         return self.hidden[id(allowed)]
 
-    def shares(self, k: Tensor, v: Tensor, queries: Sequence[Tensor]) -> list[Share]:
-        """Every row of the batch, its heads in as many parts as there are threads."""
+    def shares(self, k: Tensor, v: Tensor, queries: Sequence[Tensor]) -> Iterator[Share]:
+        """Row after row of the batch, as many heads and tiles at a time as have their scores in the cache."""
         batch, groups = k.shape[:2]
-        size = max(1, groups * batch // torch.get_num_threads())
-        parts = [slice(start, min(start + size, groups)) for start in range(0, groups, size)]
-        return [Share(self, row, part, k, v, queries) for row in range(batch) for part in parts]
+        repeats = queries[0].shape[1] // groups
+        most = max((tile.area for plan in self.plans for tile in plan), default=0)
+        heads = min(groups, max(1, CACHED // max(1, repeats * most)))
+        rooms = Rooms(k)
+        for row, start in product(range(batch), range(0, groups, heads)):
+            part = slice(start, min(start + heads, groups))
+            for tiles in together(self.plans[row if len(self.plans) > 1 else 0], CACHED // (heads * repeats)):
+                yield Share(self, row, part, tiles, k, v, queries, rooms)
+
+
+class Rooms:
+    """Memory for the scores of one share after the other."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.made = [like.new_empty(0), like.new_empty(0)]
+
+    def of(self, which: int, *shape: int) -> Tensor:
+        size = math.prod(shape)
+        if len(self.made[which]) < size:
+            self.made[which] = self.made[which].new_empty(size)
+        return self.made[which][:size].view(shape)
+
+
+def together(plan: Sequence[Tile], most: int) -> Iterator[list[Tile]]:
+    """Tiles of one form, whose area is not more than `most`, so that one product computes them all."""
+    alike: dict[object, list[Tile]] = {}
+    for tile in plan:
+        checks = tuple((check.start, check.stop, id(check.allowed)) for check in tile.checks)
+        columns = tuple((which, at.stop) for which, at in kinds(tile))
+        form = tile.stop - tile.start, columns, checks, tile.blind is not None and tile.start
+        alike.setdefault(form, []).append(tile)
+    for tiles in alike.values():
+        size = max(1, most // tiles[0].area)
+        yield from (tiles[at : at + size] for at in range(0, len(tiles), size))
 
 
 class Share:
-    """Some heads of one row of the batch: G heads of keys and values, G·R of queries."""
+    """Tiles of one form, of some heads of one row of the batch: G heads of keys and values, G·R of queries, N tiles."""
 
-    def __init__(self, work: Work, row: int, part: slice, k: Tensor, v: Tensor, queries: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        work: Work,
+        row: int,
+        part: slice,
+        tiles: Sequence[Tile],
+        k: Tensor,
+        v: Tensor,
+        queries: Sequence[Tensor],
+        rooms: Rooms,
+    ) -> None:
         self.work, self.row, self.part, self.groups = work, row, part, k.shape[1]
-        self.k, self.v, self.queries = self.own(k), self.own(v), [self.own(q) for q in queries]
-        self.tiles = work.plans[row if len(work.plans) > 1 else 0]
-        most = max((tile.area for tile in self.tiles), default=0)
-        self.room = k.new_empty(2, len(self.queries[0]) * most)  # for the scores of one tile after the other
+        self.tiles, self.form, self.kinds, self.rooms = tiles, tiles[0], kinds(tiles[0]), rooms
+        self.k, self.v = self.gather(k), self.gather(v)
+        self.queries = [self.stacked(q) for q in queries]
 
-    def own(self, x: Float[Tensor, "B H N W"]) -> Float[Tensor, "H2 N W"]:
-        """This share of x."""
-        return self.heads(x[self.row])
-
-    def heads(self, x: Float[Tensor, "H N W"]) -> Float[Tensor, "H2 N W"]:
-        repeats = len(x) // self.groups
-        return x[self.part.start * repeats : self.part.stop * repeats]
-
-    def forward(self, mixed: Float[Tensor, "H T U"]) -> None:
-        for tile in self.tiles:
-            weights = self.weights(tile, self.scaled(tile), gather(self.k, tile))
-            kept, _ = self.drop(tile, weights)
-            self.grouped(mixed, tile)[:] = self.split(torch.bmm(kept, gather(self.v, tile)), tile)
+    def forward(self, mixed: Float[Tensor, "B H T U"]) -> None:
+        kept, _ = self.drop(self.weights())
+        self.store(mixed, torch.bmm(kept, self.v))
 
     def backward(self, d_mixed: Tensor, d_k: Tensor, d_v: Tensor, d_queries: Sequence[Tensor]) -> None:
         """With P the weights and M the multipliers of dropout: d_P = M ∘ (d_out vᵀ), d_S = P ∘ (d_P − Σ d_P ∘ P)."""
-        for tile in self.tiles:
-            q, k = self.scaled(tile), gather(self.k, tile)
-            weights = self.weights(tile, q, k)
-            kept, multipliers = self.drop(tile, weights)
-            d_out, d_scores = self.stacked(d_mixed, tile), self.scores(1, tile)
-            scatter(d_v, tile, torch.bmm(kept.mT, d_out))
-            torch.bmm(d_out, gather(self.v, tile).mT, out=d_scores)
-            if multipliers is not None:
-                d_scores *= multipliers
-            torch._softmax_backward_data(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
-            d_keys = torch.empty_like(k)
-            for which, at in kinds(tile):
-                torch.bmm(d_scores[..., at].mT, q[which], out=d_keys[:, at])
-                d_q = torch.bmm(d_scores[..., at], k[:, at]).mul_(self.work.scale)
-                self.grouped(d_queries[which], tile)[:] = self.split(d_q, tile)
-            scatter(d_k, tile, d_keys)
+        weights = self.weights()
+        kept, multipliers = self.drop(weights)
+        d_out, d_scores = self.stacked(d_mixed), self.scores(1)
+        self.scatter(d_v, torch.bmm(kept.mT, d_out))
+        torch.bmm(d_out, self.v.mT, out=d_scores)
+        if multipliers is not None:
+            d_scores *= multipliers
+        torch._softmax_backward_data(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
+        d_keys = torch.empty_like(self.k)
+        for which, at in self.kinds:
+            self.scaled(d_scores[..., at].mT, self.queries[which], d_keys[:, at])
+            d_q = self.scaled(d_scores[..., at], self.k[:, at], torch.empty_like(self.queries[which]))
+            self.store(d_queries[which], d_q)
+        self.scatter(d_k, d_keys)
 
-    def scaled(self, tile: Tile) -> list[Float[Tensor, "G RT K"]]:
-        return [self.stacked(q, tile) * self.work.scale for q in self.queries]
-
-    def weights(
-        self, tile: Tile, q: Sequence[Float[Tensor, "G RT K"]], k: Float[Tensor, "G C K"]
-    ) -> Float[Tensor, "G RT C"]:
-        scores = self.scores(0, tile)
-        for which, at in kinds(tile):
-            torch.bmm(q[which], k[:, at].mT, out=scores[..., at])
-        by_head = self.split(scores, tile)
-        for check in tile.checks:
-            by_head[..., check.start : check.stop] += self.work.hiding(check.allowed, scores)
+    def weights(self) -> Float[Tensor, "GN RT C"]:
+        scores = self.scores(0)
+        for which, at in self.kinds:
+            self.scaled(self.queries[which], self.k[:, at].mT, scores[..., at])
+        by_tile = self.split(scores)
+        for check in self.form.checks:
+            by_tile[..., check.start : check.stop] += self.work.hiding(check.allowed, scores)
         if self.work.bias is not None:
-            by_head += self.heads(self.work.bias(self.row, tile)).view(by_head.shape)
+            for i, tile in enumerate(self.tiles):
+                by_tile[:, i] += self.heads(self.work.bias(self.row, tile)).view(by_tile[:, i].shape)
         torch.softmax(scores, -1, out=scores)
-        if tile.blind is not None:
-            by_head.masked_fill_(torch.from_numpy(tile.blind).to(scores.device)[:, None], 0)
+        if self.form.blind is not None:
+            by_tile.masked_fill_(torch.from_numpy(self.form.blind).to(scores.device)[:, None], 0)
         return scores
 
-    def drop(self, tile: Tile, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weights that dropout leaves, and its multipliers: the same whenever they are drawn for this tile."""
+    def scaled(self, a: Float[Tensor, "GN I J"], b: Float[Tensor, "GN J L"], out: Tensor) -> Float[Tensor, "GN I L"]:
+        """scale·a·b."""
+        return torch.baddbmm(out, a, b, beta=0, alpha=self.work.scale, out=out)
+
+    def drop(self, weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights that dropout leaves, and its multipliers: the same whenever they are drawn for these tiles."""
         if not self.work.dropout:
             return weights, None
-        place = self.work.seed, self.row, self.part.start, tile.start
+        place = self.work.seed, self.row, self.part.start, self.form.start
         rng = torch.Generator(weights.device).manual_seed(hash(place) % 2**62)
         chance = torch.rand(weights.shape, generator=rng, dtype=weights.dtype, device=weights.device)
         multipliers = (chance >= self.work.dropout) / (1 - self.work.dropout)
         return weights * multipliers, multipliers
 
-    def scores(self, which: int, tile: Tile) -> Float[Tensor, "G RT C"]:
-        heads = len(self.queries[0])
-        return self.room[which, : heads * tile.area].view(len(self.k), -1, tile.columns)
+    def scores(self, which: int) -> Float[Tensor, "GN RT C"]:
+        many, rows, _ = self.queries[0].shape
+        return self.rooms.of(which, many, rows, self.form.columns)
 
-    def grouped(self, x: Float[Tensor, "H N W"], tile: Tile) -> Float[Tensor, "G R T W"]:
-        """The tile's rows of x."""
-        return x[:, tile.start : tile.stop].unflatten(0, (len(self.k), -1))
+    def own(self, x: Float[Tensor, "B H S W"]) -> Float[Tensor, "G R S W"]:
+        """These heads of x."""
+        return self.heads(x[self.row]).unflatten(0, (self.part.stop - self.part.start, -1))
 
-    def stacked(self, x: Float[Tensor, "H N W"], tile: Tile) -> Float[Tensor, "G RT W"]:
-        """The same, the R heads of a group below each other, for they read the same keys."""
-        return self.grouped(x, tile).flatten(1, 2)
+    def heads(self, x: Float[Tensor, "H S W"]) -> Float[Tensor, "H2 S W"]:
+        repeats = len(x) // self.groups
+        return x[self.part.start * repeats : self.part.stop * repeats]
 
-    @staticmethod
-    def split(x: Float[Tensor, "G RT W"], tile: Tile) -> Float[Tensor, "G R T W"]:
-        return x.unflatten(1, (-1, tile.stop - tile.start))
+    def stacked(self, x: Float[Tensor, "B H S W"]) -> Float[Tensor, "GN RT W"]:
+        """The tiles' rows of x, the R heads of a group below each other, for they read the same keys."""
+        own = self.own(x)
+        rows = torch.stack([own[:, :, tile.start : tile.stop] for tile in self.tiles], dim=1)
+        return rows.flatten(2, 3).flatten(0, 1)
 
+    def split(self, x: Float[Tensor, "GN RT W"]) -> Float[Tensor, "G N R T W"]:
+        rows = self.form.stop - self.form.start
+        return x.unflatten(1, (-1, rows)).unflatten(0, (-1, len(self.tiles)))
 
-def gather(x: Float[Tensor, "G S W"], tile: Tile) -> Float[Tensor, "G C W"]:
-    """The keys or values that a tile reads; of a single run, a view."""
-    parts = [x[:, run.start : run.stop] for run in tile.runs]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+    def store(self, x: Float[Tensor, "B H S W"], rows: Float[Tensor, "GN RT W"]) -> None:
+        """Put what was computed of the tiles' rows in its place."""
+        own = self.own(x)
+        for tile, part in zip(self.tiles, self.split(rows).unbind(1), strict=True):
+            own[:, :, tile.start : tile.stop] = part
 
+    def gather(self, x: Float[Tensor, "B G S W"]) -> Float[Tensor, "GN C W"]:
+        """The keys or values that the tiles read; of a single run, a view."""
+        own = self.own(x).squeeze(1)
+        parts = [own[:, run.start : run.stop] for tile in self.tiles for run in tile.runs]
+        joint = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return joint if len(self.tiles) == 1 else joint.unflatten(1, (len(self.tiles), -1)).flatten(0, 1)
 
-def scatter(x: Float[Tensor, "G S W"], tile: Tile, part: Float[Tensor, "G C W"]) -> None:
-    """Add to each key what its columns got."""
-    at = 0
-    for run in tile.runs:
-        x[:, run.start : run.stop] += part[:, at : at + run.stop - run.start]
-        at += run.stop - run.start
+    def scatter(self, x: Float[Tensor, "B G S W"], part: Float[Tensor, "GN C W"]) -> None:
+        """Add to each key what its columns got."""
+        own = self.own(x).squeeze(1)
+        for tile, of_tile in zip(self.tiles, part.unflatten(0, (-1, len(self.tiles))).unbind(1), strict=True):
+            at = 0
+            for run in tile.runs:
+                own[:, run.start : run.stop] += of_tile[:, at : at + run.stop - run.start]
+                at += run.stop - run.start
 
 
 def kinds(tile: Tile) -> list[tuple[int, slice]]:
@@ -228,20 +272,3 @@ def kinds(tile: Tile) -> list[tuple[int, slice]]:
     for run in tile.runs:
         ends.setdefault(run.which, [at, at])[1] = at = at + run.stop - run.start
     return [(which, slice(*columns)) for which, columns in ends.items()]
-
-
-def side_by_side(shares: Sequence[Share], run: Callable[[Share], None]) -> None:
-    """Each share in a thread of its own, on a core of its own: the products of one tile are too small to be split."""
-    threads, inference = torch.get_num_threads(), torch.is_inference_mode_enabled()
-
-    def alone(share: Share) -> None:
-        with torch.inference_mode(inference), torch.no_grad():  # a new thread knows nothing of the caller's mode
-            run(share)
-
-    if min(threads, len(shares)) < 2 or shares[0].k.device.type != "cpu":
-        for share in shares:
-            run(share)
-        return
-    with ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        list(pool.map(alone, shares))
-    torch.set_num_threads(threads)  # what the workers have set holds for threads to come too

@@ -23,20 +23,19 @@ class Longformer(nn.Module):
 
     def __init__(self, config: LongformerConfig, dim: int) -> None:
         super().__init__()
-        self.width, self.tokens = config.width(dim), config.tokens
-        self.mask, self.dropout = config.mask, config.dropout
+        self.config, self.width = config, config.width(dim)
         self.qkv = nn.Linear(dim, 3 * dim, bias=config.qkv_bias)
         self.global_qkv = nn.Linear(dim, 3 * dim, bias=config.qkv_bias)
         self.out = nn.Linear(dim, dim, bias=config.out_bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, state: None = None) -> Float[Tensor, "B T D"]:
-        dropout = self.dropout if self.training else 0.0
+        dropout = self.config.dropout if self.training else 0.0
         projected = context.tap("qkv", self.qkv(x)).chunk(3, dim=-1)
         q, k, v = (
             context.tap(name, split_heads(part, self.width))
             for name, part in zip(("query", "key", "value"), projected, strict=True)
         )
-        local = context.tap("local", attend([(q, self.mask)], k, v, context, dropout=dropout))
+        local = context.tap("local", attend([(q, self.config.mask)], k, v, context, dropout=dropout))
         mixed = context.tap("mixed", self.with_global(local, x, context, dropout))
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
@@ -44,24 +43,54 @@ class Longformer(nn.Module):
         self, local: Float[Tensor, "B H T K"], x: Float[Tensor, "B T D"], context: Context, dropout: float
     ) -> Float[Tensor, "B H T K"]:
         """The mixture of the global tokens, which read everyone, in their rows; `local` in all others."""
-        early = context.positions < self.tokens
-        is_global = early if context.readable is None else early & context.readable  # #B T
-        count, dim = int(is_global.sum(dim=1).max()) if x.shape[1] else 0, x.shape[2]
+        early = context.positions < self.config.tokens
+        is_global = (early if context.readable is None else early & context.readable).expand(x.shape[:2])
+        count = int(is_global.sum(dim=1).max()) if x.shape[1] else 0
         if not count:
             return local
         at = is_global.int().argsort(dim=1, descending=True, stable=True)[:, :count]  # where they are in the row
-        weight, bias = self.global_qkv.weight, self.global_qkv.bias
-        keys = context.tap("global_qkv", F.linear(x, weight[dim:], None if bias is None else bias[dim:]))
+        weight, bias = self.global_qkv.weight.chunk(3)[0], self.bias(0)
+        q = split_heads(F.linear(x.gather(1, at[..., None].expand(-1, -1, x.shape[2])), weight, bias), self.width)
+        reader = of_some(context, at)
+        absorbs = context.fused and not dropout and self.config.absorbs(count, x.shape[2])
+        if absorbs and not context.replaces("global_qkv", *(f"global.{name}" for name in ("scores", "weights", "mixed"))):
+            mixed = self.absorbed(q, x, replace(reader, taps=None))
+            if context.taps is not None:
+                self.projected(q, x, reader, dropout)  # for the taps alone
+        else:
+            mixed = self.projected(q, x, reader, dropout)
+        rows, places = is_global.nonzero(as_tuple=True)
+        which = is_global.cumsum(dim=1)[rows, places] - 1
+        return local.transpose(1, 2).index_put((rows, places), mixed[rows, :, which]).transpose(1, 2)
+
+    def projected(
+        self, q: Float[Tensor, "B H N K"], x: Float[Tensor, "B T D"], context: Context, dropout: float
+    ) -> Float[Tensor, "B H N K"]:
+        """Every token gets a key and a value of the second matrix."""
+        weight, bias = self.global_qkv.weight[x.shape[2] :], self.global_qkv.bias
+        keys = context.tap("global_qkv", F.linear(x, weight, None if bias is None else bias[x.shape[2] :]))
         k, v = (split_heads(part, self.width) for part in keys.chunk(2, dim=-1))
-        chosen = x.gather(1, at[..., None].expand(len(x), -1, dim))
-        q = split_heads(F.linear(chosen, weight[:dim], None if bias is None else bias[:dim]), self.width)
-        reader = of_some(context.at("global"), at)
-        mixed = reader.tap("mixed", attend([(q, Full())], k, v, reader, dropout=dropout))
-        row = (is_global.cumsum(dim=1) - 1).clamp(min=0)[:, None, :, None].expand_as(local)
-        return torch.where(is_global[:, None, :, None], mixed.gather(2, row), local)
+        reader = context.at("global")
+        return reader.tap("mixed", attend([(q, Full())], k, v, reader, dropout=dropout))
+
+    def absorbed(
+        self, q: Float[Tensor, "B H N K"], x: Float[Tensor, "B T D"], context: Context
+    ) -> Float[Tensor, "B H N K"]:
+        """The same with the matrices at the few queries, which read x itself: q·(W x) = (q W)·x, and Σ p·W x = W Σ p·x.
+
+        The bias of the keys adds the same to all scores of a query, and that is nothing.
+        """
+        _, to_key, to_value = (part.unflatten(0, (-1, self.width)) for part in self.global_qkv.weight.chunk(3))  # H K D
+        bias = self.bias(2)
+        mixed = attend([(q @ to_key, Full())], x[:, None], x[:, None], context, scale=self.width**-0.5) @ to_value.mT
+        return mixed if bias is None else mixed + bias.unflatten(0, (-1, 1, self.width))
+
+    def bias(self, part: int) -> Float[Tensor, "D"] | None:
+        """Of the second matrix: of its queries, keys or values."""
+        return None if self.global_qkv.bias is None else self.global_qkv.bias.chunk(3)[part]
 
     def init_state(self, room: Room) -> None:
-        check_causal(self.mask)
+        check_causal(self.config.mask)
 
 
 def of_some(context: Context, at: Int[Tensor, "#B N"]) -> Context:
