@@ -5,6 +5,7 @@ mambapy, performer-pytorch and linformer are needed for this file alone: `pip in
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,7 @@ from clearhead.configs import (
     BlockConfig,
     Causal,
     FavorConfig,
+    Float32,
     Full,
     LinearAttentionConfig,
     LinformerConfig,
@@ -25,6 +27,7 @@ from clearhead.configs import (
     RMSNormConfig,
     StackConfig,
 )
+from clearhead.models.quantize import replace_matrices
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
 from clearhead.nn.state import Room
@@ -101,23 +104,27 @@ def mamba_training() -> None:
 
 def mamba_decoding() -> None:
     ours, theirs = mambas()
+    prepared = copy.deepcopy(ours)
+    replace_matrices(prepared, Float32(), ours.state_dict(), {})  # as `clearhead.quantize` does to a whole model
     x = torch.randn(1, 1, DIM)
     for past in (0, 4000):
-        state = ours.init_state(Room(1, past + 1, x.dtype, x.device))
+        runs = {"clearhead, float32 kernels": stepping(prepared, x), "clearhead": stepping(ours, x)}
         caches = [(None, torch.zeros(1, 2 * DIM, 3)) for _ in theirs.layers]
-
-        def ours_now(state: Any = state) -> Tensor:
-            return ours(x, context(1), state)
-
-        def theirs_now(caches: Any = caches) -> Tensor:
-            return theirs.step(x[:, 0], caches)[0]
-
         with torch.inference_mode():
-            for _ in range(past):
-                ours_now()
-            seconds = take_turns({"clearhead": ours_now, "mambapy": theirs_now}, rounds=201)
-        report(f"Mamba, 4 layers, d 512, one token after {past:,}", seconds, "clearhead")
+            for run in runs.values():
+                for _ in range(past):
+                    run()
+            difference = (runs["clearhead"]() - runs["clearhead, float32 kernels"]()).abs().max()
+            seconds = take_turns({**runs, "mambapy": lambda c=caches: theirs.step(x[:, 0], c)}, rounds=201)
+        title = f"Mamba, 4 layers, d 512, one token after {past:,} (ours differ by {difference:.1e})"
+        report(title, seconds, "clearhead, float32 kernels")
         print("  " + ", ".join(f"{name} {1 / taken:.0f} tokens/s" for name, taken in seconds.items()))
+
+
+def stepping(stack: Any, x: Tensor) -> Callable[[], Tensor]:
+    """One more token, again and again."""
+    state = stack.init_state(Room(1, 1, x.dtype, x.device))
+    return lambda: stack(x, context(1), state)
 
 
 def layer(mixer: MixerConfig) -> Callable[[Tensor], Tensor]:

@@ -41,7 +41,7 @@ class LongformerConfig(Part):
         return dim // self.heads
 
     def absorbs(self, count: int, dim: int) -> bool:
-        """Whether fewer multiplications are done if `count` global tokens read x itself, without keys and values of it."""
+        """Whether `count` global tokens take fewer multiplications if they read x itself, not its keys and values."""
         return count * (self.heads - 1) < dim
 
     def steps(self, scope: Scope) -> Iterator[Step]:

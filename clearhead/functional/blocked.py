@@ -119,10 +119,11 @@ class Work:
         most = max((tile.area for plan in self.plans for tile in plan), default=0)
         heads = min(groups, max(1, CACHED // max(1, repeats * most)))
         rooms = Rooms(k)
+        plans = [list(together(plan, CACHED // (heads * repeats))) for plan in self.plans]
         for row, start in product(range(batch), range(0, groups, heads)):
             part = slice(start, min(start + heads, groups))
-            for tiles in together(self.plans[row if len(self.plans) > 1 else 0], CACHED // (heads * repeats)):
-                yield Share(self, row, part, tiles, k, v, queries, rooms)
+            for few in plans[row if len(plans) > 1 else 0]:
+                yield Share(self, row, part, few, k, v, queries, rooms)
 
 
 class Rooms:
@@ -144,11 +145,11 @@ def together(plan: Sequence[Tile], most: int) -> Iterator[list[Tile]]:
     for tile in plan:
         checks = tuple((check.start, check.stop, id(check.allowed)) for check in tile.checks)
         columns = tuple((which, at.stop) for which, at in kinds(tile))
-        form = tile.stop - tile.start, columns, checks, tile.blind is not None and tile.start
+        form = tile.stop - tile.start, columns, checks, None if tile.blind is None else tile.start
         alike.setdefault(form, []).append(tile)
-    for tiles in alike.values():
-        size = max(1, most // tiles[0].area)
-        yield from (tiles[at : at + size] for at in range(0, len(tiles), size))
+    for same in alike.values():
+        size = max(1, most // same[0].area)
+        yield from (same[at : at + size] for at in range(0, len(same), size))
 
 
 class Share:
@@ -159,14 +160,14 @@ class Share:
         work: Work,
         row: int,
         part: slice,
-        tiles: Sequence[Tile],
+        few: Sequence[Tile],
         k: Tensor,
         v: Tensor,
         queries: Sequence[Tensor],
         rooms: Rooms,
     ) -> None:
         self.work, self.row, self.part, self.groups = work, row, part, k.shape[1]
-        self.tiles, self.form, self.kinds, self.rooms = tiles, tiles[0], kinds(tiles[0]), rooms
+        self.tiles, self.form, self.kinds, self.rooms = few, few[0], kinds(few[0]), rooms
         self.k, self.v = self.gather(k), self.gather(v)
         self.queries = [self.stacked(q) for q in queries]
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from clearhead.configs.kernel import CHUNK
+
+ROWS = 1024
+"""Vectors whose features are computed together."""
 
 NOTHING = -1e30
 """The logarithm of no weight at all; less than any other, and still a number that can be subtracted from itself."""
@@ -50,11 +55,43 @@ def stable_features(
 
     That is a constant of the computation: whatever it is, it cancels, so no gradient flows through it.
     """
-    scale = x.shape[-1] ** -0.25
-    half_square = -0.5 * scale * scale * x.square().sum(-1, keepdim=True)
-    exponent = torch.addmm(half_square.flatten(0, 2), x.flatten(0, 2), directions.T * scale)
-    top = exponent.detach().amax(-1, keepdim=True)
-    return exponent.sub_(top).exp_().view(*x.shape[:-1], len(directions)), top.view(x.shape[:-1])
+    features, top = Features.apply(x, directions * x.shape[-1] ** -0.25)
+    return features, top
+
+
+class Features(torch.autograd.Function):
+    """A few rows at a time, so that between the product and the exponentials they stay in the cache.
+
+    With e = ω·x − |x|²/2√K and φ = exp(e − top):  de = dφ·φ,  dx = de·ω − x·Σ de/√K.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Float[Tensor, "B H T K"], directions: Float[Tensor, "W K"]
+    ) -> tuple[Float[Tensor, "B H T W"], Float[Tensor, "B H T"]]:
+        rows, columns = x.flatten(0, 2), directions.T
+        features, top = x.new_empty(len(rows), len(directions)), x.new_empty(len(rows), 1)
+        for few, found, largest in zip(rows.split(ROWS), features.split(ROWS), top.split(ROWS), strict=True):
+            half_square = few.square().sum(-1, keepdim=True).mul_(-0.5 * x.shape[-1] ** -0.5)
+            torch.addmm(half_square, few, columns, out=found)
+            torch.amax(found, -1, keepdim=True, out=largest)
+            found.sub_(largest).exp_()
+        features, top = features.view(*x.shape[:-1], -1), top.view(x.shape[:-1])
+        ctx.save_for_backward(x, directions, features)
+        ctx.mark_non_differentiable(top)
+        return features, top
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_features: Float[Tensor, "B H T W"], _: Tensor) -> tuple[Tensor, None]:
+        x, directions, features = ctx.saved_tensors
+        d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
+        parts = [part.flatten(0, 2).split(ROWS) for part in (x, features, d_features, d_x)]
+        for few, found, d_found, d_few in zip(*parts, strict=True):
+            d_exponent = d_found * found
+            total = d_exponent.sum(-1, keepdim=True).mul_(-(x.shape[-1] ** -0.5))
+            torch.addmm(few * total, d_exponent, directions, out=d_few)
+        return d_x, None
 
 
 def over_all_keys(

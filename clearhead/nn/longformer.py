@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
@@ -53,7 +52,9 @@ class Longformer(nn.Module):
         q = split_heads(F.linear(x.gather(1, at[..., None].expand(-1, -1, x.shape[2])), weight, bias), self.width)
         reader = of_some(context, at)
         absorbs = context.fused and not dropout and self.config.absorbs(count, x.shape[2])
-        if absorbs and not context.replaces("global_qkv", *(f"global.{name}" for name in ("scores", "weights", "mixed"))):
+        if absorbs and not context.replaces(
+            "global_qkv", *(f"global.{name}" for name in ("scores", "weights", "mixed"))
+        ):
             mixed = self.absorbed(q, x, replace(reader, taps=None))
             if context.taps is not None:
                 self.projected(q, x, reader, dropout)  # for the taps alone

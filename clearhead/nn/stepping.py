@@ -10,21 +10,25 @@ import ctypes
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.precision.kernels import Step
+from clearhead.precision.kernels import Space, Step
 from clearhead.precision.matrix import SMALL, Packed, kernels_for
 
 from .attention import MultiHeadAttention
 from .context import Context
 from .ffn import GatedFeedForward
+from .lanes import Lanes, lanes
+from .mamba import Mamba
 from .norm import RMSNorm
 from .rotary import Rotary
-from .state import KVState, Slots, SourceState
+from .state import KVState, MambaState, Slots, SourceState
 
 MOST = 8  # new tokens of a row; more are better off with torch's kernel
 WIDEST = 256  # of a head, in kernels.c
+SCANNED = 1 << 12  # numbers of a memory that one thread updates in the time that two need to meet
 
 
 class SteppingAttention(MultiHeadAttention):
@@ -117,8 +121,47 @@ class SteppingFeedForward(GatedFeedForward):
         return self.down(hidden)
 
 
+class SteppingMamba(Mamba):
+    """`Mamba` with the same weights, quicker where one token follows what a state holds."""
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: MambaState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        if state is None or not self.can_step(x, context, state):
+            return super().forward(x, context, state)
+        library, (states, inner), given = kernels_for(x), self.decay.shape, self.input(x)
+        assert library is not None, "asked for in can_step"
+        conv, out = x.new_empty(len(x), inner), x.new_empty(len(x), 1, inner)
+        bias = 0 if self.filter_bias is None else self.filter_bias.data_ptr()
+        space = Space(
+            len(x), inner, states, len(self.filter) - 1, 2 * inner, self.rank + 2 * states,
+            given.data_ptr(), self.filter.data_ptr(), bias, 0, 0, 0, self.decay.data_ptr(), self.skip.data_ptr(),
+            state.recent.data_ptr(), state.memory.data_ptr(), conv.data_ptr(), out.data_ptr(),
+        )  # fmt: skip
+        library.filter(ctypes.byref(space))
+        select = self.select(conv)
+        step = F.softplus(self.step(select[:, : self.rank]))
+        space.step, space.write = step.data_ptr(), select[:, self.rank :].data_ptr()
+        space.read = select[:, self.rank + states :].data_ptr()
+        library.scan(ctypes.byref(space), 1 if state.memory.numel() < SCANNED else torch.get_num_threads())
+        return self.out(out)
+
+    def can_step(self, x: Float[Tensor, "B T D"], context: Context, state: MambaState) -> bool:
+        """Whether nobody watches, nothing is padding, and the kernels know the types."""
+        kept = state.memory, state.recent
+        return (
+            x.shape[1] == 1
+            and context.taps is None
+            and context.fused
+            and lanes(context, len(x)) == Lanes((len(x), 1), None, None)
+            and all(part.dtype == torch.float32 and part.is_contiguous() for part in kept)
+            and kernels_for(x) is not None
+        )
+
+
 QUICKER: dict[type[nn.Module], type[nn.Module]] = {
     MultiHeadAttention: SteppingAttention,
     RMSNorm: SteppingRMSNorm,
     GatedFeedForward: SteppingFeedForward,
+    Mamba: SteppingMamba,
 }

@@ -246,6 +246,20 @@ INLINE vec exponential(vec x) {
     return p * (vec)(((ivec)shifted + (127 - 0x4b400000)) << 23);
 }
 
+/* eˣ of any x, by e^−|x|. */
+INLINE vec power(vec x) {
+    const vec small = exponential((vec)((ivec)x | INT32_MIN));
+    const ivec positive = x > 0;
+    return (vec)((positive & (ivec)(1.0f / small)) | (~positive & (ivec)small));
+}
+
+/* x / (1 + e^−x), by e^−|x|. */
+INLINE vec silu(vec x) {
+    const vec small = exponential((vec)((ivec)x | INT32_MIN));
+    const ivec positive = x > 0;
+    return x * (vec)((positive & (ivec)all(1.0f)) | (~positive & (ivec)small)) / (small + 1.0f);
+}
+
 /* Rows `from` to `to` of W with `many` rows of x, 8, 4, 2 or 1 of them in a tile; y begins with row `from`. */
 static void strips(const matrix *w, int64_t from, int64_t to, const float *x, int64_t stride, float *y,
                    int64_t y_stride, int64_t many) {
@@ -275,10 +289,7 @@ void gated(const matrix *gate, const matrix *up, const float *x, int64_t stride,
         strips(gate, from, to, x, stride, opened[0], BLOCK, many);
         strips(up, from, to, x, stride, passed[0], BLOCK, many);
         for (int64_t m = 0; m < many; m++) {
-            const vec g = load(opened[m]), small = exponential((vec)((ivec)g | INT32_MIN)); /* e^−|g| */
-            const ivec positive = g > 0;
-            const vec top = (vec)((positive & (ivec)all(1.0f)) | (~positive & (ivec)small));
-            const vec out = g * top / (small + 1.0f) * load(passed[m]);
+            const vec out = silu(load(opened[m])) * load(passed[m]);
             memcpy(y + m * gate->rows + from, &out, (size_t)(to - from) * sizeof(float));
         }
     }
@@ -419,5 +430,65 @@ void attend(const step *s, int threads) {
                        s->allowed ? s->allowed + b * s->allowed_stride + t * s->filled : NULL,
                        s->out + (at * s->heads + h) * s->value);
         }
+    }
+}
+
+/* One new token for each row of a batch of a selective state space: all but its products with matrices. */
+typedef struct {
+    int64_t batch, inner, states, reach;           /* reach: earlier inputs that the filter reads */
+    int64_t stride, selected;                      /* from a row of `input` and of `write` and `read` to the next */
+    const float *input;                            /* B 2·I: x, then the gate */
+    const float *filter, *filter_bias;             /* reach+1 I, the newest last; I or NULL */
+    const float *step, *write, *read;              /* B I; B Z; B Z */
+    const float *decay, *skip;                     /* Z I: log(−A); I */
+    float *recent, *memory;                        /* B reach I; B Z I */
+    float *conv, *out;                             /* B I; B I */
+} space;
+
+/* 16 numbers, or the `count` that there are, zeros beside them. */
+INLINE vec load_some(const float *p, int64_t count) {
+    vec v = {0};
+    if (count >= LANES) return load(p);
+    memcpy(&v, p, (size_t)count * sizeof(float));
+    return v;
+}
+
+INLINE void store_some(float *p, vec v, int64_t count) {
+    memcpy(p, &v, (size_t)(count < LANES ? count : LANES) * sizeof(float));
+}
+
+/* conv = silu(bias + Σ_k filter_k ∘ x_{t−k}); the new x takes its place among the recent ones. */
+void filter(const space *s) {
+    for (int64_t b = 0; b < s->batch; b++)
+        for (int64_t i = 0; i < s->inner; i += LANES) {
+            const int64_t n = s->inner - i;
+            float *recent = s->recent + b * s->reach * s->inner + i;
+            vec y = s->filter_bias ? load_some(s->filter_bias + i, n) : (vec){0};
+            for (int64_t k = 0; k <= s->reach; k++) {
+                const vec x = load_some(k < s->reach ? recent + k * s->inner : s->input + b * s->stride + i, n);
+                y += x * load_some(s->filter + k * s->inner + i, n);
+                if (k) store_some(recent + (k - 1) * s->inner, x, n);
+            }
+            store_some(s->conv + b * s->inner + i, silu(y), n);
+        }
+}
+
+/* h = exp(step·A)∘h + step·conv·write;  out = (h·read + skip∘conv)∘silu(gate). */
+void scan(const space *s, int threads) {
+    const int64_t blocks = (s->inner + LANES - 1) / LANES;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t task = 0; task < s->batch * blocks; task++) {
+        const int64_t b = task / blocks, i = task % blocks * LANES, n = s->inner - i, at = b * s->inner + i;
+        const float *write = s->write + b * s->selected, *read = s->read + b * s->selected;
+        const vec step = load_some(s->step + at, n), x = load_some(s->conv + at, n);
+        vec y = x * load_some(s->skip + i, n);
+        for (int64_t z = 0; z < s->states; z++) {
+            float *memory = s->memory + (b * s->states + z) * s->inner + i;
+            const vec kept = exponential(-step * power(load_some(s->decay + z * s->inner + i, n)));
+            const vec h = kept * load_some(memory, n) + step * x * write[z];
+            store_some(memory, h, n);
+            y += h * read[z];
+        }
+        store_some(s->out + at, y * silu(load_some(s->input + b * s->stride + s->inner + i, n)), n);
     }
 }

@@ -43,6 +43,16 @@ class Step(ctypes.Structure):
     ]
 
 
+class Space(ctypes.Structure):
+    """`space` of kernels.c."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("batch", "inner", "states", "reach", "stride", "selected")),
+        *((name, c_void_p) for name in ("input", "filter", "filter_bias", "step", "write", "read", "decay", "skip")),
+        *((name, c_void_p) for name in ("recent", "memory", "conv", "out")),
+    ]
+
+
 @cache
 def kernels() -> ctypes.CDLL | None:
     """The compiled functions; None, said once, where they cannot be had."""
@@ -64,6 +74,8 @@ def kernels() -> ctypes.CDLL | None:
         "rms_norm": [pointer, pointer, c_float, pointer, whole, whole],
         "expand": [matrix, pointer, c_int],
         "attend": [ctypes.POINTER(Step), c_int],
+        "filter": [ctypes.POINTER(Space)],
+        "scan": [ctypes.POINTER(Space), c_int],
     }.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None

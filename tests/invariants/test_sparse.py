@@ -26,6 +26,7 @@ from clearhead.configs import (
     Window,
     tiles,
 )
+from clearhead.functional import blocked
 from clearhead.functional.blocked import attention_by_tiles, sparse_attention
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.context import Context
@@ -115,6 +116,22 @@ def test_sparse_attention_is_attention_under_the_mask(name: str, length: tuple[i
     backward = reference.attention_backward(aim.reshape(2, 2, 3, T, 7), *grouped, mask=allowed, scale=0.7)
     for one, other in zip(gradients, backward[:3], strict=True):
         close(one, torch.from_numpy(other.reshape(one.shape)))
+
+
+@pytest.mark.usefixtures("small_cells")
+@pytest.mark.parametrize("name", ["window", "longformer", "bigbird", "past but not near"])
+def test_how_many_tiles_and_heads_are_computed_together_changes_nothing(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = [torch.randn(2, heads, 53, 4, dtype=torch.float64, requires_grad=True) for heads in (6, 3, 3)]
+    found = []
+    for cached in (1, 300, 3000, 2**20):
+        monkeypatch.setattr(blocked, "CACHED", cached)
+        mixed = sparse_attention(*inputs, MASKS[name])
+        found.append([mixed, *torch.autograd.grad(mixed.sin().sum(), inputs)])
+    for other in found[1:]:
+        for one, same in zip(found[0], other, strict=True):
+            close(one, same)
 
 
 def with_masks(names: list[str]) -> list[str]:

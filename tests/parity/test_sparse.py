@@ -31,7 +31,7 @@ def make_identity(layer: torch.nn.Linear) -> None:
         layer.weight.copy_(torch.eye(len(layer.weight)))
 
 
-@pytest.mark.parametrize("tokens", [0, 1, 3])
+@pytest.mark.parametrize("tokens", [0, 1, 3, 20])  # 20: so many that each text gets keys and values for them
 @pytest.mark.parametrize("real", [64, 50], ids=["whole", "padded"])
 def test_longformer_with_its_global_projections(tokens: int, real: int) -> None:
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention

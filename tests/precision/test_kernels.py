@@ -18,6 +18,7 @@ from clearhead.configs import (
     GatedFeedForwardConfig,
     Int4,
     Int8,
+    MambaConfig,
     Precision,
     RotaryConfig,
     Window,
@@ -25,7 +26,7 @@ from clearhead.configs import (
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 from clearhead.models.quantize import quantize
-from clearhead.nn.stepping import SteppingAttention
+from clearhead.nn.stepping import SteppingAttention, SteppingMamba
 from clearhead.precision import matrix
 from clearhead.precision.kernels import compiled as compiled_file
 from clearhead.precision.kernels import kernels
@@ -171,6 +172,42 @@ def test_rows_of_different_length_decode_like_each_alone() -> None:
         for row, length in enumerate(lengths):
             alone = plain(torch.cat((tokens[row, :length], new[row]))[None])[:, -2:]
             torch.testing.assert_close(together[row : row + 1], alone, rtol=1e-4, atol=1e-5)
+
+
+STATE_SPACES = {
+    "whole vectors": MambaConfig(inner=64),
+    "no vector is whole, biases": MambaConfig(inner=37, state_dim=5, rank=3, conv=3, bias=True),
+    "no bias of the filter": MambaConfig(inner=20, state_dim=1, conv=1, conv_bias=False),
+    "many numbers": MambaConfig(inner=300, state_dim=16),
+}
+
+
+@pytest.mark.parametrize("mixer", STATE_SPACES.values(), ids=STATE_SPACES)
+def test_a_state_space_decodes_like_the_plain_model(mixer: MambaConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After texts of different lengths, token by token and some at once; a row taken out goes on alone."""
+    torch.manual_seed(3)
+    plain = build(decoder(dim=24, layers=2, mixer=mixer, ffn=GatedFeedForwardConfig(hidden=16), vocabulary=31)).eval()
+    assert isinstance(plain, SequenceModel)
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)  # decay rates on both sides of 1, and steps of any length
+    quick = quantize(plain, PRECISIONS["float32"])
+    tokens, readable = torch.randint(0, 31, (3, 20)), torch.arange(9) < torch.tensor([[9], [4], [7]])
+    used, can = [], SteppingMamba.can_step
+    monkeypatch.setattr(SteppingMamba, "can_step", lambda *given: used.append(can(*given)) or used[-1])
+
+    def run(model: SequenceModel) -> torch.Tensor:
+        state, at, pieces = model.init_state(3, 20), 9, []
+        model(tokens[:, :9], state=state, readable=readable)
+        for length in (1, 1, 3, 1, 1, 1):
+            pieces.append(model(tokens[:, at : at + length], state=state))
+            at += length
+        state.select(torch.tensor([2]))
+        return torch.cat([*(piece[2:] for piece in pieces), model(tokens[2:, at : at + 1], state=state)], 1)
+
+    with torch.inference_mode():
+        torch.testing.assert_close(run(quick), run(plain), rtol=1e-4, atol=1e-5)
+    assert used.count(True) == 2 * 6
 
 
 def test_a_nan_that_is_read_stays_and_one_that_is_hidden_does_not_spread() -> None:
