@@ -66,7 +66,7 @@ COMMON = (
     click.option("--out", metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),
     click.option("--seed", type=int, default=0, show_default=True, help="Two runs with one seed find the same."),
 )
-LONG = {"turing", "icl"}
+LONG = {"turing", "icl", "gradients", "induction", "shape", "lstm"}
 """Those that take long enough to say how far they are."""
 
 
@@ -171,3 +171,57 @@ def icl() -> None:
 )
 def powerlaw() -> None:
     """Why loss could fall as a power law: a toy of Zipf-distributed skills."""
+
+
+@experiment(
+    listed("--depths", "6,12,24,48", "Blocks, at the start"),
+    sized("--dim", 64, "Width."),
+    sized("--heads", 4, "Heads."),
+    sized("--length", 32, "Tokens in a row."),
+    sized("--batch", 8, "Rows in a step."),
+    sized("--train-depth", 12, "Blocks of the models that are trained."),
+    sized("--steps", 120, "Training steps, of which the first third may warm up."),
+    sized("--lr", 0.003, "Learning rate."),
+)
+def gradients() -> None:
+    """How gradients reach the first layer: pre- and post-norm, residuals, warm-up, Adam."""
+
+
+@experiment(
+    sized("--vocabulary", 32, "Different tokens."),
+    sized("--half", 16, "Tokens that come twice."),
+    sized("--dim", 64, "Width."),
+    sized("--heads", 4, "Heads in a layer."),
+    sized("--steps", 600, "Training steps."),
+    sized("--batch", 64, "Texts in a step."),
+)
+def induction() -> None:
+    """Induction heads grow in a model of two layers: the score of its heads over training."""
+
+
+@experiment(
+    listed("--ratios", "1,2,4,8", "d_ff/d"),
+    listed("--heads", "1,2,4,8,16", "Heads"),
+    sized("--dim", 96, "Width at d_ff/d = 4."),
+    sized("--layers", 2, "Blocks."),
+    sized("--steps", 150, "Training steps."),
+    sized("--batch", 16, "Rows in a step."),
+    sized("--context", 64, "Bytes in a row."),
+    sized("--runs", 2, "Runs of each, with different seeds."),
+    click.option("data", "--data", multiple=True, metavar="FILE", help="Text.  [default: this package's own source]"),
+)
+def shape() -> None:
+    """Why this shape: d_ff/d and heads, at equal parameters."""
+
+
+@experiment(
+    listed("--lengths", "128,256,512,1024", "Tokens, for time and memory"),
+    sized("--dim", 128, "Width."),
+    sized("--layers", 2, "Blocks."),
+    sized("--pairs", 6, "Pairs to be recalled."),
+    sized("--steps", 1000, "Training steps on recall."),
+    sized("--batch", 64, "Texts in a step."),
+    sized("--rounds", 3, "Measurements, of which the median is told."),
+)
+def lstm() -> None:
+    """Attention against recurrence: throughput, recall at a distance, cost of inference."""

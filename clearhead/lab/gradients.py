@@ -1,0 +1,292 @@
+"""How gradients reach the first layer: pre- and post-norm, with and without residuals, at the start and in training.
+
+The residual is taken away by taps: the branch is kept where it is tapped, and put in the place of the sum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from clearhead.configs import (
+    AttentionConfig,
+    BlockConfig,
+    Causal,
+    FeedForwardConfig,
+    LayerNormConfig,
+    LearnedConfig,
+    LMHeadConfig,
+    SequenceModelConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
+)
+from clearhead.configs.train import AdamWConfig, CosineConfig
+from clearhead.models.assemble import LAST, SequenceModel, build
+from clearhead.nn.tap import Taps
+from clearhead.training.optimizer import AdamW, make_optimizer
+
+from .learn import learn
+from .result import Result, Rows, Say, quiet, require, tidy
+
+Placement = Literal["pre", "post"]
+STARTS = ("plain", "scaled")
+BETA1, BETA2 = 0.9, 0.999
+COLUMNS = (
+    "when", "start", "depth", "norm", "residual", "warm-up", "loss", "‖∂‖ first block", "‖∂‖ last block",
+    "first / last", "√v̂", "|m̂|/√v̂",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Size:
+    dim: int = 64
+    heads: int = 4
+    length: int = 32
+    batch: int = 8
+    vocabulary: int = 64
+
+
+def made(size: Size, depth: int, placement: Placement, seed: int, scaled: bool = False) -> SequenceModel:
+    """scaled: fresh weights as everywhere in this package, what a branch adds made smaller by √(number of branches);
+    else as in 2017, without."""
+    norm = LayerNormConfig()
+    mixer = AttentionConfig(heads=size.heads, mask=Causal())
+    block = BlockConfig(mixer=mixer, ffn=FeedForwardConfig(), norm=norm, placement=placement)
+    torch.manual_seed(seed)
+    model = build(
+        SequenceModelConfig(
+            embedding=TokenEmbeddingConfig(vocabulary=size.vocabulary, position=LearnedConfig(length=size.length)),
+            stack=StackConfig(
+                dim=size.dim, pattern=(block,), repeats=depth, final_norm=norm if placement == "pre" else None
+            ),
+            head=LMHeadConfig(vocabulary=size.vocabulary),
+        )
+    )
+    assert isinstance(model, SequenceModel), "a sequence config builds a sequence model"
+    if not scaled:
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if name.endswith(LAST):
+                    parameter.mul_((2 * depth) ** 0.5)
+    return model
+
+
+def text(size: Size, generator: torch.Generator) -> Int[Tensor, "B T"]:
+    """Tokens of which most decide the next one, and some do not."""
+    follows = torch.randperm(size.vocabulary, generator=torch.Generator().manual_seed(0))
+    rows = [torch.randint(0, size.vocabulary, (size.batch,), generator=generator)]
+    for _ in range(size.length):
+        chance = torch.rand(size.batch, generator=generator) < 0.2
+        drawn = torch.randint(0, size.vocabulary, (size.batch,), generator=generator)
+        rows.append(torch.where(chance, drawn, follows[rows[-1]]))
+    return torch.stack(rows, 1)
+
+
+def loss_of(model: SequenceModel, tokens: Int[Tensor, "B T"], taps: Taps | None = None) -> Float[Tensor, ""]:
+    logits = model(tokens[:, :-1], taps=taps)
+    return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def without_residual() -> Taps:
+    """x + f(x) becomes f(x)."""
+    branch: list[Tensor] = []
+
+    def keep(value: Tensor) -> Tensor:
+        branch[:] = [value]
+        return value
+
+    return Taps(replace={"*_residual.inside": keep, "*_residual": lambda _: branch[0]})
+
+
+def by_block(model: SequenceModel) -> list[float]:
+    """The norm of the gradient of each block's weights."""
+    squares = [
+        sum(float(p.grad.square().sum()) for p in b.parameters() if p.grad is not None) for b in model.stack.blocks
+    ]
+    return [square**0.5 for square in squares]
+
+
+def gradients(
+    *,
+    depths: Sequence[int] = (6, 12, 24, 48),
+    dim: int = 64,
+    heads: int = 4,
+    length: int = 32,
+    batch: int = 8,
+    train_depth: int = 12,
+    steps: int = 120,
+    lr: float = 3e-3,
+    seed: int = 0,
+    say: Say = quiet,
+) -> Result:
+    """Gradient norms by layer, at the start for every depth and in training for one."""
+    require(1, depths=depths, dim=dim, heads=heads, length=length, batch=batch, train_depth=train_depth)
+    require(4, steps=steps)
+    size = Size(dim, heads, length, batch)
+    generator = torch.Generator().manual_seed(seed)
+    tokens = text(size, generator)
+    rows: Rows = []
+    layers: dict[str, list[float]] = {}
+    placements: tuple[Placement, ...] = ("pre", "post")
+    kinds = [
+        (start, residual) for start in STARTS for residual in ("on", "off") if (start, residual) != ("scaled", "off")
+    ]
+    for depth, placement, (start, residual) in product(sorted(depths), placements, kinds):
+        say(f"{depth} blocks, {placement}-norm, residual {residual}, {start}")
+        model = made(size, depth, placement, seed, start == "scaled")
+        loss = loss_of(model, tokens, None if residual == "on" else without_residual())
+        loss.backward()
+        norms = by_block(model)
+        name = f"{placement}, scaled start" if start == "scaled" else f"{placement}, residual {residual}"
+        layers[name] = norms  # the deepest stays
+        rows.append(("start", start, depth, placement, residual, None, loss.item(), *ends(norms), None, None))
+    runs = {}
+    plans: list[tuple[Placement, str, int]] = [(p, "on", warm) for p in placements for warm in (0, steps // 3)]
+    for placement, residual, warm in [*plans, ("pre", "off", steps // 3)]:
+        name = f"{placement}, {f'warm-up {warm}' if warm else 'no warm-up'}{', no residual' * (residual == 'off')}"
+        say(name)
+        model = made(size, train_depth, placement, seed)
+        runs[name] = run = trained(model, residual == "on", size, steps, warm, lr, seed)
+        last = run[-1]
+        told = (last.loss, *ends(last.norms), last.root, last.update)
+        rows.append(("end", "plain", train_depth, placement, residual, warm, *told))
+    parts = split(made(size, max(depths), "pre", seed).double().eval(), tokens)
+    return Result(
+        name="gradients",
+        claim="Residuals carry gradients to the first layer; post-norm spoils that with depth, so it needs warm-up.",
+        found=found(rows, runs, parts, steps),
+        columns=COLUMNS,
+        rows=rows,
+        draw=lambda picture, theme: draw(picture, layers, runs, parts, max(depths)),
+        size=(11, 8),
+        more={
+            "by_block": layers,
+            "training": {name: [vars(moment) for moment in run] for name, run in runs.items()},
+            "split": {"identity": parts.identity, "corrections": parts.corrections, "error": parts.error},
+        },
+    )
+
+
+def ends(norms: list[float]) -> tuple[float, float, float]:
+    return norms[0], norms[-1], norms[0] / max(norms[-1], 1e-300)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of training: what Adam divides by, and how far it goes for a learning rate of 1."""
+
+    step: int
+    loss: float
+    norms: list[float]
+    root: float  # √ of the mean of v̂
+    update: float  # mean of |m̂|/√v̂
+
+
+def trained(
+    model: SequenceModel, residual: bool, size: Size, steps: int, warm: int, lr: float, seed: int
+) -> list[Moment]:
+    generator = torch.Generator().manual_seed(seed + 1)
+    optimizer = make_optimizer(AdamWConfig(lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0), model)
+    assert isinstance(optimizer, AdamW), "an AdamW config makes an AdamW"
+    schedule = CosineConfig(warmup=warm, floor=1.0)  # up, then level
+    out = []
+    for step, loss in learn(
+        model,
+        lambda: loss_of(model, text(size, generator), None if residual else without_residual()),
+        steps=steps,
+        schedule=schedule,
+        optimizer=optimizer,
+        clip=None,
+    ):
+        out.append(Moment(step, loss, by_block(model), *moments(optimizer, step)))
+    return out
+
+
+def moments(optimizer: AdamW, step: int) -> tuple[float, float]:
+    state = optimizer.state()
+    second = torch.cat([v.flatten() for name, v in state.items() if name.endswith("exp_avg_sq")]) / (1 - BETA2**step)
+    first = torch.cat([v.flatten() for name, v in state.items() if name.endswith("exp_avg")]) / (1 - BETA1**step)
+    moved = second > 0
+    return float(second.mean().sqrt()), float((first[moved].abs() / second[moved].sqrt()).mean())
+
+
+@dataclass(frozen=True)
+class Split:
+    """∂L/∂x₀ = ∂L/∂x_L, which came through the residuals alone, + for each branch what came through it last."""
+
+    identity: float  # norms
+    corrections: list[float]  # from the first branch to the last
+    total: float
+    error: float  # of the sum against ∂L/∂x₀, relative
+
+
+def split(model: SequenceModel, tokens: Int[Tensor, "B T"]) -> Split:
+    """Each correction is computed by itself: the branch's own vector–Jacobian product."""
+    taps = Taps(read=["embedding.norm", "*_residual.inside", "*_residual.after"])
+    loss = loss_of(model, tokens, taps)
+    streams = [value for name, value in taps.values.items() if not name.endswith("inside")]
+    branches = [value for name, value in taps.values.items() if name.endswith("inside")]
+    slopes = torch.autograd.grad(loss, streams, retain_graph=True)
+    parts = [
+        torch.autograd.grad(branch, x, grad_outputs=slope, retain_graph=True)[0]
+        for branch, (x, _), slope in zip(branches, pairwise(streams), slopes[1:], strict=True)
+    ]
+    total = slopes[-1]
+    for part in reversed(parts):
+        total = total + part
+    return Split(
+        identity=float(slopes[-1].norm()),
+        corrections=[float(part.norm()) for part in parts],
+        total=float(slopes[0].norm()),
+        error=float((total - slopes[0]).norm() / slopes[0].norm()),
+    )
+
+
+def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int) -> str:
+    deepest = max(row[2] for row in rows if row[0] == "start")
+    ratio = {row[1:2] + row[3:5]: row[9] for row in rows if row[0] == "start" and row[2] == deepest}
+    losses = ", ".join(f"{name} {run[-1].loss:.2f}" for name, run in runs.items())
+    first = next(iter(runs.values()))
+    return (
+        f"At {deepest} blocks and the start, the first block's gradient is {ratio['plain', 'pre', 'on']:.2g} times the "
+        f"last's in pre-norm and {ratio['plain', 'post', 'on']:.2g} times in post-norm; if what a branch adds starts "
+        f"smaller by the root of their number, {ratio['scaled', 'pre', 'on']:.2g} and "
+        f"{ratio['scaled', 'post', 'on']:.2g}: then post-norm is as even as can be. Without residuals it is "
+        f"{ratio['plain', 'pre', 'off']:.2g} and {ratio['plain', 'post', 'off']:.2g}: norms keep it from vanishing, "
+        f"but not useful. After {steps} steps the losses are {losses}. Adam's first update is {first[0].update:.2f} of "
+        f"the rate for every weight, whatever its gradient, which is what warm-up tames; later it is "
+        f"{first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm {parts.identity:.3g}, and "
+        f"{len(parts.corrections)} corrections; they sum to it to {parts.error:.0e}."
+    )
+
+
+def draw(picture: Any, layers: dict[str, list[float]], runs: dict[str, list[Moment]], parts: Split, depth: int) -> None:
+    (start, loss), (adam, terms) = picture.subplots(2, 2)
+    lines = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)))
+    for (name, norms), line in zip(layers.items(), lines, strict=True):
+        start.semilogy(range(1, len(norms) + 1), [max(n, 1e-300) for n in norms], linestyle=line, label=name)
+    start.set(xlabel="block", ylabel="gradient norm of its weights", title=f"at the start, {depth} blocks")
+    for (name, run), line in zip(runs.items(), lines, strict=False):
+        steps = [moment.step for moment in run]
+        loss.plot(steps, [moment.loss for moment in run], linestyle=line, label=name, linewidth=1.2)
+        adam.semilogy(steps, [moment.root for moment in run], linestyle=line, label=name, linewidth=1.2)
+    loss.set(
+        xlabel="step",
+        ylabel="loss (nats per token)",
+        title=f"in training, {len(next(iter(runs.values()))[0].norms)} blocks",
+    )
+    adam.set(xlabel="step", ylabel="√ of the mean of v̂", title="Adam's second moment")
+    places = range(len(parts.corrections))
+    terms.bar(places, parts.corrections, label="through a branch last")
+    terms.axhline(parts.identity, linestyle="--", color="gray", label="identity: through no branch")
+    terms.axhline(parts.total, linestyle=":", color="gray", label="their sum, ∂L/∂x₀")
+    terms.set(xlabel="branch, from the first (attention, feed-forward, …)", ylabel="norm")
+    terms.set_title(f"∂L/∂x₀ in pieces, pre-norm, {depth} blocks")
+    tidy(start, loss, adam, terms)
