@@ -192,7 +192,7 @@ def gradients() -> None:
     sized("--half", 16, "Tokens that come twice."),
     sized("--dim", 64, "Width."),
     sized("--heads", 4, "Heads in a layer."),
-    sized("--steps", 600, "Training steps."),
+    sized("--steps", 800, "Training steps."),
     sized("--batch", 64, "Texts in a step."),
 )
 def induction() -> None:

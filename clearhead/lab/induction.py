@@ -41,7 +41,7 @@ def induction(
     half: int = 16,
     dim: int = 64,
     heads: int = 4,
-    steps: int = 600,
+    steps: int = 800,
     batch: int = 64,
     seed: int = 0,
     say: Say = quiet,
@@ -155,7 +155,7 @@ def draw(picture: Any, curves: dict[int, list[Seen]], vocabulary: int) -> None:
         left.plot(steps, [seen.previous for seen in curve], f"s{line}", markersize=3, label=f"{name}: previous token")
         right.plot(steps, [seen.second for seen in curve], f"o{line}", markersize=3, label=f"{name}: what came before")
         right.plot(steps, [seen.first for seen in curve], f"s{line}", markersize=3, label=f"{name}: new tokens")
-    right.axhline(torch.log(torch.tensor(float(vocabulary))).item(), color="gray", linewidth=0.8)
+    right.axhline(torch.log(torch.tensor(float(vocabulary))).item(), color="gray", linewidth=0.8, label="a guess: ln V")
     left.set(
         xlabel="step", ylabel="share of weight, best head", title="what heads read", xscale="log", ylim=(-0.03, 1.03)
     )

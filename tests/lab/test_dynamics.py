@@ -102,7 +102,7 @@ def test_texts_repeat_with_a_period_of_their_own() -> None:
 def test_two_layers_grow_induction_heads_and_one_does_not() -> None:
     found = induction()
     last = dict(zip(found.columns, found.rows[-1], strict=True))
-    assert last["step"] == 600
+    assert last["step"] == 800
     assert last["loss, again"] < 0.5 < 3 < last["loss, new"]
     assert last["1 layer: loss, again"] > 1.5
     assert last["induction"] > 0.5 > 0.3 > last["1 layer: induction"]
