@@ -165,11 +165,13 @@ json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON."
 
 
 def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
-    """A preset by name, a clearhead.json, a config.json of a known family, or a folder that holds one of them."""
+    """A preset by name, a clearhead.json, a config.json of a known family, a folder that holds one of them, a GGUF file,
+    or a model on the Hub, of which nothing but its config is fetched."""
     from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, loads
+    from clearhead.models.hub import located
     from clearhead.models.presets import preset
 
-    path = Path(model)
+    path = located(model, ["config.json"])
     config: Any
     if (path / "adapter.json").exists():
         return find_config(json.loads((path / "adapter.json").read_text(encoding="utf-8"))["base"], changes)
@@ -178,11 +180,15 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
         if not found:
             raise click.UsageError(f"{model} holds neither clearhead.json nor config.json")
         path = found[0]
-    if path.is_file():
+    if path.suffix == ".gguf" and path.is_file():
+        from clearhead.models.gguf import gguf_config
+
+        config = gguf_config(path)
+    elif path.is_file():
         text = path.read_text(encoding="utf-8")
         config = from_hugging_face(text) or loads(text)
-    elif path.suffix == ".json":
-        raise click.UsageError(f"there is no file {model}")
+    elif path.suffix in (".json", ".gguf") or "/" in model:
+        raise click.UsageError(f"there is no file or folder {model}")
     else:
         config = preset(model)
     config = changed(config, changes)

@@ -21,7 +21,8 @@ def command(
 ) -> None:
     """Show every step of MODEL with its symbolic and actual shape, its parameters and its FLOPs.
 
-    MODEL is a preset, a clearhead.json, a config.json, or a folder with one of them. No weight is allocated.
+    MODEL is a preset, a clearhead.json, a config.json, a folder with one of them, a GGUF file, or a name on the Hub. No
+    weight is allocated.
 
     \b
     clearhead trace gpt2 --batch 32 --length 20

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.configs import Llama3Scaling, RotaryConfig
+from clearhead.configs import Llama3Scaling, ModelConfig, RotaryConfig
 from clearhead.tokenize import Tokenizer
 from clearhead.tokenize.gguf import gguf_package, metadata, open_gguf, write_tokenizer
 
@@ -58,23 +59,41 @@ EXPERTS = {"ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3"}
 
 def load_gguf(path: Path) -> Model:
     """The model in a GGUF file."""
-    reader = open_gguf(path)
-    said = metadata(reader)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    try:
-        hf = hf_config(said, tensors)
+    with told_of(path):
+        hf, tensors = described(path)
         kind = family(hf)
         config = kind.config(hf)
         weights = kind.ours(dict(theirs(hf, tensors)), config)
-    except KeyError as error:
-        raise CheckpointError(f"{path} lacks {error}") from None
-    except ValueError as error:
-        raise CheckpointError(f"{path}: {error}") from None
     dtype = precision(tensors.values())
     model = bare(config)
     model.load_state_dict({name: weight.to(dtype).contiguous() for name, weight in weights.items()}, assign=True)
     model.origin = path
     return model.eval()
+
+
+def gguf_config(path: Path) -> ModelConfig:
+    """What the file says of the model, without its weights."""
+    with told_of(path):
+        hf, _ = described(path)
+        return family(hf).config(hf)
+
+
+@contextmanager
+def told_of(path: Path) -> Iterator[None]:
+    """What is wrong with a file names it."""
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(f"{path} lacks {error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def described(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
+    """The `config.json` that the file amounts to, and its tensors, not yet read."""
+    reader = open_gguf(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    return hf_config(metadata(reader), tensors), tensors
 
 
 def hf_config(said: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from .convert import CheckpointError
@@ -12,13 +13,14 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.spm", "*.model", "*.txt"]
 """What is read of a model; nobody's pickles or programs are fetched."""
 
 
-def located(path: str | Path) -> Path:
+def located(path: str | Path, files: Sequence[str] = FILES) -> Path:
     """The path itself, if it is there; else, where it looks like `org/name`, the Hub's folder of that name.
 
+    What would stand in a folder that is there is a path mistyped, not a name: nobody is asked for it.
     huggingface-hub keeps the cache: HF_HOME says where, HF_HUB_OFFLINE=1 that nothing is fetched.
     """
     here = Path(path)
-    if here.exists() or not isinstance(path, str) or not NAME.fullmatch(path):
+    if here.exists() or here.parent.is_dir() or not isinstance(path, str) or not NAME.fullmatch(path):
         return here
     try:
         from huggingface_hub import snapshot_download
@@ -28,7 +30,7 @@ def located(path: str | Path) -> Path:
             f"{path} is not a folder; if it is the name of a model on the Hub: pip install 'clearhead[hub]'"
         ) from None
     try:
-        return Path(snapshot_download(path, allow_patterns=FILES))
+        return Path(snapshot_download(path, allow_patterns=list(files)))
     except RepositoryNotFoundError:
         raise CheckpointError(f"{path} is neither a folder nor a model on the Hub that you may read") from None
     except (LocalEntryNotFoundError, OfflineModeIsEnabled):

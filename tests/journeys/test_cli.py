@@ -132,7 +132,7 @@ def test_presets_are_listed_with_their_size() -> None:
     [
         (("cots",), "there is no command 'cots'; did you mean 'cost'?"),
         (("cost", "gpt22"), "there is no preset 'gpt22'; did you mean 'gpt2'?"),
-        (("cost", "nowhere.json"), "there is no file nowhere.json"),
+        (("cost", "nowhere.json"), "there is no file or folder nowhere.json"),
         (("cost", "gpt2", "--set", "stack.repeat=6"), "Stack has no field 'repeat'; did you mean 'repeats'?"),
         (("cost", "gpt2", "--set", "stack.repeats=many"), "Stack.repeats is 'many', but must be a whole number"),
         (("cost", "gpt2", "--set", "stack.repeats"), "--set takes PATH=VALUE"),

@@ -151,6 +151,8 @@ def test_the_command_goes_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -
     for words in ([mine, "--to", "gguf", file], [file, "--to", "hf", there, "--dtype", "f16"]):
         result = CliRunner().invoke(cli, ["export", *words])
         assert result.exit_code == 0, result.output
+    said = CliRunner().invoke(cli, ["cost", file, "--json"])
+    assert json.loads(said.output)["parameters"]["total"] == sum(weight.numel() for weight in model.parameters())
     again = load(tmp_path / "again")
     assert next(again.parameters()).dtype == torch.float16
     assert Tokenizer.load(tmp_path / "again").encode("the cat") == tokenizer.encode("the cat")
@@ -194,6 +196,18 @@ def test_a_name_is_found_in_the_cache_offline(tmp_path: Path, monkeypatch: pytes
     assert all(torch.equal(weight, again.state_dict()[name]) for name, weight in model.state_dict().items())
     with pytest.raises(CheckpointError, match="someone/absent is not a folder, not in the Hub's cache"):
         load("someone/absent")
+    assert CliRunner().invoke(cli, ["cost", "someone/small"]).exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["runs/mien", "./mien", "../mien"])
+def test_a_mistyped_path_is_not_asked_for(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = pytest.importorskip("huggingface_hub")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **__: pytest.fail("the Hub was asked"))
+    with pytest.raises(CheckpointError, match="mien is missing"):
+        load(name)
+    assert f"there is no file or folder {name}" in CliRunner().invoke(cli, ["cost", name]).output
 
 
 def test_what_lies_beside_a_model_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
