@@ -165,8 +165,8 @@ json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON."
 
 
 def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
-    """A preset by name, a clearhead.json, a config.json of a known family, a folder that holds one of them, a GGUF file,
-    or a model on the Hub, of which nothing but its config is fetched."""
+    """A preset by name, a clearhead.json, a config.json of a known family, a folder that holds one of them, a GGUF
+    file, or a model on the Hub, of which nothing but its config is fetched."""
     from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, loads
     from clearhead.models.hub import located
     from clearhead.models.presets import preset

@@ -178,6 +178,33 @@ def test_onnxruntime_says_what_we_say(tmp_path: Path) -> None:
             torch.testing.assert_close(torch.from_numpy(logits), model(tokens), atol=1e-4, rtol=1e-4)
 
 
+PEAK = """
+import sys
+from clearhead.models.checkpoint import load
+def peak():
+    return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
+load(sys.argv[1])  # what the first load of all takes for itself
+before = peak()
+model = load(sys.argv[2])
+print((peak() - before) / sum(weight.nbytes for weight in model.state_dict().values()))
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not tell")
+@pytest.mark.parametrize("form", ["folder", "gguf"])
+def test_loading_takes_less_than_the_weights_once(form: str, tmp_path: Path) -> None:
+    """They are mapped; only queries, keys and values, which lie apart in the file, are copied side by side."""
+    for name, config in {"small": LLAMA, "large": llama(dim=512, layers=4, heads=8, vocabulary=4000)}.items():
+        if form == "folder":
+            build(config).save(tmp_path / name)
+        else:
+            save_gguf(build(config), tmp_path / name, None)
+            (tmp_path / name).rename(tmp_path / f"{name}.gguf")
+    ends = [str(tmp_path / name) + (".gguf" if form == "gguf" else "") for name in ("small", "large")]
+    told = subprocess.run([sys.executable, "-c", PEAK, *ends], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert 0.05 < float(told.stdout) < 1.0
+
+
 # ---- the Hub, and what goes along
 
 
