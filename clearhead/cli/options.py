@@ -93,6 +93,18 @@ def length_penalty(text: str) -> LengthPenalty:
         raise click.BadParameter(f"{text!r} is neither power:ALPHA nor wu:ALPHA") from None
 
 
+def beam_options(function: F) -> F:
+    """--beam, --length-penalty and --batch: how a translation is looked for."""
+    alpha = "α of ((5 + length)/6)^α, by which a translation's log-probability is divided (Wu et al. 2016)."
+    for name, kind, default, text in (
+        ("--batch", int, 32, "Sentences worked on together."),
+        ("--length-penalty", float, 0.6, alpha),
+        ("--beam", int, 5, "The width of the search for a translation; 1 is greedy."),
+    ):
+        function = click.option(name, type=kind, default=default, show_default=True, help=text)(function)
+    return function
+
+
 def weights_option(function: F) -> F:
     """--weights: the precision of the matrices."""
     from clearhead.configs import PRECISIONS
@@ -129,6 +141,16 @@ def read_text(path: str) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     return text.removesuffix("\n").removesuffix("\r")
+
+
+def read_lines(path: str) -> list[str]:
+    """The lines of a file, gzipped or not, or of stdin; a line ends at a line feed and nowhere else."""
+    from clearhead.data.pairs import lines
+
+    if path != "-":
+        return list(lines(Path(path)))
+    text = read_text("-")
+    return [line.removesuffix("\r") for line in text.split("\n")] if text else []
 
 
 class Numbers(click.ParamType):

@@ -27,5 +27,6 @@ def command(name: str | None, as_json: bool) -> None:
     if as_json:
         print_json(about)
         return
+    width = max(map(len, about))
     for name, text in about.items():
-        console().print(f"{name:<12} {text}")
+        console().print(f"{name:<{width}} {text}")

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
     from clearhead.training.loop import Report
 
+BUILT_IN = {"translate": "dates"}  # the recipe for a task's built-in data, where that is much smaller than others' data
 QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 SAMPLE_TOKENS = 200
 SAMPLE_WIDTH = 60  # of the line that tells of an evaluation
@@ -28,7 +29,13 @@ SAMPLE_WIDTH = 60  # of the line that tells of an evaluation
     "--data",
     multiple=True,
     metavar="PATH",
-    help="Files, folders, globs, .jsonl, gzip, or - for stdin; may be given again.  [default: Python's own library]",
+    help="Files, folders, globs, .jsonl, gzip, or - for stdin; may be given again.  [default: built-in data]",
+)
+@click.option(
+    "--validation",
+    multiple=True,
+    metavar="PATH",
+    help="What to hold out, given as --data is.  [default: a share of the data]",
 )
 @click.option("--steps", type=int, default=None, help="How many steps to train.")
 @click.option("--seed", type=int, default=None, help="Two runs with one seed are one run.")
@@ -45,6 +52,7 @@ SAMPLE_WIDTH = 60  # of the line that tells of an evaluation
 def command(
     recipe: str | None,
     data: tuple[str, ...],
+    validation: tuple[str, ...],
     steps: int | None,
     seed: int | None,
     changes: tuple[str, ...],
@@ -67,18 +75,20 @@ def command(
     clearhead train lm --data notes/ --out runs/notes
     clearhead train chars --data input.txt --steps 500
     clearhead train chars --data input.txt --out runs/chars --resume
+    clearhead train translate --data train.en --data train.de --validation val.en --validation val.de
     clearhead train --from MODEL --lora 8 --data notes/ --out runs/tuned
     torchrun --nproc-per-node 2 -m clearhead train lm --data notes/
     """
     recipe = recipe or ("lm" if checkpoint is None else "finetune")
     folder = Path(out or f"runs/{Path(recipe).stem}")
+    recipe = recipe if data else BUILT_IN.get(recipe, recipe)
     wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora)
     from clearhead.training.loop import Interrupted, Means, TrainingError, train
 
     means = Means(shard=shard, recompute=recompute, compile=compiling)
     with watching(wanted.steps) as report, events(folder / "tensorboard" if tensorboard else None, report):
         try:
-            model = train(wanted, data, folder, resume=resume, report=report, means=means)
+            model = train(wanted, data, folder, validation=validation, resume=resume, report=report, means=means)
         except Interrupted as left:
             report.say(str(left))
             sys.exit(130)
@@ -101,9 +111,9 @@ def find_recipe(
 ) -> RecipeConfig:
     from dataclasses import replace
 
-    from clearhead.configs import SequenceModelConfig, loads
+    from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, loads
     from clearhead.configs.train import RecipeConfig
-    from clearhead.training.recipes import lm, recipe
+    from clearhead.training.recipes import lm, recipe, transformer_base
 
     path = Path(name)
     config: Any
@@ -113,6 +123,8 @@ def find_recipe(
         config = loads(path.read_text(encoding="utf-8"))
         if isinstance(config, SequenceModelConfig):
             config = replace(lm(), model=config)
+        elif isinstance(config, EncoderDecoderConfig):
+            config = replace(transformer_base(), model=config)
         if not isinstance(config, RecipeConfig):
             raise click.UsageError(f"{name} describes a {config.kind()}, neither a recipe nor a model")
     else:
@@ -133,13 +145,15 @@ def beginning_with(config: RecipeConfig, checkpoint: str, lora: int | None) -> R
     from clearhead.configs import LearnedConfig, SequenceModelConfig
     from clearhead.configs.adapter import LoRAConfig
     from clearhead.configs.data import TokenizerFileConfig
-    from clearhead.configs.train import ImagesConfig
+    from clearhead.configs.train import ImagesConfig, MaskedTokensConfig, NextTokenConfig
 
     model, task = find_config(checkpoint), config.task
     if not isinstance(task, ImagesConfig):
+        task = replace(task, tokenizer=TokenizerFileConfig(path=checkpoint))
+    if isinstance(task, NextTokenConfig | MaskedTokensConfig):
         position = model.embedding.position if isinstance(model, SequenceModelConfig) else None
         context = min(task.context, position.length) if isinstance(position, LearnedConfig) else task.context
-        task = replace(task, tokenizer=TokenizerFileConfig(path=checkpoint), context=context)
+        task = replace(task, context=context)
     adapter = None if lora is None else LoRAConfig(rank=lora, alpha=2.0 * lora)
     return replace(config, model=model, task=task, start=checkpoint, adapter=adapter)
 
@@ -212,6 +226,7 @@ def watching(steps: int) -> Iterator[Report]:
 def measured(numbers: dict[str, Any]) -> str:
     """What an evaluation found, and the beginning of what the model wrote."""
     names = {"val/loss": "val {:.4f}", "val/bpb": "{:.3f} bits/byte", "val/accuracy": "{:.1%} right"}
+    names |= {"val/bleu": "BLEU {:.2f}", "val/exact": "{:.1%} exact"}
     found = "  ".join(form.format(numbers[name]) for name, form in names.items() if name in numbers)
     sample = " ".join(numbers.get("sample", "").split())
     return f"{found}  {sample[:SAMPLE_WIDTH]!r}" if sample else found

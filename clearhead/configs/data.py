@@ -15,6 +15,7 @@ class BytePairConfig(Config):
 
     vocabulary: int = 4096
     learn_from: int | None = 2**27  # characters, from the beginning of the text, that are counted; None: all
+    space: bool = False  # a text is read as if a space were before it: its first word is the word that it is elsewhere
 
     def check(self) -> None:
         self.require_positive("learn_from")

@@ -136,7 +136,20 @@ class ImagesConfig(Config):
             raise ConfigError(f"Images.shift is {self.shift}, but must not be negative")
 
 
-TaskConfig = NextTokenConfig | MaskedTokensConfig | ImagesConfig
+@dataclass(frozen=True, kw_only=True)
+class PairsConfig(Config):
+    """Pairs of texts: the second is to be written from the first. The recipe's `batch` counts tokens, padding and all,
+    of the longer side."""
+
+    tokenizer: TokenizerConfig = BytePairConfig(vocabulary=8000, space=True)  # one for both sides
+    length: int = 128  # tokens of either side; pairs that are longer are left out
+    judged: int = 2000  # held-out pairs, at most, that are translated at an evaluation
+
+    def check(self) -> None:
+        self.require_positive("length", "judged")
+
+
+TaskConfig = NextTokenConfig | MaskedTokensConfig | ImagesConfig | PairsConfig
 
 
 Precision = Literal["float32", "bfloat16"]
@@ -163,11 +176,13 @@ class RecipeConfig(Config):
     evaluate_every: int = 250
     evaluate_targets: int = 65536  # of the validation part, at most about so many
     save_every: int = 250
+    average: int = 1  # the trained model is the mean of the last so many checkpoints
+    patience: int | None = None  # evaluations without a better one after which the run ends; None: it never gives up
     seed: int = 1337
 
     def check(self) -> None:
         self.require_positive("batch", "steps", "accumulate", "clip")
-        self.require_positive("evaluate_every", "evaluate_targets", "save_every")
+        self.require_positive("evaluate_every", "evaluate_targets", "save_every", "average", "patience")
         self.require_share("label_smoothing", "validation")
         if self.batch % self.accumulate:
             raise ConfigError(f"Recipe.batch={self.batch} is not a multiple of accumulate={self.accumulate}")

@@ -1,5 +1,7 @@
 """Rotary positions: turn each pair of coordinates of a query or key by an angle that grows with its position."""
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Real
 from torch import Tensor
@@ -39,10 +41,38 @@ def turn(
     """The rotation itself, by angles whose cosines and sines are known."""
     wide = widen(x)
     cos, sin = cos.to(wide.dtype), sin.to(wide.dtype)
-    if layout == "halves":
-        a, b = wide.chunk(2, -1)
-        out = torch.cat((a * cos - b * sin, a * sin + b * cos), -1)
-    else:
-        a, b = wide[..., 0::2], wide[..., 1::2]
-        out = torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
-    return narrow(out, x)
+    if torch.is_grad_enabled() and wide.requires_grad and not cos.requires_grad and not sin.requires_grad:
+        return narrow(Turn.apply(wide, cos, sin, layout), x)
+    a, b = halves(wide, layout)
+    turned = a * cos - b * sin, a * sin + b * cos
+    return narrow(torch.cat(turned, -1) if layout == "halves" else torch.stack(turned, -1).flatten(-2), x)
+
+
+def halves(x: Float[Tensor, "... K"], layout: str) -> tuple[Float[Tensor, "... K//2"], Float[Tensor, "... K//2"]]:
+    """The first and the second coordinate of every pair, where they lie."""
+    a, b = x.chunk(2, -1) if layout == "halves" else (x[..., 0::2], x[..., 1::2])
+    return a, b
+
+
+class Turn(torch.autograd.Function):
+    """Turning back is turning by the opposite angle, so the gradient needs nothing but the angles.
+
+    Written out, because autograd's own chain of products passes over memory twice as often.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.layout = layout
+        lead = torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1])
+        turned = x.new_empty(*lead, x.shape[-1])
+        (a, b), (first, second) = halves(x, layout), halves(turned, layout)
+        torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
+        torch.mul(a, sin, out=second).addcmul_(b, cos)
+        ctx.shape = x.shape
+        return turned
+
+    @staticmethod
+    def backward(ctx: Any, d_turned: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return turn(d_turned, cos, -sin, ctx.layout).sum_to_size(ctx.shape), None, None, None

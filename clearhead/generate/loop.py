@@ -37,6 +37,12 @@ class Begun:
         self.logits, self.seen = self.logits[rows], self.seen[rows]
 
     @torch.inference_mode()
+    def spread(self, width: int) -> None:
+        """Make `width` rows of each."""
+        self.state.spread(width)
+        self.logits, self.seen = (each.repeat_interleave(width, dim=0) for each in (self.logits, self.seen))
+
+    @torch.inference_mode()
     def advance(self, model: Model, tokens: Int[Tensor, "B"]) -> None:
         """Read one more token in every row."""
         self.seen[torch.arange(len(tokens), device=tokens.device), tokens] = True

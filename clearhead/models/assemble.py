@@ -139,13 +139,36 @@ class EncoderDecoder(nn.Module):
         fused: bool = True,
     ) -> Float[Tensor, "B T V"]:
         """The logits of each next target token, given the source and the target before it."""
+        context = self.reading(source, target, source_readable, readable, taps, fused)
+        return self.decode_in(target, context, None)
+
+    def hidden(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_readable: Bool[Tensor, "B S"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """What the head reads."""
+        return self.decoded(target, self.reading(source, target, source_readable, None, None, True), None)
+
+    def reading(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        source_readable: Bool[Tensor, "B S"] | None,
+        readable: Bool[Tensor, "B T"] | None,
+        taps: Taps | None,
+        fused: bool,
+    ) -> Context:
+        """The context of a target whose source has been read."""
         check_ids(source)
         check_ids(target)
         if len(source) != len(target):
             raise ValueError(f"the source has {len(source)} rows, but the target has {len(target)}")
         memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
         context = make_context(len(target), target.shape[1], target.device, readable, None, None, None, taps, fused)
-        return self.decode_in(target, self.crossing(context, memory, source_readable), None)
+        return self.crossing(context, memory, source_readable)
 
     def encode(
         self,
@@ -174,8 +197,8 @@ class EncoderDecoder(nn.Module):
         context = make_context(len(target), target.shape[1], target.device, readable, None, None, state, taps, fused)
         source = state.blocks[0].cross
         assert source is not None, "a decoder's block state holds the source's keys"
-        length = source.key.shape[2]
-        return self.decode_in(target, self.crossing(context, None, state.source_readable, length), state)
+        crossing = self.crossing(context, None, state.source_readable, source.key.shape[2], source.shared)
+        return self.decode_in(target, crossing, state)
 
     def init_state(
         self, memory: Float[Tensor, "B S D"], length: int, *, readable: Bool[Tensor, "B S"] | None = None
@@ -202,12 +225,19 @@ class EncoderDecoder(nn.Module):
         return stream_from(self, prompt, options)
 
     def decode_in(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T V"]:
+        return self.head(self.decoded(target, context, state), context.at("head"), self.table)
+
+    def decoded(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T D"]:
         embedding = self.source if self.target is None else self.target
         x = embedding(target, context.at("target"))
         if state is not None:
             state.advance(context.positions, context.readable)
-        x = self.decoder(x, context.at("decoder"), None if state is None else state.blocks)
-        return self.head(x, context.at("head"), embedding.table)
+        return self.decoder(x, context.at("decoder"), None if state is None else state.blocks)
+
+    @property
+    def table(self) -> Any:
+        """The target's embeddings, which a tied head reads too."""
+        return (self.source if self.target is None else self.target).table
 
     def save(self, folder: str | Path, **options: Any) -> None:
         """Write a folder that `load` reads, and `transformers` too where it has the architecture: `checkpoint.save`."""
@@ -219,12 +249,18 @@ class EncoderDecoder(nn.Module):
 
     @staticmethod
     def crossing(
-        context: Context, memory: Tensor | None, readable: Bool[Tensor, "B S"] | None, length: int | None = None
+        context: Context,
+        memory: Tensor | None,
+        readable: Bool[Tensor, "B S"] | None,
+        length: int | None = None,
+        shared: int = 1,
     ) -> Context:
-        """The decoder's context, and in it the one by which cross-attention reads the source."""
+        """The decoder's context, and in it the one by which cross-attention reads the source: of so many rows in a row
+        the same, whose queries are those of one row then."""
         length = memory.shape[1] if memory is not None else length
         keys = torch.arange(length or 0, device=context.positions.device)[None]
-        cross = Context(context.positions, keys, readable, source=memory, fused=context.fused, taps=context.taps)
+        queries = context.positions if shared == 1 else context.positions[:1].repeat(1, shared)
+        cross = Context(queries, keys, readable, source=memory, fused=context.fused, taps=context.taps)
         return replace(context, cross=cross)
 
 

@@ -58,14 +58,18 @@ class MultiHeadAttention(nn.Module):
         if isinstance(state, KVState):
             k, v, context = state.append(k, v, context)
         dropout = self.dropout if self.training else 0.0
+        shared = state.shared if isinstance(state, SourceState) else 1
+        if shared > 1:  # rows that read one source are queries of one row
+            readers = [(together(q, shared), mask) for q, mask in readers]
         mixed = attend(readers, k, v, context, score_bias=self.score_bias, dropout=dropout)
-        mixed = context.tap("mixed", mixed)
+        mixed = context.tap("mixed", mixed if shared == 1 else apart(mixed, shared))
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
     def project(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None
-    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B G S K"], Float[Tensor, "B G S U"]]:
-        """Queries of x; keys and values of x too, or of the source, or those that a state has kept of the source."""
+    ) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "N G S K"], Float[Tensor, "N G S U"]]:
+        """Queries of x; keys and values of x too, or of the source, or those that a state has kept of the source, of
+        which N may be fewer than rows."""
         (key, value), (queries, *_) = self.widths, self.rows
         read = state if isinstance(state, SourceState) else None
         if context.source is not None and read is None:
@@ -87,6 +91,15 @@ class MultiHeadAttention(nn.Module):
         slots = room.slots_for(self.ring)
         (key, value), size = self.widths, slots.at.shape[1]
         return KVState(slots, room.buffer(self.groups, size, key), room.buffer(self.groups, size, value))
+
+
+def together(q: Float[Tensor, "B H T K"], rows: int) -> Float[Tensor, "N H RT K"]:
+    """So many rows in a row as one."""
+    return q.unflatten(0, (-1, rows)).transpose(1, 2).flatten(2, 3)
+
+
+def apart(mixed: Float[Tensor, "N H RT U"], rows: int) -> Float[Tensor, "B H T U"]:
+    return mixed.unflatten(2, (rows, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def check_causal(mask: Mask) -> None:

@@ -11,6 +11,7 @@ from clearhead.precision.matrix import Embedding, Linear, Packed
 
 from .build import build_part, builds
 from .context import Context
+from .dropout import Dropout
 
 
 @builds(TokenEmbeddingConfig)
@@ -24,7 +25,7 @@ class TokenEmbedding(nn.Module):
         self.position = None if config.position is None else build_part(config.position, dim)
         self.segments = None if config.segments is None else nn.Embedding(config.segments, dim)
         self.norm = build_part(config.norm, dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
@@ -70,7 +71,7 @@ class PatchEmbedding(nn.Module):
         self.patches = Linear(config.pixels, dim)
         self.class_token = nn.Parameter(torch.zeros(dim))
         self.position = build_part(config.position, dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, images: Float[Tensor, "B Ch Y X"], context: Context, segments: None = None

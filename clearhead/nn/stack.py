@@ -13,6 +13,7 @@ from clearhead.configs.stack import PLACES
 
 from .build import build_part, builds
 from .context import Context
+from .dropout import Dropout
 from .state import BlockState, Room
 
 
@@ -30,7 +31,7 @@ class Residual(nn.Module):
         self.before = build_part(norm if "before" in places else None, dim)
         self.inside = build_part(norm if "inside" in places else None, dim)
         self.after = build_part(norm if "after" in places else None, dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor], context: Context
@@ -85,7 +86,7 @@ class ParallelBlock(nn.Module):
         self.norm = build_part(config.norm, dim)
         self.mixer = build_part(config.mixer, dim)
         self.ffn = build_part(config.ffn, dim)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None

@@ -149,13 +149,22 @@ class LatentState:
 
 @dataclass
 class SourceState:
-    """Keys and values that cross-attention reads at every step: the source's, computed once."""
+    """Keys and values that cross-attention reads at every step: the source's, computed once.
+
+    Where `shared` rows of targets in a row have one source, as beams do, it is kept once for them.
+    """
 
     key: Float[Tensor, "B G S K"]
     value: Float[Tensor, "B G S U"]
+    shared: int = 1
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
-        self.key, self.value = self.key[rows], self.value[rows]
+        sources = self.sources(rows)
+        self.key, self.value = self.key[sources], self.value[sources]
+
+    def sources(self, rows: Int[Tensor, "R"]) -> Int[Tensor, "N"]:
+        """The sources of these rows of targets, each once."""
+        return rows[:: self.shared] // self.shared
 
 
 @dataclass
@@ -249,13 +258,21 @@ class State:
             self.lengths = torch.maximum(self.lengths, last.max(dim=1).values + 1)
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
-        """Keep, repeat and reorder rows."""
+        """Keep, repeat and reorder rows; those that share a source stay together."""
         self.reorder(rows)
         for block in self.blocks:
             if block.cross is not None:
+                sources = block.cross.sources(rows)
                 block.cross.select(rows)
         if self.source_readable is not None:
-            self.source_readable = self.source_readable[rows]
+            self.source_readable = self.source_readable[sources]
+
+    def spread(self, width: int) -> None:
+        """Make `width` rows of each, which share its source."""
+        self.reorder(torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(width))
+        for block in self.blocks:
+            if block.cross is not None:
+                block.cross.shared *= width
 
     def reorder(self, rows: Int[Tensor, "R"]) -> None:
         """As `select`, where every row takes the place of one that reads the same source, as in beam search."""

@@ -29,7 +29,7 @@ def byte_pairs(config: BytePairConfig, texts: Iterable[str]) -> Tokenizer:
     A pair is merged if it is seen twice or more: what is seen once is memory, not language.
     """
     inner = tokenizers.Tokenizer(models.BPE())
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=config.space)
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=config.vocabulary - 1,

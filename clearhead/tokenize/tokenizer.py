@@ -11,6 +11,7 @@ from typing import Any
 
 import tokenizers
 import tokenizers.models
+import tokenizers.processors
 
 from clearhead.files import write_atomically
 
@@ -79,6 +80,16 @@ class Tokenizer:
         inner = tokenizers.Tokenizer.from_str(self.json)
         inner.add_special_tokens([MASK])
         return Tokenizer(inner, self.settings | {"mask_token": MASK})
+
+    def with_end(self) -> Tokenizer:
+        """The same, with the end of a text after every prompt, as an encoder reads it."""
+        if self.end is None:
+            raise TokenizerError("the tokenizer has no token for the end of a text, by which a target is ended")
+        inner, end = tokenizers.Tokenizer.from_str(self.json), self.inner.id_to_token(self.end)
+        inner.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"$A {end}", special_tokens=[(end, self.end)]
+        )
+        return Tokenizer(inner, self.settings)
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,15 @@ class ResumeError(ValueError):
     """A run that cannot be gone on with: the message says why and the way out."""
 
 
-def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, Any], world: World) -> Path:
-    """A new folder `step-N` under `folder`, whole or not at all; older ones than the last two go.
+def write(
+    folder: Path,
+    step: int,
+    tensors: dict[str, Tensor],
+    facts: dict[str, Any],
+    world: World,
+    keep: Callable[[], list[Path]] = list,
+) -> Path:
+    """A new folder `step-N` under `folder`, whole or not at all; older ones than the last two go, if not to be kept.
 
     `tensors` is all that a run remembers, by name. The batch and the random numbers of a step are functions of the
     seed and the step, so the data's place is the step. What the processes hold in parts is written in parts.
@@ -48,7 +56,7 @@ def write(folder: Path, step: int, tensors: dict[str, Tensor], facts: dict[str, 
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
             settle(folder)
-            for old in listed(folder)[:-KEPT]:
+            for old in set(listed(folder)[:-KEPT]) - set(keep()):
                 shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -69,6 +77,10 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor], world: World) -> Non
 def listed(folder: Path) -> list[Path]:
     """The finished checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
+
+
+def step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def find_last(folder: Path) -> tuple[Path | None, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from clearhead.models.assemble import Model, SequenceModel
 from clearhead.models.checkpoint import save
 
 from .run import Run
-from .task import Say, Sums, Task, TrainBatch, learns
+from .task import Paths, Say, Sums, Task, TrainBatch, learns
 
 MIDDLE = 127.5  # a pixel of 0 to 255 becomes one of -1 to 1
 
@@ -80,7 +80,9 @@ class Images(Task):
 
 
 @learns(ImagesConfig)
-def images(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> Images:
+def images(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Images:
+    if validation:
+        raise ConfigError("pictures are held out by a share: set `validation` of the recipe, and leave the files out")
     config = recipe.model
     if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, PatchEmbeddingConfig):
         raise ConfigError(f"a {config.kind()} of this shape does not read pictures")

@@ -26,8 +26,9 @@ from clearhead.models.assemble import LAST, EncoderDecoder, Model, build
 from clearhead.models.checkpoint import load
 
 from . import images as _images
+from . import pairs as _pairs
 from . import text as _text
-from .checkpoint import find_last, read, write
+from .checkpoint import find_last, listed, read, step_of, write
 from .memory import keep_memory
 from .objective import Objective, first_trouble
 from .optimizer import Optimizer, make_optimizer
@@ -37,7 +38,7 @@ from .run import Run
 from .task import Task, TrainBatch, prepare
 from .world import World, whole, world
 
-TASKS = (_text, _images)
+TASKS = (_text, _images, _pairs)
 """Loaded, so that `prepare` knows them."""
 
 
@@ -76,12 +77,14 @@ def train(
     data: Sequence[str | Path] = (),
     out: str | Path = "runs/latest",
     *,
+    validation: Sequence[str | Path] = (),
     resume: bool = False,
     report: Report | None = None,
     means: Means = Means(),
     task: Task | None = None,
 ) -> Model:
     """Train as the recipe says on the files and folders in `data` (none: what the task has built in), in `out`.
+    Those in `validation` are held out; without any, the recipe's share of `data` is.
 
     Killed at any moment and called again with `resume`, it ends with the very weights of an uninterrupted run. Under
     `torchrun` every process calls it. A `task` that was made before, for runs that share their data, takes its place.
@@ -92,7 +95,7 @@ def train(
         report = report if report is not None and here.first else Report()
         recipe = possible(recipe, here, report)
         here.first_does(lambda: run.begin(recipe, resume or not here.first))
-        task = task or here.first_does(lambda: prepare(recipe, data, run, report.say))
+        task = task or here.first_does(lambda: prepare(recipe, data, validation, run, report.say))
         trainer = Trainer(recipe, task, run, report, here, means)
         trainer.start(resume)
         trainer.go(asked_to_leave)
@@ -153,7 +156,9 @@ class Trainer:
         self.optimizer: Optimizer = make_optimizer(recipe.optimizer, self.model, here.mesh)
         self.step = 0
         self.best = math.inf
-        self.flops = cost(task.config, batch=recipe.batch, length=task.length).flops.train
+        self.waited = 0  # evaluations since the best
+        self.rows = task.rows(recipe.batch)
+        self.flops = cost(task.config, batch=self.rows, length=task.length).flops.train
         self.peak = matrix_peak(here.device) * here.size
 
     def tensors(self) -> dict[str, Tensor]:
@@ -172,7 +177,7 @@ class Trainer:
             self.expect_a_guess()
             return
         self.step, facts = read(path, self.tensors())
-        self.best = facts["best"]
+        self.best, self.waited = facts["best"], facts["waited"]
         if self.here.first:
             self.run.forget_after(self.step)
         self.report.say(f"going on from step {self.step}")
@@ -200,7 +205,7 @@ class Trainer:
         """Every step that is left, with evaluations and checkpoints at their times."""
         recipe, here = self.recipe, self.here
         self.objective.train()
-        while self.step < recipe.steps:
+        while self.step < recipe.steps and not self.given_up:
             begun = time.perf_counter()
             loss, norm = self.update()
             seconds = time.perf_counter() - begun
@@ -209,20 +214,27 @@ class Trainer:
                 "train/loss": loss,
                 "lr": recipe.schedule.factor(self.step, recipe.steps) * recipe.optimizer.lr,
                 "grad_norm": norm,
-                f"{self.task.unit}_per_second": recipe.batch * (self.task.length or 1) / seconds,
+                f"{self.task.unit}_per_second": self.rows * (self.task.length or 1) / seconds,
                 "peak": self.flops / seconds / self.peak,
             }
             last = self.step == recipe.steps
             if last or self.step % recipe.evaluate_every == 0:
-                numbers |= self.evaluate()
+                numbers |= self.judge()
             if here.first:
                 self.run.log(**numbers)
             self.report.show(numbers)
             leaving = bool(here.sum([float(asked_to_leave())])[0])
-            if last or leaving or self.step % recipe.save_every == 0:
+            if last or leaving or self.given_up or self.step % recipe.save_every == 0:
                 self.save()
             if leaving and not last:
                 raise Interrupted(f"left at step {self.step} of {recipe.steps}; --resume goes on")
+        if self.given_up:
+            self.report.say(f"no better for {self.waited} evaluations: left off at step {self.step}")
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the recipe's patience is at its end."""
+        return self.recipe.patience is not None and self.waited >= self.recipe.patience
 
     def update(self) -> tuple[float, float]:
         """One step of the optimizer: its loss, and the norm of its gradient before clipping.
@@ -258,8 +270,9 @@ class Trainer:
         return next((place for place in found if place), "every value is finite in a second pass")
 
     @torch.no_grad()
-    def evaluate(self) -> dict[str, Any]:
-        """The measures of the task on the beginning of what was held out, and something the model made."""
+    def evaluate(self) -> tuple[dict[str, Any], float]:
+        """The measures of the task on the beginning of what was held out and something the model made, and the number
+        by which it is judged."""
         here = self.here
         self.objective.eval()
         count, totals = 0, {"loss": 0.0}
@@ -277,16 +290,50 @@ class Trainer:
         loss_mean = totals.pop("loss") / max(count, 1)
         numbers: dict[str, Any] = self.task.measures(loss_mean, totals, count)
         if not here.sharded and here.first:
-            sample = self.task.sample(self.model)
-            numbers |= {} if sample is None else {"sample": sample}
-        if loss_mean < self.best:
-            self.best = loss_mean
-            self.write_model(self.run.best)
+            numbers |= self.task.made(self.model)
+        (judged,) = here.sum([self.task.judged(numbers) if here.first else 0.0])
         self.objective.train()
+        return numbers, judged
+
+    def judge(self) -> dict[str, Any]:
+        """An evaluation; the model is kept aside where it is the best so far."""
+        numbers, judged = self.evaluate()
+        self.waited += 1
+        if judged < self.best:
+            self.best, self.waited = judged, 0
+            self.write_model(self.run.best)
         return numbers
 
     def save(self) -> None:
-        write(self.run.checkpoints, self.step, self.tensors(), {"best": self.best}, self.here)
+        facts = {"best": self.best, "waited": self.waited}
+        write(self.run.checkpoints, self.step, self.tensors(), facts, self.here, self.to_average)
+
+    def to_average(self) -> list[Path]:
+        """The checkpoints whose mean the trained model is: those at their times, not one that an interruption left."""
+        recipe = self.recipe
+
+        def at_its_time(path: Path) -> bool:
+            return step_of(path) % recipe.save_every == 0 or step_of(path) == recipe.steps
+
+        return [path for path in listed(self.run.checkpoints) if at_its_time(path)][-recipe.average :]
+
+    @torch.no_grad()
+    def average(self) -> None:
+        """Put the mean of the last checkpoints in the place of the weights."""
+        paths = self.to_average()
+        if len(paths) < 2:
+            return
+        weights = {name: tensor for name, tensor in self.tensors().items() if name.startswith("weights.")}
+        sums = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        for path in paths:
+            read(path, weights)
+            for name, weight in weights.items():
+                sums[name] += weight / len(paths)
+        for name, weight in weights.items():
+            weight.copy_(sums[name])
+        numbers, _ = self.evaluate()
+        told = ", ".join(f"{name} {value:.4f}" for name, value in numbers.items() if isinstance(value, float))
+        self.report.say(f"the mean of the last {len(paths)} checkpoints: {told}")
 
     def write_model(self, folder: Path) -> None:
         """The model as it is now, as an ordinary folder; of adapters, the differences alone."""
@@ -302,6 +349,8 @@ class Trainer:
 
     def finish(self) -> Model:
         """The trained model, saved in the run's folder."""
+        if self.recipe.average > 1:
+            self.average()
         self.write_model(self.run.folder)
         self.report.say(f"saved {self.run.folder}")
         self.here.wait()

@@ -30,7 +30,7 @@ def first_trouble(model: nn.Module, batch: TrainBatch) -> str | None:
 
     taps = Taps(read=["*"])
     with torch.no_grad():
-        model(batch.inputs, documents=batch.documents, taps=taps)
+        batch.read_by(model, taps=taps)
     for path, value in taps.values.items():
         if not bool(value.isfinite().all()):
             return f"the first value that is not finite is {path}"

@@ -30,12 +30,16 @@ from clearhead.configs.train import (
     MaskedTokensConfig,
     MuonConfig,
     NextTokenConfig,
+    NoamConfig,
+    PairsConfig,
     RecipeConfig,
     StableConfig,
 )
 from clearhead.models.bert import bert
 from clearhead.models.gpt import gpt
 from clearhead.models.llama import decoder, llama
+from clearhead.models.presets import preset
+from clearhead.models.transformer import modern_transformer, transformer
 from clearhead.models.vit import vit
 
 
@@ -136,6 +140,74 @@ def finetune() -> RecipeConfig:
     )
 
 
+def translate() -> RecipeConfig:
+    """A modern encoder–decoder of 2.6M parameters that writes one text from another: translation."""
+    adam = AdamWConfig(lr=0.008, beta2=0.98, weight_decay=0.0)
+    return RecipeConfig(
+        model=modern_transformer(dim=128, layers=4, heads=4, hidden=256, vocabulary=8000, dropout=0.25),
+        task=PairsConfig(tokenizer=BytePairConfig(vocabulary=8000, space=True)),
+        optimizer=MuonConfig(lr=0.03, iterations=4, weight_decay=0.1, rest=adam),
+        schedule=StableConfig(warmup=100, decay=0.6),
+        batch=4096,
+        steps=6000,
+        label_smoothing=0.1,
+        evaluate_every=300,
+        save_every=100,
+        average=5,
+    )
+
+
+def dates() -> RecipeConfig:
+    """`translate` at the size of its built-in data: dates in 40 languages to ISO form and back, in minutes."""
+    adam = AdamWConfig(lr=0.01, beta2=0.98, weight_decay=0.0)
+    return RecipeConfig(
+        model=modern_transformer(dim=128, layers=2, heads=4, hidden=256, vocabulary=1024, dropout=0.0),
+        task=PairsConfig(tokenizer=BytePairConfig(vocabulary=1024, space=True)),
+        optimizer=MuonConfig(lr=0.02, iterations=4, rest=adam),
+        schedule=StableConfig(warmup=50, decay=0.6),
+        batch=4096,
+        steps=800,
+        evaluate_every=200,
+        save_every=200,
+    )
+
+
+def translate_2017() -> RecipeConfig:
+    """The encoder–decoder of 2017 at the size that is published for 30,000 pairs, with Adam and its own schedule."""
+    return RecipeConfig(
+        model=transformer(dim=128, layers=4, heads=4, hidden=256, vocabulary=10000, dropout=0.3, bias=True),
+        task=PairsConfig(tokenizer=BytePairConfig(vocabulary=10000, space=True)),
+        optimizer=AdamWConfig(lr=5e-3, beta2=0.98, weight_decay=0.0),
+        schedule=NoamConfig(warmup=2000),
+        batch=4096,
+        steps=8000,
+        clip=None,
+        label_smoothing=0.1,
+        evaluate_every=250,
+        save_every=100,
+        average=10,
+        patience=10,
+    )
+
+
+def transformer_base() -> RecipeConfig:
+    """The base model of 2017 as it was trained (Vaswani et al., 5), for millions of pairs and a larger machine."""
+    return RecipeConfig(
+        model=preset("transformer-base"),
+        task=PairsConfig(tokenizer=BytePairConfig(vocabulary=37000, space=True), length=256),
+        optimizer=AdamWConfig(lr=7e-4, beta2=0.98, eps=1e-9, weight_decay=0.0),
+        schedule=NoamConfig(warmup=4000),
+        batch=25000,
+        steps=100000,
+        clip=None,
+        label_smoothing=0.1,
+        validation=0.001,
+        evaluate_every=2000,
+        save_every=1000,
+        average=5,
+    )
+
+
 RECIPES: dict[str, Callable[[], RecipeConfig]] = {
     "lm": lm,
     "chars": chars,
@@ -144,6 +216,10 @@ RECIPES: dict[str, Callable[[], RecipeConfig]] = {
     "bert": bert_tiny,
     "vit": vit_digits,
     "finetune": finetune,
+    "translate": translate,
+    "dates": dates,
+    "translate-2017": translate_2017,
+    "transformer-base": transformer_base,
 }
 
 

@@ -44,6 +44,10 @@ class TrainBatch:
         documents = None if self.documents is None else self.documents.to(device)
         return TrainBatch(self.inputs.to(device), self.targets.to(device), documents)
 
+    def read_by(self, model: Any, **options: Any) -> Tensor:
+        """What the model says of it."""
+        return model(self.inputs, documents=self.documents, **options)
+
 
 class Task:
     """One kind of data and of question. `config` is the recipe's model, fitted to the data; `guess` the loss of one
@@ -53,6 +57,10 @@ class Task:
     guess: float
     unit: str  # what is counted when speed is told
     length: int | None = None  # units in a row; None: a row is one
+
+    def rows(self, batch: int) -> int:
+        """How many rows there are in the recipe's `batch`."""
+        return batch
 
     def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
         """Some rows of a step's batch: a function of the seed and the step."""
@@ -70,16 +78,21 @@ class Task:
         """The numbers that people know, of the mean loss and the sums over `count` targets."""
         raise NotImplementedError
 
-    def sample(self, model: Any) -> str | None:
-        """Something that the model makes of what it has learned, to look at."""
-        return None
+    def made(self, model: Any) -> dict[str, Any]:
+        """What the model makes of what it has learned: a `sample` to look at, and measures of it."""
+        return {}
+
+    def judged(self, numbers: dict[str, Any]) -> float:
+        """What is to become small: of an evaluation, the number by which one model is better than another."""
+        return numbers["val/loss"]
 
     def save(self, model: Model, folder: Path) -> None:
         """The model and all that belongs to it, as an ordinary checkpoint."""
         raise NotImplementedError
 
 
-Maker = Callable[[RecipeConfig, Sequence[str | Path], Run, Say], Task]
+Paths = Sequence[str | Path]
+Maker = Callable[[RecipeConfig, Paths, Paths, Run, Say], Task]
 MAKERS: dict[type, Maker] = {}
 M = TypeVar("M", bound=Maker)
 
@@ -94,6 +107,9 @@ def learns(config: type) -> Callable[[M], M]:
     return register
 
 
-def prepare(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> Task:
-    """The recipe's task on the files and folders in `paths`, or on its embedded data. What is there is used again."""
-    return MAKERS[type(recipe.task)](recipe, paths, run, say)
+def prepare(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Task:
+    """The recipe's task on the files and folders in `paths`, or on its embedded data. What is there is used again.
+
+    What is in `validation` validates; where nothing is, a share of `paths` does.
+    """
+    return MAKERS[type(recipe.task)](recipe, paths, validation, run, say)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ from clearhead.tokenize import MASK, Tokenizer, make
 
 from .loss import linear_cross_entropy
 from .run import Run
-from .task import Say, Sums, Task, TrainBatch, learns
+from .task import Paths, Say, Sums, Task, TrainBatch, learns
 
 PROMPT_TOKENS, SAMPLE_TOKENS = 8, 64
 
@@ -94,10 +94,11 @@ class NextToken(Text):
         bytes_per_token = self.held_out.bytes / len(self.held_out)
         return {"val/loss": loss, "val/perplexity": math.exp(loss), "val/bpb": loss / math.log(2) / bytes_per_token}
 
-    def sample(self, model: SequenceModel) -> str | None:
+    def made(self, model: SequenceModel) -> dict[str, Any]:
         """How it goes on from the first words that it has not seen."""
         prompt = [int(token) for token in self.held_out.tokens(0, min(PROMPT_TOKENS, len(self.held_out)))]
-        return continued(model, self.tokenizer, prompt, min(SAMPLE_TOKENS, self.task.context - len(prompt)))
+        length = min(SAMPLE_TOKENS, self.task.context - len(prompt))
+        return {"sample": continued(model, self.tokenizer, prompt, length)}
 
 
 class MaskedTokens(Text):
@@ -138,35 +139,36 @@ class MaskedTokens(Text):
 
 
 @learns(NextTokenConfig)
-def next_token(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> NextToken:
-    return NextToken(recipe, *tokens(recipe, paths, run, say))
+def next_token(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> NextToken:
+    return NextToken(recipe, *tokens(recipe, paths, validation, run, say))
 
 
 @learns(MaskedTokensConfig)
-def masked_tokens(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> MaskedTokens:
-    return MaskedTokens(recipe, *tokens(recipe, paths, run, say))
+def masked_tokens(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> MaskedTokens:
+    return MaskedTokens(recipe, *tokens(recipe, paths, validation, run, say))
 
 
-def tokens(recipe: RecipeConfig, paths: Sequence[str | Path], run: Run, say: Say) -> tuple[Tokenizer, Shards, Shards]:
+def tokens(
+    recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say
+) -> tuple[Tokenizer, Shards, Shards]:
     """Tokenizer and shards in the run's folder; what is there already is used again."""
     assert isinstance(recipe.task, NextTokenConfig | MaskedTokensConfig)
     config = recipe.task.tokenizer
     corpus: Corpus = documents(paths) if paths else standard_library()
     say(f"reading {corpus.summary}")
-    training, validation = split(corpus, recipe.validation, recipe.seed)
+    parts = (corpus, documents(validation)) if validation else split(corpus, recipe.validation, recipe.seed)
     if (run.folder / "tokenizer.json").exists():
         tokenizer = Tokenizer.load(run.folder)
     else:
         # characters are those of the whole text: one that only the validation part has must be known
-        known = corpus if isinstance(config, CharactersConfig) else training
-        tokenizer = make(config, known.texts())
+        known = parts if isinstance(config, CharactersConfig) else parts[:1]
+        tokenizer = make(config, (text for part in known for text in part.texts()))
         if isinstance(recipe.task, MaskedTokensConfig):
             tokenizer = tokenizer.with_mask()
         tokenizer.save(run.folder)
         say(f"{'took' if recipe.start else 'made'} a tokenizer of {tokenizer.vocabulary:,} tokens")
     shards = [
-        build(part, tokenizer, run.tokens / name)
-        for name, part in {"training": training, "validation": validation}.items()
+        build(part, tokenizer, run.tokens / name) for name, part in zip(("training", "validation"), parts, strict=True)
     ]
     say(f"{len(shards[0]):,} tokens to train on, {len(shards[1]):,} to validate with")
     return tokenizer, shards[0], shards[1]

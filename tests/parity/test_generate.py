@@ -140,7 +140,7 @@ def test_beam_search_is_theirs(both, alpha: float, early, again: float) -> None:
         )
         mine = [one for one in found if one.prompt == number]
         assert [one.tokens for one in mine] == texts
-        assert [one.score for one in mine] == pytest.approx(scores, abs=1e-4)
+        assert [one.score for one in mine] == pytest.approx(scores, abs=1e-4, rel=1e-5)
 
 
 def test_sampling_has_their_distribution(both) -> None:

@@ -1,0 +1,90 @@
+"""`clearhead translate`: a sentence per line, by an encoder–decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import beam_options, json_option, load_model, print_json, progress, read_lines, weights_option
+
+if TYPE_CHECKING:
+    from clearhead.generate.complete import Completion
+
+
+@click.command("translate")
+@click.argument("model")
+@click.argument("file", default="-")
+@beam_options
+@click.option("--nbest", type=int, default=1, show_default=True, help="Translations for each line, best first.")
+@click.option("--max-new-tokens", "-m", type=int, default=None, help="Tokens to write at most.  [default: 256]")
+@click.option(
+    "--attention",
+    default=None,
+    metavar="FILE",
+    help="Draw what the first line's translation was written from: .html, .png, .svg, .pdf, .csv or .npz.",
+)
+@weights_option
+@json_option
+def command(
+    model: str,
+    file: str,
+    beam: int,
+    length_penalty: float,
+    nbest: int,
+    batch: int,
+    max_new_tokens: int | None,
+    attention: str | None,
+    weights: str | None,
+    as_json: bool,
+) -> None:
+    """Print a translation for each line of FILE, or of standard input, in its order.
+
+    MODEL is the checkpoint folder of an encoder–decoder: a run of `clearhead train translate`, or a Marian model.
+    An empty line stays empty. With --nbest, a line is its number, its score and its text, separated by tabs.
+
+    \b
+    clearhead translate runs/translate sentences.txt > translated.txt
+    echo "A dog runs." | clearhead translate runs/translate --nbest 3
+    echo "A dog runs." | clearhead translate runs/translate --attention alignment.png
+    """
+    loaded = load_model(model, weights)
+    from clearhead.configs import Wu
+    from clearhead.generate.layout import turn_matrices
+    from clearhead.tasks.translate import translate
+
+    lines, tell = read_lines(file), progress()
+    options: dict[str, Any] = {"beams": beam, "length_penalty": Wu(length_penalty), "n": nbest}
+    options |= {"max_new_tokens": max_new_tokens, "batch": batch}
+    found = translate(
+        turn_matrices(loaded), lines, progress=lambda done: tell(f"{done:,} of {len(lines):,} lines"), **options
+    )
+    tell("")
+    if as_json:
+        print_json({"model": model, "lines": [told(line, best) for line, best in zip(lines, found, strict=True)]})
+    for number, best in enumerate([] if as_json else found, 1):
+        for one in best:
+            click.echo(one.text if nbest == 1 else f"{number}\t{one.score or 0.0:.4f}\t{one.text}")
+    if attention is not None:
+        draw(loaded, lines, found, attention)
+
+
+def told(line: str, best: list[Completion]) -> dict[str, Any]:
+    return {"source": line, "translations": [{"text": one.text, "score": one.score} for one in best]}
+
+
+def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str) -> None:
+    """The alignment of the first line that holds anything; as a page, with every map behind it."""
+    from clearhead.tasks.translate import alignment, look_at_translation
+
+    first = next((i for i, line in enumerate(lines) if line.strip()), None)
+    if first is None:
+        raise ValueError("there is no line whose translation could be drawn: all are empty")
+    looked = look_at_translation(model, lines[first], found[first][0])
+    grid = alignment(looked)
+    if Path(path).suffix.lower() == ".html":
+        looked.save(path, grids=[grid])
+    else:
+        grid.save(path)
+    click.echo(f"drew line {first + 1} in {path}", err=True)

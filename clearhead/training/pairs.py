@@ -1,0 +1,172 @@
+"""Learning to write one text from another: translation."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from clearhead.configs import ConfigError, EncoderDecoderConfig
+from clearhead.configs.train import PairsConfig, RecipeConfig
+from clearhead.data import IGNORED, Shards, build
+from clearhead.data.dates import dates
+from clearhead.data.pairs import PairBatch, PairBatches, Pairs, pairs
+from clearhead.files import write_atomically
+from clearhead.measure.bleu import bleu
+from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.models.checkpoint import save
+from clearhead.tasks.translate import translate
+from clearhead.tokenize import Tokenizer, make
+
+from .loss import linear_cross_entropy
+from .run import Run
+from .task import Paths, Say, Sums, Task, TrainBatch, learns
+
+Sides = tuple[Shards, Shards]
+"""Of sources and targets."""
+JUDGED_BATCH = 128  # sentences translated together
+NAMES = ("training", "validation")
+
+
+@dataclass(frozen=True)
+class PairTrainBatch(TrainBatch):
+    """With what is read on the source's side."""
+
+    source: Int[Tensor, "B S"] | None = None
+    readable: Bool[Tensor, "B S"] | None = None
+
+    def part(self, rows: slice) -> PairTrainBatch:
+        source, readable = (None if side is None else side[rows] for side in (self.source, self.readable))
+        return PairTrainBatch(self.inputs[rows], self.targets[rows], None, source, readable)
+
+    def to(self, device: torch.device) -> PairTrainBatch:
+        source, readable = (None if side is None else side.to(device) for side in (self.source, self.readable))
+        return PairTrainBatch(self.inputs.to(device), self.targets.to(device), None, source, readable)
+
+    def read_by(self, model: EncoderDecoder, **options: Any) -> Tensor:
+        assert self.source is not None
+        return model(self.source, self.inputs, source_readable=self.readable, **options)
+
+
+class Translation(Task):
+    """Every token of the target is to be foretold from the source and the target before it."""
+
+    unit = "tokens"
+
+    def __init__(
+        self, recipe: RecipeConfig, tokenizer: Tokenizer, training: Sides, validation: Sides, held: Pairs
+    ) -> None:
+        assert isinstance(recipe.task, PairsConfig)
+        assert tokenizer.end is not None
+        self.recipe, self.task, self.tokenizer, self.end = recipe, recipe.task, tokenizer, tokenizer.end
+        self.config = fitted(recipe, tokenizer.vocabulary)
+        self.guess = math.log(tokenizer.vocabulary)
+        self.training, self.held_out = self.batches(training, recipe.seed), self.batches(validation, 0)
+        self.known = list(islice(held, recipe.task.judged))
+        self.length: int = round(self.training.mean)
+
+    def batches(self, sides: Sides, seed: int) -> PairBatches:
+        return PairBatches(*sides, tokens=self.recipe.batch, length=self.task.length, seed=seed, start=self.end)
+
+    def rows(self, batch: int) -> int:
+        return max(1, batch // self.length)
+
+    def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
+        first, last, _ = rows.indices(self.recipe.batch)
+        return to_torch(self.training.at(step, first / self.recipe.batch, last / self.recipe.batch))
+
+    def validation(self) -> Iterator[TrainBatch]:
+        return map(to_torch, self.held_out.all())
+
+    def loss(self, model: EncoderDecoder, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
+        assert isinstance(batch, PairTrainBatch)
+        assert batch.source is not None
+        x = model.hidden(batch.source, batch.inputs, source_readable=batch.readable)
+        weight = model.table if model.head.weight is None else model.head.weight
+        loss = linear_cross_entropy(
+            x, weight, batch.targets, bias=model.head.bias, ignore_index=IGNORED, label_smoothing=smoothing
+        )
+        return loss, {}
+
+    def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
+        return {"val/loss": loss, "val/perplexity": math.exp(loss)}
+
+    def made(self, model: EncoderDecoder) -> dict[str, Any]:
+        """What was held out, translated greedily: BLEU, how much of it is right to the letter, and the first line."""
+        options: dict[str, Any] = {"beams": 1, "start": self.end, "ends": (self.end,), "batch": JUDGED_BATCH}
+        found = translate(model, [source for source, _ in self.known], tokenizer=self.tokenizer, **options)
+        written = [best.text for (best,) in found]
+        wanted = [target for _, target in self.known]
+        exact = sum(one == other for one, other in zip(written, wanted, strict=True)) / len(wanted)
+        return {"val/bleu": bleu(written, wanted).score, "val/exact": exact, "sample": written[0]}
+
+    def judged(self, numbers: dict[str, Any]) -> float:
+        return -numbers["val/bleu"] if "val/bleu" in numbers else numbers["val/loss"]
+
+    def save(self, model: Model, folder: Path) -> None:
+        """With the token that a target begins with, where `transformers` and `generate` look for it."""
+        save(model, folder, tokenizer=self.tokenizer)
+        begins = {"decoder_start_token_id": self.end, "eos_token_id": self.end, "num_beams": 5}
+        write_atomically(folder / "generation_config.json", json.dumps(begins, indent=2) + "\n")
+
+
+@learns(PairsConfig)
+def translation(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Translation:
+    """Tokenizer and shards in the run's folder; what is there already is used again."""
+    assert isinstance(recipe.task, PairsConfig)
+    parts = parted(recipe, paths, validation)
+    say(f"reading {parts[0].summary}")
+    if (run.folder / "tokenizer.json").exists():
+        tokenizer = Tokenizer.load(run.folder)
+    else:
+        tokenizer = make(recipe.task.tokenizer, parts[0].texts()).with_end()
+        tokenizer.save(run.folder)
+        say(f"{'took' if recipe.start else 'made'} a tokenizer of {tokenizer.vocabulary:,} tokens")
+    shards = [sides(part, tokenizer, run.tokens / name) for name, part in zip(NAMES, parts, strict=True)]
+    task = Translation(recipe, tokenizer, shards[0], shards[1], parts[1])
+    left = task.training.left_out
+    longer = f" ({left:,} longer than {recipe.task.length} tokens left out)" if left else ""
+    say(f"{len(task.training):,} pairs to train on{longer}, {len(task.held_out):,} to validate with")
+    return task
+
+
+def parted(recipe: RecipeConfig, paths: Paths, validation: Paths) -> tuple[Pairs, Pairs]:
+    """What is trained on, and what validates: files of its own, or a share."""
+    if not paths:
+        if validation:
+            raise ConfigError("the built-in dates have their own to validate with; give --data beside --validation")
+        return dates(recipe.validation, recipe.seed)
+    return (pairs(paths), pairs(validation)) if validation else pairs(paths).split(recipe.validation, recipe.seed)
+
+
+def sides(part: Pairs, tokenizer: Tokenizer, folder: Path) -> Sides:
+    return build(part.side(0), tokenizer, folder / "source"), build(part.side(1), tokenizer, folder / "target")
+
+
+def fitted(recipe: RecipeConfig, vocabulary: int) -> EncoderDecoderConfig:
+    """The recipe's model with the tokenizer's vocabulary. A checkpoint's model stays as it is."""
+    config = recipe.model
+    if not isinstance(config, EncoderDecoderConfig):
+        raise ConfigError(f"a {config.kind()} writes no text from another; pairs are learned by an EncoderDecoder")
+    if recipe.start is not None:
+        return config
+    return replace(
+        config,
+        source=replace(config.source, vocabulary=vocabulary),
+        target=None if config.target is None else replace(config.target, vocabulary=vocabulary),
+        head=replace(config.head, vocabulary=vocabulary),
+    )
+
+
+def to_torch(batch: PairBatch) -> PairTrainBatch:
+    readable = None if batch.readable is None else torch.from_numpy(batch.readable)
+    inputs, targets, source = map(torch.from_numpy, (batch.inputs, batch.targets, batch.source))
+    return PairTrainBatch(inputs, targets, None, source, readable)

@@ -1,0 +1,192 @@
+"""`clearhead translate` and `clearhead eval --pairs` as a person types them, and what they stand on."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import clearhead as package
+from clearhead.configs import BytesConfig, Wu
+from clearhead.measure.bleu import Moses, bleu, chrf, scores, tokenised_bleu
+from clearhead.tasks.translate import alignment, look_at_translation, translate
+from clearhead.tokenize import make
+
+from .test_generate import refused, told, typed
+
+LINES = ["abc", "", "a longer line than the first", "x", "  ", "yes", "ünknown ✓ letters 日本", "abc"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An encoder–decoder of random weights that ends its texts now and then."""
+    config = package.preset("tiny-transformer")
+    config = replace(config, source=replace(config.source, vocabulary=257), head=replace(config.head, vocabulary=257))
+    torch.manual_seed(3)
+    model = package.build(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        model.source.tokens.weight[128:256].zero_()  # bytes of ASCII only
+    path = tmp_path_factory.mktemp("model")
+    model.save(path, tokenizer=make(BytesConfig(), []).with_end())
+    (path / "generation_config.json").write_text(json.dumps({"decoder_start_token_id": 256, "eos_token_id": 256}))
+    return str(path)
+
+
+def test_a_line_is_translated_alone_or_in_company_in_its_place(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("\n".join(LINES) + "\n", encoding="utf-8")
+    result = typed("translate", folder, str(file), "--batch", "3", "-m", "12")
+    assert result.returncode == 0, result.stderr
+    found = result.stdout.removesuffix("\n").split("\n")
+    model = package.load(folder)
+    alone = [translate(model, [line], max_new_tokens=12)[0][0].text for line in LINES]
+    assert found == alone
+    assert [not line for line in found] == [not line.strip() for line in LINES]
+    assert len(set(found)) > 3
+    assert typed("translate", folder, "-m", "12", said=file.read_text(encoding="utf-8")).stdout == result.stdout
+    assert typed("translate", folder, said="").stdout == ""
+
+
+def test_the_options_are_those_of_the_search(folder: str) -> None:
+    model = package.load(folder)
+    for beam, alpha in ((1, 0.6), (4, 0.0), (4, 1.5)):
+        options = {"max_new_tokens": 12, "beams": beam, "length_penalty": Wu(alpha)}
+        (wanted,) = model.generate("abc", **options)
+        asked = ("--beam", str(beam), "--length-penalty", str(alpha), "-m", "12")
+        assert typed("translate", folder, *asked, said="abc\n").stdout == wanted.text.strip() + "\n"
+    (best,) = translate(model, ["abc"], beams=4, n=4, max_new_tokens=12)
+    assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
+    assert len({tuple(one.tokens) for one in best}) == 4
+    lines = typed("translate", folder, "--beam", "4", "--nbest", "2", "-m", "12", said="abc\nx\n").stdout.split("\n")
+    assert [line.split("\t")[0] for line in lines[:4]] == ["1", "1", "2", "2"]
+    assert float(lines[0].split("\t")[1]) >= float(lines[1].split("\t")[1])
+    as_json = json.loads(typed("translate", folder, "--json", "-m", "12", said="abc\n\n").stdout)
+    assert [line["source"] for line in as_json["lines"]] == ["abc", ""]
+    assert as_json["lines"][1]["translations"] == [{"text": "", "score": 0.0}]
+
+
+def test_wus_penalty_is_the_default_and_divides_as_the_paper_says(folder: str) -> None:
+    model = package.load(folder)
+    (best,) = translate(model, ["abc"], max_new_tokens=12, n=3)
+    for one in best:
+        with torch.no_grad():
+            said = model(torch.tensor([[97, 98, 99, 256]]), torch.tensor([[256, *one.tokens[:-1]]])).log_softmax(-1)
+        total = said[0].gather(1, torch.tensor(one.tokens)[:, None]).sum().item()
+        assert one.score == pytest.approx(total / ((5 + len(one.tokens)) ** 0.6 / (5 + 1) ** 0.6), abs=1e-4)
+
+
+def test_a_very_long_line_is_bounded_and_it_is_said(folder: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        result = typed("translate", folder, "--beam", "1", "-m", "3", said="x\n" + "ab" * 400 + "\n")
+    assert result.returncode == 0, result.stderr
+    assert "line 2 has 801 tokens; its first 512 are translated" in result.stderr
+    assert result.stdout.count("\n") == 2
+
+
+def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = tmp_path / "gpt"
+    package.build(package.preset("tiny-gpt")).save(plain, tokenizer=make(BytesConfig(), []))
+    assert "a SequenceModel reads no source, so it does not translate" in refused("translate", str(plain))
+    assert "--nbest" in typed("translate", "--help").stdout
+    assert "n=3 texts are asked of 2 beams" in refused("translate", folder, "--beam", "2", "--nbest", "3")
+    assert "batch is 0" in refused("translate", folder, "--batch", "0")
+    (tmp_path / "latin").write_bytes("é\n".encode("latin-1"))
+    assert "byte 0 is 0xe9" in refused("translate", folder, str(tmp_path / "latin"))
+    assert "cannot read" in refused("translate", folder, str(tmp_path / "nowhere"))
+    assert "transformer-base is an architecture" in refused("translate", "transformer-base")
+
+
+def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path: Path) -> None:
+    model = package.load(folder)
+    ((best,),) = translate(model, ["abc"], max_new_tokens=8)
+    grid = alignment(look_at_translation(model, "abc", best))
+    taps = package.Taps(read=["decoder.blocks.*.cross.weights"])
+    target = torch.tensor([[256, *best.tokens[:-1]]])
+    with torch.no_grad():
+        model(torch.tensor([[97, 98, 99, 256]]), target, taps=taps)
+    wanted = torch.stack([weights[0].mean(0) for weights in taps.values.values()]).mean(0)
+    np.testing.assert_allclose(grid.values, wanted.numpy(), atol=1e-6)
+    assert len(grid.rows) == len(best.tokens)
+    for name in ("a.svg", "a.html", "a.csv"):
+        result = typed("translate", folder, "-m", "8", "--attention", str(tmp_path / name), said="\nabc\n")
+        assert result.returncode == 0, result.stderr
+        assert f"drew line 2 in {tmp_path / name}" in result.stderr
+        assert (tmp_path / name).stat().st_size > 100
+    assert "must end in one of" in typed("translate", folder, "-m", "8", "--attention", "a.doc", said="x\n").stderr
+    assert "all are empty" in typed("translate", folder, "--attention", "a.svg", said="\n\n").stderr
+
+
+# ---- scores
+
+
+def bleu_by_hand(written: list[str], wanted: list[str]) -> float:
+    """Papineni et al. (2002), of tokens between spaces."""
+    right, count, lengths = [0] * 4, [0] * 4, [0, 0]
+    for one, other in zip(written, wanted, strict=True):
+        a, b = one.split(), other.split()
+        lengths = [lengths[0] + len(a), lengths[1] + len(b)]
+        for n in range(4):
+            grams = [Counter(tuple(side[i : i + n + 1]) for i in range(len(side) - n)) for side in (a, b)]
+            right[n] += sum((grams[0] & grams[1]).values())
+            count[n] += max(len(a) - n, 0)
+    brevity = min(0.0, 1 - lengths[1] / lengths[0])
+    return 100 * math.exp(brevity + sum(math.log(r / c) for r, c in zip(right, count, strict=True)) / 4)
+
+
+WRITTEN = ["The cat sat on the mat, and it was happy.", "A well-known man (of Rome) walks his dog  today."]
+WANTED = ["the cat sat on the Mat, and was it happy?", "A well-known man (from Rome) walks a dog today."]
+
+
+def test_the_figures_are_what_they_say_and_each_is_named() -> None:
+    import sacrebleu
+
+    found = scores(WRITTEN, WANTED)
+    assert [one.name for one in found] == ["BLEU", "chrF2", "BLEU, lower-cased and tokenised"]
+    assert found[0].score == pytest.approx(sacrebleu.corpus_bleu(WRITTEN, [WANTED]).score)
+    assert found[1].score == pytest.approx(sacrebleu.corpus_chrf(WRITTEN, [WANTED]).score)
+    moses = Moses("en")
+    assert moses("The cat's “well-known” mat, he said.") == "the cat &apos;s &quot; well-known &quot; mat , he said ."
+    by_hand = bleu_by_hand([moses(text) for text in WRITTEN], [moses(text) for text in WANTED])
+    assert found[2].score == pytest.approx(by_hand)
+    assert "tok:13a" in found[0].signature
+    assert "case:mixed" in found[0].signature
+    assert "moses:en:" in found[2].signature
+    assert (bleu(WANTED, WANTED).score, chrf(WANTED, WANTED).score) == pytest.approx((100, 100))
+    assert tokenised_bleu([text.upper() for text in WANTED], WANTED).score == pytest.approx(100)
+    with pytest.raises(ValueError, match="1 translations of 2 texts"):
+        bleu(["a"], ["a", "b"])
+
+
+def test_pairs_are_scored_from_the_command_line(folder: str, tmp_path: Path) -> None:
+    model = package.load(folder)
+    sources = ["abc", "x", "a longer line than the first", "yes"]
+    wanted = [translate(model, [line])[0][0].text for line in sources[:3]] + ["something else"]
+    files = tmp_path / "test.en", tmp_path / "test.de"
+    for file, texts in zip(files, (sources, wanted), strict=True):
+        file.write_text("\n".join(text.strip() or "?" for text in texts) + "\n", encoding="utf-8")
+    paths = ("--pairs", str(files[0]), "--pairs", str(files[1]))
+    found = told("eval", folder, *paths, "--json")["pairs"]
+    assert found["sentences"] == 4
+    assert found["exact"] == 0.75
+    assert [score["name"] for score in found["scores"]] == ["BLEU", "chrF2", "BLEU, lower-cased and tokenised"]
+    assert "moses:de:" in found["scores"][2]["signature"]
+    said = typed("eval", folder, *paths).stdout
+    assert said.startswith("4 sentences, 75.0% as they were wanted\nBLEU ")
+    assert f"chrF2 {found['scores'][1]['score']:.2f}  nrefs:1|" in said
+    files[1].write_text("one\n")
+    assert "has 4 lines, but" in refused("eval", folder, *paths)
+    assert "give FILES, or --pairs" in refused("eval", folder)
+    empty = tmp_path / "empty.tsv"
+    empty.write_text("\t\n")
+    assert "there are no pairs in" in refused("eval", folder, "--pairs", str(empty))

@@ -1,0 +1,166 @@
+"""Learning to translate: the loss, the run, its checkpoints' mean, and when it gives up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+
+import clearhead
+from clearhead.configs import ConfigError
+from clearhead.configs.train import RecipeConfig
+from clearhead.measure.cost import cost
+from clearhead.models.transformer import modern_transformer, transformer
+from clearhead.tasks.translate import translate
+from clearhead.training.checkpoint import listed
+from clearhead.training.loop import Report, Trainer, TrainingError, train
+from clearhead.training.pairs import Translation
+from clearhead.training.recipes import recipe
+from clearhead.training.run import Run
+from clearhead.training.task import prepare
+
+from .tools import same, stop_at, weights
+
+WORDS = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
+NUMBERS = dict(zip("abcdefghij", WORDS, strict=True))
+
+
+def tiny(name: str = "translate", dropout: float = 0.1, **changes: object) -> RecipeConfig:
+    """A recipe at a size that takes a second or two; with dropout, so that random numbers matter."""
+    make = {"translate": modern_transformer, "translate-2017": transformer}[name]
+    model = make(dim=32, layers=1, heads=4, hidden=64, vocabulary=257, dropout=dropout)
+    sizes = {
+        "batch": 256, "steps": 12, "evaluate_every": 6, "save_every": 3, "average": 1, "task.judged": 20,
+        "task.tokenizer": {"kind": "Bytes"}, "schedule.warmup": 5,
+    }  # fmt: skip
+    config = replace(recipe(name), model=model)
+    for path, value in (sizes | changes).items():
+        config = config.changed(path, value)
+    return config
+
+
+def write_table(path: Path, longest: int) -> Path:
+    """Letters, and the German words for the numbers that they stand for."""
+    rng = np.random.default_rng(0)
+    rows = ["".join(rng.choice(list(NUMBERS), rng.integers(1, longest + 1))) for _ in range(600)]
+    path.write_text("".join(f"{row}\t{' '.join(NUMBERS[c] for c in row)}\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    return write_table(tmp_path / "numbers.tsv", 3)
+
+
+@pytest.mark.parametrize("name", ["translate", "translate-2017"])
+def test_the_loss_is_the_mean_over_real_targets_of_sentences_read_alone(name: str, tmp_path: Path) -> None:
+    table = write_table(tmp_path / "numbers.tsv", 9)
+    task = prepare(tiny(name), [table], (), Run(tmp_path / "run"), lambda text: None)
+    torch.manual_seed(0)
+    model = clearhead.build(task.config).eval()
+    batch = next(batch for batch in map(task.batch, range(9)) if batch.readable is not None)  # one with padding
+    loss, _ = task.loss(model, batch, 0.1)
+    total = torch.zeros(())
+    for row in range(len(batch.inputs)):
+        n, m = int((batch.targets[row] != -100).sum()), int(batch.readable[row].sum())
+        logits = model(batch.source[row : row + 1, :m], batch.inputs[row : row + 1, :n])[0]
+        total = total + F.cross_entropy(logits, batch.targets[row, :n], label_smoothing=0.1, reduction="sum")
+    torch.testing.assert_close(loss, total / batch.count)
+
+
+def test_a_run_learns_to_translate_and_its_folder_translates(table: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    model = train(tiny(dropout=0.0, steps=260, batch=512, average=2, evaluate_every=130), [table], out)
+    lines = Run(out).history()
+    assert lines[0]["train/loss"] == pytest.approx(np.log(257), rel=0.1)
+    assert lines[-1]["val/exact"] > 0.6
+    assert lines[-1]["val/bleu"] > lines[129]["val/bleu"]
+    loaded = clearhead.load(out)
+    source, target = torch.randint(0, 257, (2, 5)), torch.randint(0, 257, (2, 7))
+    with torch.no_grad():
+        assert torch.equal(loaded(source, target), model(source, target))
+    rows = [line.split("\t") for line in table.read_text().splitlines()[:60]]
+    written = [best.text for (best,) in translate(loaded, [row[0] for row in rows])]
+    assert sum(one == row[1] for one, row in zip(written, rows, strict=True)) > 40
+
+
+def test_stopped_and_resumed_equals_uninterrupted_and_the_model_is_the_mean_of_its_checkpoints(
+    table: Path, tmp_path: Path
+) -> None:
+    config = tiny(average=3)
+    said: list[str] = []
+    train(config, [table], tmp_path / "whole", report=Report(say=said.append))
+    paths = listed(tmp_path / "whole" / "checkpoints")
+    assert [path.name[-2:] for path in paths] == ["06", "09", "12"]
+    assert any(text.startswith("the mean of the last 3 checkpoints: val/loss") for text in said), said
+    found = [load_file(path / "state.safetensors") for path in paths]
+    for name, mean in weights(tmp_path / "whole").items():
+        torch.testing.assert_close(mean, torch.stack([one[f"weights.{name}"] for one in found]).mean(dim=0))
+    out = tmp_path / "broken"
+    for step in (5, 7, 8):  # each leaves a checkpoint, or none, between those that count
+        with pytest.raises(KeyboardInterrupt):
+            train(config, [table], out, resume=True, report=Report(show=lambda n, step=step: stop_at(step, n)))
+    train(config, [table], out, resume=True)
+    assert same(tmp_path / "whole", out)
+
+
+def test_a_run_that_gets_no_better_gives_up_and_stays_so(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged = iter([5.0, 3.0, 4.0, 3.5, 1.0])
+    monkeypatch.setattr(Translation, "judged", lambda self, numbers: next(judged))
+    config = tiny(steps=100, evaluate_every=2, patience=2)
+    said: list[str] = []
+    train(config, [table], tmp_path / "run", report=Report(say=said.append))
+    assert any("no better for 2 evaluations: left off at step 8" in text for text in said)
+    before = weights(tmp_path / "run")
+    train(config, [table], tmp_path / "run", resume=True)
+    assert Run(tmp_path / "run").history()[-1]["step"] == 8
+    assert all(torch.equal(before[name], tensor) for name, tensor in weights(tmp_path / "run").items())
+
+
+def test_accumulating_gives_the_same_step(table: Path, tmp_path: Path) -> None:
+    for parts in (1, 4):
+        train(tiny(dropout=0.0, accumulate=parts, steps=3), [table], tmp_path / str(parts))
+    one, four = weights(tmp_path / "1"), weights(tmp_path / "4")
+    for name in one:
+        torch.testing.assert_close(one[name], four[name], atol=2e-4, rtol=1e-3)
+
+
+def test_files_to_validate_with_are_all_that_is_held_out(table: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held.tsv"
+    held.write_text("abc\tnull eins zwei\nj\tneun\n")
+    task = prepare(tiny(), [table], [held], Run(tmp_path / "run"), lambda text: None)
+    assert (len(task.training), len(task.held_out)) == (600, 2)
+    assert task.known == [("abc", "null eins zwei"), ("j", "neun")]
+    with pytest.raises(ConfigError, match="the built-in dates have their own to validate with"):
+        prepare(tiny(), [], [held], Run(tmp_path / "other"), lambda text: None)
+
+
+def test_a_loss_that_is_not_finite_is_located(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Trainer.update
+
+    def poisoned(self: Trainer) -> tuple[float, float]:
+        with torch.no_grad():
+            self.model.encoder.blocks[0].ffn.up.weight[0, 0] = torch.nan
+        return original(self)
+
+    monkeypatch.setattr(Trainer, "update", poisoned)
+    with pytest.raises(TrainingError, match=r"loss of step 1 is nan: .* encoder\.blocks\.0\.ffn\.up"):
+        train(tiny(), [table], tmp_path / "run")
+
+
+def test_a_model_without_a_decoder_is_refused(table: Path, tmp_path: Path) -> None:
+    config = replace(tiny(), model=recipe("chars").model)
+    with pytest.raises(ConfigError, match="a SequenceModel writes no text from another"):
+        train(config, [table], tmp_path / "run")
+
+
+def test_the_modern_recipe_has_no_more_parameters_than_the_published_one() -> None:
+    sizes = {name: cost(recipe(name).model).parameters.total for name in ("translate", "translate-2017")}
+    assert sizes["translate"] <= sizes["translate-2017"]
