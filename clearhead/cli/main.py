@@ -28,7 +28,7 @@ COMMANDS = {
     "translate": "Translate line by line with an encoder–decoder.",
     "chat": "Converse with a trained model.",
     "quantize": "Write a model in fewer bits, and say what that costs on a text.",
-    "eval": "Measure how well a model foresees a text, or translates: perplexity, bits per byte, BLEU.",
+    "eval": "Measure how well a model foresees a text, or translates: perplexity, BLEU.",
     "embed": "Print vectors of texts.",
     "fill-mask": "Fill in masked words.",
     "classify": "Classify texts or images.",

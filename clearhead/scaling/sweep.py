@@ -103,7 +103,7 @@ def run_sweep(
     if (folder / "tokens").exists() and not resume:
         raise ConfigError(f"{out} holds a sweep already; give --resume to go on with it, or another --out")
     with Run(folder).held():
-        return train_all(asked, tokens(asked.recipe, data, Run(folder), report.say), folder, report)
+        return train_all(asked, tokens(asked.recipe, data, (), Run(folder), report.say), folder, report)
 
 
 def train_all(asked: Sweep, corpus: tuple[Tokenizer, Shards, Shards], folder: Path, report: Report) -> Path:
