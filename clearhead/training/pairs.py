@@ -144,7 +144,15 @@ def parted(recipe: RecipeConfig, paths: Paths, validation: Paths) -> tuple[Pairs
         if validation:
             raise ConfigError("the built-in dates have their own to validate with; give --data beside --validation")
         return dates(recipe.validation, recipe.seed)
-    return (pairs(paths), pairs(validation)) if validation else pairs(paths).split(recipe.validation, recipe.seed)
+    if validation:
+        return pairs(paths), pairs(validation)
+    parts = pairs(paths).split(recipe.validation, recipe.seed)
+    if next(iter(parts[1]), None) is None:
+        raise ConfigError(
+            f"of the pairs in {parts[0].summary} a share of {recipe.validation} holds out none; give --validation, or "
+            f"set `validation` of the recipe to more"
+        )
+    return parts
 
 
 def sides(part: Pairs, tokenizer: Tokenizer, folder: Path) -> Sides:

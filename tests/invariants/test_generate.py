@@ -12,7 +12,7 @@ import torch
 
 import clearhead
 from clearhead.configs import BytesConfig, DecodingConfig, Power, Wu
-from clearhead.generate.beam import Search, beam_search
+from clearhead.generate.beam import Search, beam_search, largest
 from clearhead.generate.complete import Task
 from clearhead.generate.filters import draw, luck_of, uniforms
 from clearhead.generate.loop import begin
@@ -177,10 +177,11 @@ def test_one_beam_is_greedy(name: str) -> None:
             assert search.best()[0][1] == greedy(model, prompt, 8, ends=(0,))
 
 
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-transformer"])
 @pytest.mark.parametrize("penalty", [Power(0.0), Power(1.0), Wu(1.0)], ids=str)
 @torch.no_grad()
-def test_a_beam_as_wide_as_all_texts_finds_the_best(penalty) -> None:
-    model, steps = model_of("tiny-llama", 0.3, 4), 3
+def test_a_beam_as_wide_as_all_texts_finds_the_best(name: str, penalty) -> None:
+    model, steps = model_of(name, 0.3, 4), 3
     texts = [
         [*body, *end]
         for length in range(steps + 1)
@@ -193,7 +194,7 @@ def test_a_beam_as_wide_as_all_texts_finds_the_best(penalty) -> None:
         return total / penalty(len(tokens))
 
     options = {"max_new_tokens": steps, "ends": (0,), "length_penalty": penalty, "early_stopping": "never"}
-    (found,) = model.generate([2, 3], beams=len(texts), **options)
+    (found,) = model.generate([2, 3], beams=len(texts), start=1, **options)
     assert found.tokens == max(texts, key=score)
 
 
@@ -215,6 +216,30 @@ def test_a_search_ends_where_its_rule_says(early, penalty, second: float, done: 
     ranked = sorted([(second, 1), (-2.5, 0), (-8.0, 2), (-9.0, 3)], reverse=True)
     search.step([score for score, _ in ranked], [0, 0, 0, 0], [token for _, token in ranked], 2)
     assert search.done is done
+
+
+@pytest.mark.parametrize("width", [300, 8000, 16000, 58101])
+def test_the_largest_of_a_long_row_are_found_by_its_pieces(width: int) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(5, width)
+    x[0, : width // 2] = -torch.inf
+    x[1] = torch.arange(width).float()
+    values, places = largest(x, 10)
+    wanted = x.topk(10, dim=1)
+    assert torch.equal(values, wanted.values)
+    assert torch.equal(places, wanted.indices)
+
+
+def test_a_search_that_ends_early_leaves_the_others_their_sources() -> None:
+    """Beams share what is kept of their source; sentences that are done leave it, the others stay with their own."""
+    model, config = model_of("tiny-transformer", 0.5, 11), DecodingConfig(beams=3, ends=(0,))
+    prompts, limits = [[2, 3, 4, 5], [5], [7, 8], [3, 3, 3]], [3, 9, 5, 7]
+    with torch.inference_mode():
+        together = beam_search(model, begin(model, prompts, 9, start=1), limits, config)
+        for prompt, limit, search in zip(prompts, limits, together, strict=True):
+            (alone,) = beam_search(model, begin(model, [prompt], 9, start=1), [limit], config)
+            assert [tokens for _, tokens, _ in search.best()] == [tokens for _, tokens, _ in alone.best()]
+    assert len({tuple(search.best()[0][1]) for search in together}) == len(prompts)
 
 
 def test_beams_move_what_each_row_remembers() -> None:

@@ -104,6 +104,36 @@ def test_marian_equals_transformers(marian: Path, tmp_path_factory: pytest.TempP
     assert Tokenizer.load(again).encode(TEXTS[2]) == ours.encode(TEXTS[2])
 
 
+def test_a_marian_folder_translates_as_transformers_does(marian: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    import clearhead
+    from clearhead.configs import Wu
+    from clearhead.tasks.translate import translate
+
+    tokenizer = in_transformers(marian)
+    torch.manual_seed(0)
+    config = transformers.MarianConfig(
+        vocab_size=tokenizer.vocab_size, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4,
+        decoder_attention_heads=4, encoder_ffn_dim=64, decoder_ffn_dim=64, scale_embedding=True, init_std=0.3,
+        max_position_embeddings=64, pad_token_id=tokenizer.pad_token_id, eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.pad_token_id, forced_eos_token_id=tokenizer.eos_token_id,
+    )  # fmt: skip
+    theirs = transformers.MarianMTModel(config).eval()
+    theirs.generation_config.bad_words_ids = [[tokenizer.pad_token_id]]
+    theirs.save_pretrained(marian)
+    texts = ["The decoder reads the meaning.", "Reading is slow and writing is slower.", "x", "unknown 日本語 letters"]
+    options = {"max_new_tokens": 12, "num_beams": 5, "length_penalty": 0.0, "do_sample": False}
+    wanted = []
+    for text in texts:
+        (row,) = theirs.generate(**tokenizer([text], return_tensors="pt"), **options)
+        wanted.append(tokenizer.decode(row, skip_special_tokens=True))
+    found = translate(clearhead.load(marian), texts, max_new_tokens=12, length_penalty=Wu(0.0))
+    assert [best.text for (best,) in found] == [text.strip() for text in wanted]
+    assert len(set(wanted)) > 1
+
+
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [

@@ -12,9 +12,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 
 import clearhead
-from clearhead.configs import ConfigError
+from clearhead.cli.train import find_recipe
+from clearhead.configs import ConfigError, dumps
 from clearhead.configs.train import RecipeConfig
+from clearhead.data.dates import LANGUAGES
 from clearhead.measure.cost import cost
+from clearhead.models.presets import preset
 from clearhead.models.transformer import modern_transformer, transformer
 from clearhead.tasks.translate import translate
 from clearhead.training.checkpoint import listed
@@ -138,6 +141,8 @@ def test_files_to_validate_with_are_all_that_is_held_out(table: Path, tmp_path: 
     task = prepare(tiny(), [table], [held], Run(tmp_path / "run"), lambda text: None)
     assert (len(task.training), len(task.held_out)) == (600, 2)
     assert task.known == [("abc", "null eins zwei"), ("j", "neun")]
+    with pytest.raises(ConfigError, match=r"of the pairs in .*numbers\.tsv a share of 0\.0001 holds out none"):
+        prepare(tiny(validation=0.0001), [table], (), Run(tmp_path / "none"), lambda text: None)
     with pytest.raises(ConfigError, match="the built-in dates have their own to validate with"):
         prepare(tiny(), [], [held], Run(tmp_path / "other"), lambda text: None)
 
@@ -164,3 +169,34 @@ def test_a_model_without_a_decoder_is_refused(table: Path, tmp_path: Path) -> No
 def test_the_modern_recipe_has_no_more_parameters_than_the_published_one() -> None:
     sizes = {name: cost(recipe(name).model).parameters.total for name in ("translate", "translate-2017")}
     assert sizes["translate"] <= sizes["translate-2017"]
+
+
+def test_an_encoder_decoder_of_ones_own_and_the_presets_train_on_the_same_path(table: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.json"
+    file.write_text(dumps(preset("tiny-transformer")))
+    small = (
+        "batch=64",
+        "validation=0.1",
+        'task.tokenizer={"kind": "Bytes"}',
+        "task.judged=4",
+        "evaluate_every=2",
+        "average=1",
+    )
+    config = find_recipe(str(file), small, steps=2)
+    assert config.schedule == recipe("transformer-base").schedule
+    assert train(config, [table], tmp_path / "run").config.source.vocabulary == 257
+    for name in ("transformer-base", "transformer-big"):
+        file.write_text(dumps(preset(name)))
+        assert find_recipe(str(file)).model == preset(name)
+    assert recipe("transformer-base").model == preset("transformer-base")
+
+
+def test_several_languages_in_one_batch_are_told_apart(tmp_path: Path) -> None:
+    """The built-in dates are a mixture; a batch of theirs holds both directions and many languages."""
+    pytest.importorskip("babel")
+    config = recipe("dates").changed("task.judged", 10)
+    task = prepare(config, (), (), Run(tmp_path / "run"), lambda text: None)
+    assert isinstance(task, Translation)
+    texts = [task.tokenizer.decode(row.tolist()).split()[0] for row in task.batch(5).source]
+    assert len(set(texts) & set(LANGUAGES)) > 10
+    assert cost(task.config).parameters.total < 1_500_000
