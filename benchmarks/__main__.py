@@ -17,6 +17,7 @@ NAMES = (
     "looking",
     "mixers",
     "generation",
+    "translating",
 )
 
 for name in sys.argv[1:] or NAMES:
