@@ -168,7 +168,7 @@ def gradients(
         size=(11, 8),
         more={
             "by_block": layers,
-            "training": {name: [vars(moment) for moment in run] for name, run in runs.items()},
+            "training": {name: [moment.told() for moment in run] for name, run in runs.items()},
             "split": {"identity": parts.identity, "corrections": parts.corrections, "error": parts.error},
         },
     )
@@ -187,6 +187,9 @@ class Moment:
     norms: list[float]
     root: float  # √ of the mean of v̂
     update: float  # mean of |m̂|/√v̂
+
+    def told(self) -> dict[str, float]:
+        return {"step": self.step, "loss": self.loss, "second_moment_root": self.root, "update": self.update}
 
 
 def trained(
@@ -252,17 +255,23 @@ def split(model: SequenceModel, tokens: Int[Tensor, "B T"]) -> Split:
 def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int) -> str:
     deepest = max(row[2] for row in rows if row[0] == "start")
     ratio = {row[1:2] + row[3:5]: row[9] for row in rows if row[0] == "start" and row[2] == deepest}
-    losses = ", ".join(f"{name} {run[-1].loss:.2f}" for name, run in runs.items())
     first = next(iter(runs.values()))
+    *_, cold, warm, cut = (run[-1] for run in runs.values())  # post-norm without and with warm-up; no residual
+    losses = ", ".join(f"{name} {run[-1].loss:.2f}" for name, run in runs.items())
+    worth = (
+        f"Post-norm is worse by {cold.loss - warm.loss:.2f} without warm-up."
+        if cold.loss - warm.loss > 0.1
+        else "Post-norm did not need warm-up here: where it does, stacks are deeper, rates higher or texts harder."
+    )
     return (
         f"At {deepest} blocks and the start, the first block's gradient is {ratio['plain', 'pre', 'on']:.2g} times the "
         f"last's in pre-norm and {ratio['plain', 'post', 'on']:.2g} times in post-norm; if what a branch adds starts "
         f"smaller by the root of their number, {ratio['scaled', 'pre', 'on']:.2g} and "
-        f"{ratio['scaled', 'post', 'on']:.2g}: then post-norm is as even as can be. Without residuals it is "
-        f"{ratio['plain', 'pre', 'off']:.2g} and {ratio['plain', 'post', 'off']:.2g}: norms keep it from vanishing, "
-        f"but not useful. After {steps} steps the losses are {losses}. Adam's first update is {first[0].update:.2f} of "
-        f"the rate for every weight, whatever its gradient, which is what warm-up tames; later it is "
-        f"{first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm {parts.identity:.3g}, and "
+        f"{ratio['scaled', 'post', 'on']:.2g}; without residuals {ratio['plain', 'pre', 'off']:.2g} and "
+        f"{ratio['plain', 'post', 'off']:.2g}, since norms make up for what is lost. After {steps} steps the losses "
+        f"are {losses}, and without residuals the first block's gradient is {ends(cut.norms)[2]:.0e} of the last's. "
+        f"{worth} Adam's first update is {first[0].update:.2f} of the rate for every weight, whatever its gradient, "
+        f"the last {first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm {parts.identity:.3g}, and "
         f"{len(parts.corrections)} corrections; they sum to it to {parts.error:.0e}."
     )
 
