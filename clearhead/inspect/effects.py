@@ -41,7 +41,7 @@ def ablate(subject: Subject, maps: Sequence[Map], token: str | int | None = None
             taps = Taps(replace={f"{path_of(map)}.mixed": putting(heads, 0)})
             values[line, heads] = log_probabilities(subject, id, row, taps, len(heads)) - before
     return Grid(
-        title=f"without a head: change in log p({subject.word(id)!r}), which is {before:.2f}",
+        title=f"without a head: change in log p({subject.word(id)!r}), which is {before:.3g}",
         values=values,
         rows=[f"{map.place} {map.layer}" for map in maps],
         columns=[str(head) for head in range(values.shape[1])],

@@ -97,7 +97,12 @@ def draw_over_image(inspection: Inspection, path: str | Path, theme: str) -> Non
 
 def finish(picture: Any, inspection: Inspection, image: Any, axes: np.ndarray) -> None:
     subject = inspection.subject
-    text = "".join(subject.labels) if subject.tokenizer is not None else " ".join(subject.labels)
-    shown = repr(text if len(text) <= 60 else text[:57] + "…")[1:-1].replace("$", r"\$")
-    picture.suptitle(f"{subject.name} reads “{shown}”", fontsize=10)
+    between = "" if subject.tokenizer is not None else " "
+    read = shortened(between.join(subject.source_labels or subject.labels))
+    said = "" if subject.source_labels is None else f", says “{shortened(between.join(subject.labels))}”"
+    picture.suptitle(f"{subject.name} reads “{read}”{said}", fontsize=10)
     picture.colorbar(image, ax=list(axes.ravel()), label="weight", shrink=0.8)
+
+
+def shortened(text: str, most: int = 60) -> str:
+    return repr(text if len(text) <= most else text[: most - 3] + "…")[1:-1].replace("$", r"\$")

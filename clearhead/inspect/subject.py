@@ -165,10 +165,12 @@ def translation(
     """The target is given, or else written."""
     if (target is None) == (write == 0):
         raise ValueError(f"{name} is an encoder–decoder: give the target as far as it goes, or let it write one")
+    start = defaults(model, tokenizer).start if target is None else None
+    if target is None and start is None:
+        raise ValueError(f"nothing says which token a target of {name} begins with; give the target itself (--target)")
     given = as_ids(source, tokenizer, name)
     new = written(model, given, tokenizer, write)
-    start = defaults(model, tokenizer).start if target is None else None
-    ids = [start or 0, *new] if target is None else as_ids(target, tokenizer, name)
+    ids = [start, *new] if start is not None else as_ids(target, tokenizer, name)
     labels, sources = pieces(tokenizer, ids), pieces(tokenizer, given)
     return Subject(
         model, torch.tensor([ids]), labels, torch.tensor([given]), sources, tokenizer, written=len(new), name=name

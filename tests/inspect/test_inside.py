@@ -153,6 +153,8 @@ def test_a_translator_writes_its_target(tmp_path: Path) -> None:
     (found,) = model.generate([[5, 6, 7]], max_new_tokens=4)
     assert looked.subject.inputs[0].tolist() == [9, *found.tokens]
     assert looked.at(1, "cross").weights().shape == (4, 5, 3)
+    looked.save(tmp_path / "maps.svg")
+    assert f"reads “5 6 7”, says “{' '.join(map(str, [9, *found.tokens]))}”" in (tmp_path / "maps.svg").read_text()
 
 
 def test_rows_are_chosen() -> None:
@@ -292,6 +294,7 @@ def test_log_probabilities_are_of_every_copy() -> None:
             ("tiny-transformer", "1 2", "--ids"),
             "give the target as far as it goes, or let it write one",
         ),
+        (("tiny-transformer", "1 2", "--ids", "--write", "3"), "begins with; give the target itself (--target)"),
         (("tiny-bert", "1 2", "--ids", "--show", "lens"), "has no head over words or classes"),
         (("nowhere", "a"), "there is no preset 'nowhere'"),
     ],
