@@ -277,6 +277,8 @@ def test_2048_tokens_in_the_page(large: tuple[int, Path], opened: Callable[..., 
     assert 100 < whole.count() < 144
     whole.first.click()
     assert "each point is the largest of 16 × 16 weights" in seen.text(".legend")
+    box, query = (seen.page.locator(name).bounding_box() for name in (".text", ".text .query"))
+    assert box["y"] <= query["y"] <= box["y"] + box["height"] - query["height"]
     for _ in range(5):
         seen.press("+")
     assert seen.page.evaluate("window_(data.maps[state.map]).span") == 64

@@ -12,7 +12,7 @@ from scipy import optimize, special, stats
 
 from clearhead.scaling import PUBLISHED, FitError, Table, fit, make_table, read_fit
 from clearhead.scaling.laws import LEVEL
-from clearhead.scaling.parametric import DELTA, Problem
+from clearhead.scaling.parametric import Problem
 
 from .tools import BOTH, CHINCHILLA, KEYS, REANALYSIS, best_size, curves_table, isoflop_table, loss
 
@@ -21,7 +21,7 @@ def objective(problem: Problem, theta: np.ndarray, losses: np.ndarray, counts: n
     """Hoffmann et al. 2022, equation 3, as it is written, with scipy's parts."""
     e, a, b, alpha, beta = theta
     terms = np.stack([np.full_like(problem.x, e), a - alpha * problem.x, b - beta * problem.y])
-    return float((counts * special.huber(DELTA, special.logsumexp(terms, axis=0) - losses)).sum() / DELTA)
+    return float((counts * special.huber(1e-3, special.logsumexp(terms, axis=0) - losses)).sum() / 1e-3)
 
 
 @pytest.fixture(scope="module")

@@ -321,6 +321,8 @@ function drawHead() {
   view.replaceChildren(make("div", { class: "columns" }, left, right));
   paintMatrix(canvas, map);
   $("readout").textContent = cellText(map, state.i, state.j);
+  const box = right.querySelector(".text"), query = right.querySelector(".query");
+  if (query) box.scrollTop += query.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight / 2; // the query is in sight
 }
 
 function largest(map, count) {
