@@ -149,6 +149,18 @@ def test_parabolas_and_envelope_find_the_exponent(constants: tuple[float, ...]) 
         assert len(found.optima) >= 3
 
 
+def test_the_bottom_of_a_valley_is_where_its_parabola_has_it() -> None:
+    """Valleys whose bottom is not in the middle of their runs, at N = C^0.5."""
+    rows = []
+    for flops in (1e18, 1e19, 1e20):
+        for factor in (0.5, 1.5, 3, 6):
+            n = flops**0.5 * factor
+            rows.append({"N": n, "D": flops / (6 * n), "loss": 3 + 0.1 * np.log(factor) ** 2})
+    found = fit(make_table(rows), "isoflop")
+    np.testing.assert_allclose(found.optima, [(c, c**0.5) for c in (1e18, 1e19, 1e20)], rtol=1e-6)
+    assert found.equation().startswith("N = 1·C^0.500")
+
+
 def test_valleys_with_one_side_are_left_out() -> None:
     table = isoflop_table(CHINCHILLA)
     half = (table.flops > 2e18) | (table.n < best_size(CHINCHILLA, 1e18) / 2)
