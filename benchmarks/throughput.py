@@ -6,7 +6,6 @@ vocabularies; the peak memory of each is measured in a process of its own.
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from .time_to_loss import Baseline
-from .turns import report, take_turns
+from .turns import peak, report, take_turns
 
 LAYERS, DIM, HEADS, CONTEXT, BATCH = 6, 384, 6, 256, 16
 VOCABULARIES = (65, 32768)
@@ -97,7 +96,7 @@ def tokens(vocabulary: int) -> tuple:
     return tokenizer, build(corpus, tokenizer, folder / "a"), build(corpus, tokenizer, folder / "b")
 
 
-def peak(kind: str, vocabulary: int) -> float:
+def memory_of(kind: str, vocabulary: int) -> float:
     """GiB that a process of its own needed for four steps, less what it had before the model was made."""
     code = f"from benchmarks.throughput import grown; grown({kind!r}, {vocabulary})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -106,11 +105,11 @@ def peak(kind: str, vocabulary: int) -> float:
 
 def grown(kind: str, vocabulary: int) -> None:
     torch.ones(512, 512) @ torch.ones(512, 512)
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak()
     step = {"peer": peer, "ours": ours}[kind](vocabulary)
     for _ in range(4):
         step()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**20)
+    print((peak() - before) / 2**30)
 
 
 def main() -> None:
@@ -121,7 +120,7 @@ def main() -> None:
         for step in steps.values():
             step()
         report(f"training step, vocabulary {vocabulary:,}", take_turns(steps, rounds=7), "clearhead")
-        memory = {kind: peak(kind, vocabulary) for kind in ("ours", "peer")}
+        memory = {kind: memory_of(kind, vocabulary) for kind in ("ours", "peer")}
         print(
             f"  peak memory: clearhead {memory['ours']:.2f} GiB, nanoGPT style {memory['peer']:.2f} GiB, "
             f"ratio {memory['ours'] / memory['peer']:.2f}"

@@ -134,14 +134,9 @@ def main() -> None:
         size = sum(p.numel() for p in baseline.parameters())
         print(f"baseline: {size:,} parameters, {seconds:.1f} s, validation loss {loss:.4f}")
         long = chars()
-        short = replace(long, batch=16, steps=225)
-        for path, value in {
-            "task.context": 64,
-            "model.stack.dim": 112,
-            "model.stack.repeats": 2,
-            "optimizer.lr": 0.04,
-        }.items():
-            short = short.changed(path, value)
+        stack = replace(long.model.stack, dim=112, pattern=long.model.stack.pattern[:2])
+        short = replace(long, batch=16, steps=225, model=replace(long.model, stack=stack))
+        short = short.changed("task.context", 64).changed("optimizer.lr", 0.04)
         for name, recipe in (("short", short), ("long", long)):
             model, taken = train_ours(recipe, tokenizer, data)
             ours = score(model, data[1], recipe.task.context)

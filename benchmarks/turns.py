@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 
 def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int = 9) -> dict[str, float]:
@@ -18,6 +20,11 @@ def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int = 9)
             run()
             times[name].append(time.perf_counter() - start)
     return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def peak() -> int:
+    """Bytes that this process has had at most; resource.ru_maxrss would count its parent's."""
+    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])  # type: ignore[index]
 
 
 def report(title: str, seconds: Mapping[str, float], ours: str) -> None:

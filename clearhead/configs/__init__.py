@@ -33,6 +33,7 @@ from .norm import LayerNormConfig, NormConfig, OffsetRMSNormConfig, RMSNormConfi
 from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
 from .precision import PRECISIONS, BFloat16, Float16, Float32, Int4, Int8, Precision, precision
 from .rotary import DualChunkConfig, LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
+from .shortconv import ShortConvConfig
 from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
 from .train import (
     AdamWConfig,
@@ -52,6 +53,7 @@ __all__ = [
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
     "RotaryConfig", "DualChunkConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
     "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LongformerConfig", "LSTMConfig", "MambaConfig",
+    "ShortConvConfig",
     "LinearAttentionConfig", "EluConfig", "FavorConfig", "DotConfig", "LinformerConfig",
     "FeedForwardConfig", "GatedFeedForwardConfig",
     "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig",

@@ -17,6 +17,7 @@ from .lstm import LSTMConfig
 from .mamba import MambaConfig
 from .moe import MoEConfig
 from .norm import LayerNormConfig, NormConfig
+from .shortconv import ShortConvConfig
 
 MixerConfig = (
     AttentionConfig
@@ -26,6 +27,7 @@ MixerConfig = (
     | LinformerConfig
     | LSTMConfig
     | MambaConfig
+    | ShortConvConfig
 )
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 

@@ -17,7 +17,7 @@ from clearhead.precision.matrix import Linear
 from .build import builds
 from .context import Context
 from .lanes import Lanes, lanes
-from .state import MambaState, Room
+from .state import FilterState, MambaState, Room
 
 
 @builds(MambaConfig)
@@ -55,7 +55,9 @@ class Mamba(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         row = lanes(context, len(x))
         inner, gate = context.tap("input", self.input(x)).chunk(2, dim=-1)
-        conv = context.tap("conv", row.give(self.filtered(row.take(inner), row, state)))
+        conv = context.tap(
+            "conv", row.give(F.silu(filtered_on(row.take(inner), self.filter, self.filter_bias, row, state)))
+        )
         select = context.tap("select", self.select(conv))
         ranked, write, read = select.split((self.rank, len(self.decay), len(self.decay)), dim=-1)
         step = context.tap("step", F.softplus(self.step(ranked)))
@@ -64,20 +66,6 @@ class Mamba(nn.Module):
         scanned = context.tap("scanned", torch.addcmul(mixed, conv, self.skip))
         gated = context.tap("gated", scanned * F.silu(gate))
         return context.tap("out", self.out(gated))
-
-    def filtered(self, x: Float[Tensor, "B T I"], row: Lanes, state: MambaState | None) -> Float[Tensor, "B T I"]:
-        """silu(Σ_k filter_k∘x_{t−k}), each channel by a filter of its own; what is before a document's start is 0."""
-        batch, length, inner = x.shape
-        reach = len(self.filter) - 1
-        past = x.new_zeros(batch, reach, inner) if state is None else state.recent
-        past = torch.cat((past, x), dim=1)
-        if state is not None:
-            state.recent = last_real(past, row, length, reach).detach()
-        same = None
-        if row.document is not None:
-            document = F.pad(row.document, (reach, 0), value=-1)
-            same = torch.stack([document[:, k : k + length] == row.document for k in range(reach + 1)])
-        return F.silu(filtered(past, self.filter, self.filter_bias, same))
 
     def scan(
         self,
@@ -104,7 +92,28 @@ class Mamba(nn.Module):
 
     def init_state(self, room: Room) -> MambaState:
         reach, inner = len(self.filter) - 1, self.filter.shape[1]
-        return MambaState(room.buffer(*self.decay.shape), room.buffer(reach, inner))
+        return MambaState(room.buffer(reach, inner), room.buffer(*self.decay.shape))
+
+
+def filtered_on(
+    x: Float[Tensor, "B T I"],
+    taps: Float[Tensor, "O I"],
+    bias: Float[Tensor, "I"] | None,
+    row: Lanes,
+    state: FilterState | None,
+) -> Float[Tensor, "B T I"]:
+    """Σ_k taps_k∘x_{t−k}, each channel by a filter of its own; what is before a document's start is 0."""
+    batch, length, inner = x.shape
+    reach = len(taps) - 1
+    past = x.new_zeros(batch, reach, inner) if state is None else state.recent
+    past = torch.cat((past, x), dim=1)
+    if state is not None:
+        state.recent = last_real(past, row, length, reach).detach()
+    same = None
+    if row.document is not None:
+        document = F.pad(row.document, (reach, 0), value=-1)
+        same = torch.stack([document[:, k : k + length] == row.document for k in range(reach + 1)])
+    return filtered(past, taps, bias, same)
 
 
 def last_real(past: Float[Tensor, "B N I"], row: Lanes, length: int, reach: int) -> Float[Tensor, "B O I"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -35,12 +36,13 @@ class Learned(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.length, dim))
 
     def forward(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"]:
-        length = len(self.weight)
-        if positions.numel() and int(positions.max()) >= length:
-            raise ValueError(f"position {int(positions.max())} is past the {length} learned positions of this model")
-        if positions.numel() and int(positions.min()) < 0:
-            raise ValueError(f"position {int(positions.min())} is before the first learned position, 0")
-        return self.weight[positions]
+        if positions.numel() and not torch.compiler.is_compiling():  # a graph cannot look at what it will be given
+            first, last, length = int(positions.min()), int(positions.max()), len(self.weight)
+            if last >= length:
+                raise ValueError(f"position {last} is past the {length} learned positions of this model")
+            if first < 0:
+                raise ValueError(f"position {first} is before the first learned position, 0")
+        return F.embedding(positions, self.weight)
 
 
 @builds(AlibiConfig)

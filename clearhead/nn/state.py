@@ -190,21 +190,31 @@ class SumState:
 
 
 @dataclass
-class MambaState:
-    """What each channel of a selective state space remembers, and the inputs that its filter reads again."""
+class FilterState:
+    """The inputs that a short filter reads again."""
 
-    memory: Float[Tensor, "B Z I"]
     recent: Float[Tensor, "B O I"]
 
     def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.memory, self.recent = self.memory[rows], self.recent[rows]
+        self.recent = self.recent[rows]
+
+
+@dataclass
+class MambaState(FilterState):
+    """And what each channel of a selective state space remembers."""
+
+    memory: Float[Tensor, "B Z I"]
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        super().select(rows)
+        self.memory = self.memory[rows]
 
 
 @dataclass
 class BlockState:
     """What one block remembers."""
 
-    mixer: KVState | LatentState | LSTMState | SumState | MambaState
+    mixer: KVState | LatentState | LSTMState | SumState | MambaState | FilterState
     cross: SourceState | None = None
 
 

@@ -84,7 +84,7 @@ def mamba(config: MambaConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Flo
     """x -> (x, gate); x filtered -> step, write, read -> scan -> gate -> out, over the real tokens of each document."""
     both = here.note("input", linear(x, here["input.weight"], here.get("input.bias")))
     inner, gate = np.split(both, 2, -1)
-    conv = here.note("conv", filtered(inner, here))
+    conv = here.note("conv", silu(filtered(inner, here)))
     select = here.note("select", linear(conv, here["select.weight"]))
     rank = here["step.weight"].shape[1]
     write, read = np.split(select[..., rank:], 2, -1)
@@ -103,7 +103,7 @@ def mamba(config: MambaConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Flo
 
 
 def filtered(x: Float[np.ndarray, "B T I"], here: Here) -> Float[np.ndarray, "B T I"]:
-    """silu(Σ_k filter_k∘x_{t−k}), each channel by a filter of its own; what is before a document's start is 0."""
+    """Σ_k filter_k∘x_{t−k}, each channel by a filter of its own; what is before a document's start is 0."""
     taps = here["filter"]
     conv = np.zeros_like(x)
     start = here.recall("recent", np.zeros((len(x), len(taps) - 1, x.shape[-1]), x.dtype))
@@ -113,6 +113,6 @@ def filtered(x: Float[np.ndarray, "B T I"], here: Here) -> Float[np.ndarray, "B 
         recent[row] = past[len(at) :]
         summed = sum(taps[k] * past[k : k + len(at)] for k in range(len(taps)))
         bias = here.get("filter_bias")
-        conv[row, at] = silu(summed if bias is None else summed + bias)
+        conv[row, at] = summed if bias is None else summed + bias
     here.keep("recent", recent)
     return conv

@@ -255,8 +255,11 @@ class Trainer:
         (total,) = here.sum([total])
         if not math.isfinite(total):
             raise TrainingError(f"the loss of step {self.step + 1} is {total}: {self.where(parts)}")
-        limit = math.inf if recipe.clip is None else recipe.clip
-        norm = whole(nn.utils.clip_grad_norm_(self.model.parameters(), limit)).item()
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        size = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = whole(size).item()
+        if recipe.clip is not None and norm > recipe.clip:
+            nn.utils.clip_grads_with_norm_(parameters, recipe.clip, size)
         self.step += 1
         self.optimizer.step(recipe.schedule.factor(self.step, recipe.steps))
         self.model.zero_grad(set_to_none=True)

@@ -18,6 +18,7 @@ from clearhead.configs import (
     RMSNormConfig,
     RotaryConfig,
     SequenceModelConfig,
+    ShortConvConfig,
     StackConfig,
     TokenEmbeddingConfig,
 )
@@ -37,7 +38,7 @@ from clearhead.configs.train import (
 )
 from clearhead.models.bert import bert
 from clearhead.models.gpt import gpt
-from clearhead.models.llama import decoder, llama
+from clearhead.models.llama import llama
 from clearhead.models.presets import preset
 from clearhead.models.transformer import modern_transformer, transformer
 from clearhead.models.vit import vit
@@ -58,17 +59,28 @@ def lm() -> RecipeConfig:
 
 
 def chars() -> RecipeConfig:
-    """Characters, as nanoGPT's CPU recipe has them, by a modern model of fewer parameters: a minute on two cores."""
-    mixer = AttentionConfig(heads=4, mask=Causal(), rotary=RotaryConfig(), qk_norm=RMSNormConfig())
+    """Characters, as nanoGPT's CPU recipe has them, by a modern model of fewer parameters: a minute on two cores.
+
+    Letters depend on their neighbours above all: short filters read those, and one layer of attention the rest.
+    """
+    norm = RMSNormConfig(eps=1e-5)
     ffn = FeedForwardConfig(hidden=512, activation="relu2", bias=False)
+    far = AttentionConfig(heads=4, mask=Causal(), rotary=RotaryConfig(), qk_norm=RMSNormConfig())
+    near = ShortConvConfig()
+    pattern = tuple(BlockConfig(mixer=mixer, ffn=ffn, norm=norm) for mixer in (near, far, near))
+    model = SequenceModelConfig(
+        embedding=TokenEmbeddingConfig(vocabulary=65),
+        stack=StackConfig(dim=128, pattern=pattern, repeats=1, final_norm=norm),
+        head=LMHeadConfig(vocabulary=65),
+    )
     adam = AdamWConfig(lr=0.01, embedding_lr=0.3, beta1=0.8, eps=1e-10, weight_decay=0.0)
     return RecipeConfig(
-        model=decoder(dim=128, layers=3, mixer=mixer, ffn=ffn, vocabulary=65),
+        model=model,
         task=NextTokenConfig(tokenizer=CharactersConfig(), context=128),
         optimizer=MuonConfig(lr=0.03, iterations=4, rest=adam),
         schedule=StableConfig(warmup=10, decay=0.6),
         batch=12,
-        steps=850,
+        steps=1000,
         clip=None,
         zero_out=True,
     )

@@ -56,6 +56,7 @@ from clearhead.configs import (
     Scattered,
     SequenceModelConfig,
     SharedStackConfig,
+    ShortConvConfig,
     SinusoidalConfig,
     StackConfig,
     TokenEmbeddingConfig,
@@ -129,6 +130,8 @@ MIXERS: dict[str, MixerConfig] = {
     "linformer, shared": LinformerConfig(heads=3, length=17, rows=9, shared=True, head_dim=4, value_dim=7),
     "mamba": MambaConfig(state_dim=6),
     "mamba, narrow": MambaConfig(inner=13, state_dim=3, conv=3, rank=4, conv_bias=False, bias=True),
+    "short conv": ShortConvConfig(),
+    "short conv, biased": ShortConvConfig(conv=5, conv_bias=True, bias=True),
     "lstm": LSTMConfig(),
     "lstm, narrow": LSTMConfig(hidden=7),
 }
@@ -288,6 +291,7 @@ CASES: dict[str, ModelConfig] = {
     "recurrent hybrid": sequence(
         block(MIXERS["lstm"]), block(MIXERS["performer"], "post"), block(MIXERS["window"]), repeats=1
     ),
+    "short conv, attention": sequence(block(MIXERS["short conv"]), block(MHA, "post"), repeats=1),
     "two windows": sequence(
         block(AttentionConfig(heads=5, mask=Causal() & Window(2))),
         block(MIXERS["window"], "post", FEEDS["moe, shared"]),

@@ -21,13 +21,15 @@ TEXT = {"batch": 4, "length": 16}
 
 @pytest.mark.parametrize("name", [name for name in once_each(STREAMS) if CASES[name].head is not None] + TRANSLATORS)
 def test_a_fresh_model_knows_nothing(name: str) -> None:
-    """Its loss is that of a guess, ln V, within 10 %."""
-    torch.manual_seed(0)
-    model = build(CASES[name]).eval()
+    """Its loss is that of a guess, ln V, within 10 %, in the mean of three draws."""
     inputs = tuple(ids(16, x.shape[1], seed=i) for i, x in enumerate(inputs_of(CASES[name])))
-    with torch.no_grad():
-        loss = float(cross_entropy(model(*inputs), ids(16, inputs[-1].shape[1], seed=9)))
-    assert abs(loss - math.log(VOCABULARY)) < 0.1 * math.log(VOCABULARY)
+    targets, losses = ids(16, inputs[-1].shape[1], seed=9), []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = build(CASES[name]).eval()
+        with torch.no_grad():
+            losses.append(float(cross_entropy(model(*inputs), targets)))
+    assert abs(sum(losses) / 3 - math.log(VOCABULARY)) < 0.1 * math.log(VOCABULARY)
 
 
 TINY = [

@@ -94,7 +94,9 @@ def test_watching_changes_nothing(name: str) -> None:
             taps = Taps(read=["*"])
             unseen, seen = model(*inputs, fused=fused), model(*inputs, fused=fused, taps=taps)
             assert torch.equal(seen, unseen)
-            assert any(path.endswith(("mixer.weights", "mixer.hidden", "mixer.scanned")) for path in taps.values)
+            assert any(
+                path.endswith(("mixer.weights", "mixer.hidden", "mixer.scanned", "mixer.conv")) for path in taps.values
+            )
 
 
 @pytest.mark.parametrize("name", CASES)

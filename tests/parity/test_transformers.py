@@ -13,8 +13,11 @@ import torch
 
 transformers = pytest.importorskip("transformers")
 
+from clearhead.configs import ShortConvConfig  # noqa: E402
 from clearhead.models.assemble import EncoderDecoder, SequenceModel  # noqa: E402
 from clearhead.models.checkpoint import load  # noqa: E402
+from clearhead.nn.build import build_part  # noqa: E402
+from clearhead.nn.context import Context  # noqa: E402
 from clearhead.nn.tap import Taps  # noqa: E402
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
@@ -216,6 +219,25 @@ def test_padded_decoder_equals_transformers(name: str, side: str, tmp_path: Path
         expected = theirs(tokens, attention_mask=readable.long(), position_ids=positions).logits
         logits = ours(tokens, readable=readable)
     torch.testing.assert_close(logits[readable], expected[readable], **TOLERANCE)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_short_conv_equals_transformers(bias: bool) -> None:
+    """LFM2's layer."""
+    from transformers.models.lfm2.modeling_lfm2 import Lfm2Config, Lfm2ShortConv
+
+    shape = {"hidden_size": 24, "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 1}
+    torch.manual_seed(0)
+    theirs = Lfm2ShortConv(Lfm2Config(**shape, conv_bias=bias, conv_L_cache=4, layer_types=["conv"]), layer_idx=0)
+    ours = build_part(ShortConvConfig(conv=4, conv_bias=bias, bias=bias), 24)
+    ours.input.load_state_dict(theirs.in_proj.state_dict())
+    ours.out.load_state_dict(theirs.out_proj.state_dict())
+    x, positions = torch.randn(BATCH, LENGTH, 24), torch.arange(LENGTH)[None]
+    with torch.no_grad():
+        ours.filter.copy_(theirs.conv.weight[:, 0].T)
+        if bias:
+            ours.filter_bias.copy_(theirs.conv.bias)
+        torch.testing.assert_close(ours(x, Context(positions, positions)), theirs(x), **TOLERANCE)
 
 
 ENCODERS = {

@@ -20,9 +20,10 @@ def small(**changes: object) -> RecipeConfig:
     config = chars()
     sizes = {
         "batch": 4, "task.context": 16, "steps": 12, "evaluate_every": 6, "evaluate_targets": 256, "save_every": 4,
-        "model.stack.dim": 32, "model.stack.repeats": 2, "model.stack.pattern.0.ffn.hidden": 64,
-        "model.stack.pattern.0.dropout": 0.1,
+        "model.stack.dim": 32,
     }  # fmt: skip
+    for i in range(len(config.model.stack.pattern)):
+        sizes |= {f"model.stack.pattern.{i}.ffn.hidden": 64, f"model.stack.pattern.{i}.dropout": 0.1}
     for path, value in (sizes | changes).items():
         config = config.changed(path, value)
     return config

@@ -24,6 +24,7 @@ from clearhead.configs import (
     MoEConfig,
     NTKScaling,
     RotaryConfig,
+    ShortConvConfig,
     StackConfig,
     YarnScaling,
 )
@@ -64,7 +65,7 @@ def mixer(config: MixerConfig, dim: int) -> MixerConfig:
     mask = ordered(config.mask)
     if isinstance(config, LatentAttentionConfig):
         return replace(config, mask=mask, rotary=rotary(config.rotary, config.rope_dim))
-    if isinstance(config, LongformerConfig):
+    if isinstance(config, LongformerConfig | ShortConvConfig):
         return config
     assert isinstance(config, AttentionConfig)
     key, value = config.widths(dim)

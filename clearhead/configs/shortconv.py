@@ -1,0 +1,66 @@
+"""A short filter between two gates: a mixer for what stands close by (LFM2's convolution, Amini et al. 2025)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .base import Part, Scope, Shape, Step
+from .masks import Causal, Mask, Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShortConvConfig(Part):
+    """y = read∘filter(write∘x) in each channel, with write, read and x made of the input by one matrix.
+
+    It costs what attention's projections cost, and no more with the length  (arXiv 2511.23404, section 2).
+    """
+
+    conv: int = 3  # tokens that the filter reads, itself counted
+    conv_bias: bool = False
+    bias: bool = False  # of the input and out projections
+
+    def check(self) -> None:
+        self.require_positive("conv")
+
+    @property
+    def mask(self) -> Mask:
+        """Whom a position reads."""
+        return Causal() & Window(self.conv)
+
+    def sized(self, scope: Scope) -> Scope:
+        return scope.having("recurrence", O=self.conv - 1)
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = self.sized(scope)
+        tokens = 2 * s["B"] * s["T"]
+
+        def with_bias(name: str, letters: str) -> dict[str, Shape]:
+            shape = s.shape(letters)
+            return {f"{name}.weight": shape} | ({f"{name}.bias": shape[:1]} if self.bias else {})
+
+        yield s.step(
+            "input",
+            "X·[W_write W_read W_x]",
+            "B T 3·D",
+            weights=with_bias("input", "3·D D"),
+            flops=tokens * 3 * s["D"] ** 2,
+            order="n·d²",
+        )
+        bias = {"filter_bias": s.shape("D")} if self.conv_bias else {}
+        formula = f"write∘x filtered over {self.conv} tokens"
+        yield s.step("conv", formula, "B T D", weights={"filter": s.shape("O+1 D")} | bias, kept=2)
+        yield s.step("gated", "read∘conv", "B T D")
+        yield s.step(
+            "out",
+            "gated·W_O",
+            "B T D",
+            weights=with_bias("out", "D D"),
+            flops=tokens * s["D"] ** 2,
+            order="n·d²",
+            kept=0,
+        )
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        """The products that the filter will read again, however long the text."""
+        return {"recent": self.sized(scope).shape("B O D")}

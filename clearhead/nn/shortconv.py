@@ -1,0 +1,45 @@
+"""A short filter between two gates."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from clearhead.configs import ShortConvConfig
+from clearhead.precision.matrix import Linear
+
+from .build import builds
+from .context import Context
+from .lanes import lanes
+from .mamba import filtered_on
+from .state import FilterState, Room
+
+
+@builds(ShortConvConfig)
+class ShortConv(nn.Module):
+    """x -> write, read, x by one matrix -> read∘filter(write∘x) -> out. Decoding keeps the filter's last few inputs."""
+
+    def __init__(self, config: ShortConvConfig, dim: int) -> None:
+        super().__init__()
+        self.input = Linear(dim, 3 * dim, bias=config.bias)
+        self.filter = nn.Parameter(torch.empty(config.conv, dim))
+        self.filter_bias = nn.Parameter(torch.empty(dim)) if config.conv_bias else None
+        self.out = Linear(dim, dim, bias=config.bias)
+
+    def start(self) -> None:
+        with torch.no_grad():
+            nn.init.uniform_(self.filter, -(len(self.filter) ** -0.5), len(self.filter) ** -0.5)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: FilterState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        row = lanes(context, len(x))
+        write, read, x = context.tap("input", self.input(x)).chunk(3, dim=-1)
+        conv = row.give(filtered_on(row.take(write * x), self.filter, self.filter_bias, row, state))
+        gated = context.tap("gated", read * context.tap("conv", conv))
+        return context.tap("out", self.out(gated))
+
+    def init_state(self, room: Room) -> FilterState:
+        reach, dim = len(self.filter) - 1, self.filter.shape[1]
+        return FilterState(room.buffer(reach, dim))
