@@ -25,7 +25,8 @@ VOCABULARIES = (65, 32768)
 Step = Callable[[], object]
 
 
-def peer(vocabulary: int, compiled: bool = True) -> Step:
+def peer(vocabulary: int) -> Step:
+    """As nanoGPT has it: the compiled model gives logits and loss, AdamW as torch sets it up on this device."""
     model = Baseline(vocabulary, DIM, LAYERS, HEADS, CONTEXT)
     data = torch.randint(0, vocabulary, (200_000,))
     groups = [
@@ -34,16 +35,18 @@ def peer(vocabulary: int, compiled: bool = True) -> Step:
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=(0.9, 0.99))
 
-    def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    def answer(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = model(x)
+        return logits, F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
-    forward = torch.compile(loss_of) if compiled else loss_of
+    forward = torch.compile(answer)
 
     def step() -> None:
         at = torch.randint(len(data) - CONTEXT, (BATCH,))
         x = torch.stack([data[i : i + CONTEXT] for i in at])
         y = torch.stack([data[i + 1 : i + 1 + CONTEXT] for i in at])
-        forward(x, y).backward()
+        _, loss = forward(x, y)
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -51,12 +54,12 @@ def peer(vocabulary: int, compiled: bool = True) -> Step:
     return step
 
 
-def ours(vocabulary: int, compiled: bool = False) -> Step:
+def ours(vocabulary: int) -> Step:
     """Our GPT of the same size in our trainer, with the same optimizer."""
     from clearhead import configs as c
     from clearhead.configs.data import BytePairConfig
     from clearhead.configs.train import AdamWConfig, NextTokenConfig, RecipeConfig
-    from clearhead.training.loop import Means, Report, Trainer
+    from clearhead.training.loop import Report, Trainer
     from clearhead.training.text import NextToken
 
     norm = c.LayerNormConfig(bias=False)
@@ -73,7 +76,7 @@ def ours(vocabulary: int, compiled: bool = False) -> Step:
         batch=BATCH,
         steps=10**6,
     )
-    trainer = Trainer(recipe, NextToken(recipe, *tokens(vocabulary)), None, Report(), None, Means(compile=compiled))  # type: ignore[arg-type]
+    trainer = Trainer(recipe, NextToken(recipe, *tokens(vocabulary)), None, Report())  # type: ignore[arg-type]
     trainer.objective.train()
     return trainer.update
 
@@ -96,35 +99,52 @@ def tokens(vocabulary: int) -> tuple:
     return tokenizer, build(corpus, tokenizer, folder / "a"), build(corpus, tokenizer, folder / "b")
 
 
-def memory_of(kind: str, vocabulary: int) -> float:
-    """GiB that a process of its own needed for four steps, less what it had before the model was made."""
-    code = f"from benchmarks.throughput import grown; grown({kind!r}, {vocabulary})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+CONTESTANTS = {"clearhead": ours, "nanoGPT style, compiled": peer}
 
 
-def grown(kind: str, vocabulary: int) -> None:
+class Contestant:
+    """A process of its own, which takes a step when it is told to: nobody profits from another's memory or settings."""
+
+    def __init__(self, name: str, vocabulary: int) -> None:
+        code = f"from benchmarks.throughput import serve; serve({name!r}, {vocabulary})"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def step(self) -> None:
+        self.memory = float(self.ask("step"))
+
+    def ask(self, what: str) -> str:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(what, file=self.process.stdin, flush=True)
+        return self.process.stdout.readline()
+
+
+def serve(name: str, vocabulary: int) -> None:
+    """A step for each line read; answers with the GiB that the process has needed beside torch itself."""
     torch.ones(512, 512) @ torch.ones(512, 512)
     before = peak()
-    step = {"peer": peer, "ours": ours}[kind](vocabulary)
-    for _ in range(4):
+    step = CONTESTANTS[name](vocabulary)
+    for _ in sys.stdin:
         step()
-    print((peak() - before) / 2**30)
+        print((peak() - before) / 2**30, flush=True)
 
 
 def main() -> None:
     for vocabulary in VOCABULARIES:
-        steps = {"clearhead": ours(vocabulary), "nanoGPT style, compiled": peer(vocabulary)}
-        if "--compile" in sys.argv:
-            steps["clearhead, compiled"] = ours(vocabulary, compiled=True)
-        for step in steps.values():
-            step()
-        report(f"training step, vocabulary {vocabulary:,}", take_turns(steps, rounds=7), "clearhead")
-        memory = {kind: memory_of(kind, vocabulary) for kind in ("ours", "peer")}
-        print(
-            f"  peak memory: clearhead {memory['ours']:.2f} GiB, nanoGPT style {memory['peer']:.2f} GiB, "
-            f"ratio {memory['ours'] / memory['peer']:.2f}"
-        )
+        contestants = {name: Contestant(name, vocabulary) for name in CONTESTANTS}
+        for contestant in contestants.values():
+            contestant.step()
+        seconds = take_turns({name: contestant.step for name, contestant in contestants.items()}, rounds=7)
+        report(f"training step, vocabulary {vocabulary:,}", seconds, "clearhead")
+        for name, contestant in contestants.items():
+            print(f"  {name:<36} {contestant.memory:9.2f} GiB at its peak")
+            contestant.process.kill()
 
 
 if __name__ == "__main__":

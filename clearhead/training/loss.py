@@ -39,23 +39,24 @@ class LinearCrossEntropy(torch.autograd.Function):
             logits = (
                 (chunk @ table.T).float() if bias is None else torch.addmm(bias.to(x.dtype), chunk, table.T).float()
             )
-            log_total = logits.logsumexp(dim=1)
-            hit = logits.gather(1, wanted[:, None]).squeeze(1)
-            total += (log_total - (1 - smoothing) * hit).sum()
-            if smoothing:
-                total -= smoothing * logits.mean(dim=1).sum()
+            hit = logits.gather(1, wanted[:, None])
+            mean = logits.mean(dim=1, keepdim=True) if smoothing else 0.0
+            largest = logits.amax(dim=1, keepdim=True)
+            powers = logits.sub_(largest).exp_()  # in the logits' memory
+            sums = powers.sum(dim=1, keepdim=True)
+            total += (largest + sums.log() - (1 - smoothing) * hit - smoothing * mean).sum()
             if d_x is None:
                 continue
-            gradient = logits.sub_(log_total[:, None]).exp_()  # the logits' memory, now softmax
+            # softmax − y is this, divided by the sums: rows of d_x and x are divided instead, which are shorter
+            powers.scatter_add_(1, wanted[:, None], (smoothing - 1) * sums)
             if smoothing:
-                gradient -= smoothing / len(weight)
-            gradient[torch.arange(len(wanted), device=x.device), wanted] -= 1 - smoothing
-            gradient = gradient.to(x.dtype)
-            torch.mm(gradient, table, out=d_x[start : start + rows])
+                powers -= sums * (smoothing / len(weight))
+            gradient, share = powers.to(x.dtype), (1 / sums).to(x.dtype)
+            torch.mm(gradient, table, out=d_x[start : start + rows]).mul_(share)
             if d_weight is not None:
-                add_product(d_weight, gradient.T, chunk)
+                add_product(d_weight, gradient.T, chunk * share)
             if d_bias is not None:
-                d_bias += gradient.sum(dim=0)
+                d_bias += gradient.T @ share.squeeze(1)
         ctx.gradients = (d_x, d_weight, d_bias)
         return total
 
