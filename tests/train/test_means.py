@@ -67,7 +67,7 @@ def test_bfloat16_learns_as_float32_does(corpus: Path, tmp_path: Path) -> None:
     losses = {}
     for precision in ("float32", "bfloat16"):
         file, out = tmp_path / f"{precision}.json", tmp_path / precision
-        file.write_text(dumps(small(steps=30, precision=precision, **{"model.stack.pattern.0.dropout": 0.0})))
+        file.write_text(dumps(small(steps=30, precision=precision, dropout=0.0)))
         command = [sys.executable, "-m", "clearhead", "train", str(file), "--data", str(corpus), "--out", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
         assert done.returncode == 0, done.stderr

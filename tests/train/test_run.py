@@ -26,7 +26,7 @@ def test_a_run_learns_and_its_folder_is_a_checkpoint(corpus: Path, tmp_path: Pat
     import clearhead
 
     out = tmp_path / "run"
-    model = train(small(steps=60, **{"model.stack.pattern.0.dropout": 0.0}), [corpus], out)
+    model = train(small(steps=60, dropout=0.0), [corpus], out)
     lines = Run(out).history()
     assert [line["step"] for line in lines] == list(range(1, 61))
     assert lines[0]["train/loss"] == pytest.approx(torch.log(torch.tensor(28.0)).item(), rel=0.05)
@@ -47,7 +47,7 @@ def test_one_seed_is_one_run_and_two_are_two(corpus: Path, tmp_path: Path) -> No
 
 def test_accumulating_gives_the_same_step(corpus: Path, tmp_path: Path) -> None:
     for parts in (1, 4):
-        config = small(accumulate=parts, steps=3, **{"model.stack.pattern.0.dropout": 0.0})
+        config = small(accumulate=parts, steps=3, dropout=0.0)
         train(config, [corpus], tmp_path / str(parts))
     one, four = weights(tmp_path / "1"), weights(tmp_path / "4")
     for name in one:

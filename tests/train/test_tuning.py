@@ -23,7 +23,7 @@ from .tools import TEXT, small, stop_at, weights
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("base")
     (folder / "text.txt").write_text(TEXT)
-    train(small(steps=30, **{"model.stack.pattern.0.dropout": 0.0}), [folder / "text.txt"], folder / "run")
+    train(small(steps=30, dropout=0.0), [folder / "text.txt"], folder / "run")
     return folder / "run"
 
 

@@ -43,7 +43,7 @@ def test_two_processes_walk_the_same_curve_as_one(
     sharded: bool,
 ) -> None:
     file = tmp_path / "recipe.json"
-    config = small(steps=6, accumulate=2, save_every=3, **{"model.stack.pattern.0.dropout": 0.0})
+    config = small(steps=6, accumulate=2, save_every=3, dropout=0.0)
     config = config if optimizer == "Muon" else config.changed("optimizer", {"kind": "AdamW", "lr": 0.01})
     file.write_text(dumps(config))
     train(config, [corpus], tmp_path / "one")
@@ -69,7 +69,7 @@ def test_two_processes_walk_the_same_curve_as_one(
 
 def test_a_sharded_run_goes_on_in_any_number_of_processes(corpus: Path, tmp_path: Path) -> None:
     file = tmp_path / "recipe.json"
-    config = small(steps=8, save_every=4, **{"model.stack.pattern.0.dropout": 0.0})
+    config = small(steps=8, save_every=4, dropout=0.0)
     file.write_text(dumps(config))
     assert torchrun(file, corpus, tmp_path / "whole", "--shard").returncode == 0
     shutil.copytree(tmp_path / "whole", tmp_path / "half")

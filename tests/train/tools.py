@@ -15,7 +15,7 @@ from clearhead.training.recipes import chars
 TEXT = "the quick brown fox jumps over the lazy dog. " * 300
 
 
-def small(**changes: object) -> RecipeConfig:
+def small(dropout: float = 0.1, **changes: object) -> RecipeConfig:
     """The characters recipe at a size that takes a second; with dropout, so that random numbers matter."""
     config = chars()
     sizes = {
@@ -23,7 +23,7 @@ def small(**changes: object) -> RecipeConfig:
         "model.stack.dim": 32,
     }  # fmt: skip
     for i in range(len(config.model.stack.pattern)):
-        sizes |= {f"model.stack.pattern.{i}.ffn.hidden": 64, f"model.stack.pattern.{i}.dropout": 0.1}
+        sizes |= {f"model.stack.pattern.{i}.ffn.hidden": 64, f"model.stack.pattern.{i}.dropout": dropout}
     for path, value in (sizes | changes).items():
         config = config.changed(path, value)
     return config
