@@ -201,7 +201,7 @@ def show_plan(plan: Plan) -> None:
 )
 @click.option("--out", default="runs/sweep", show_default=True, metavar="DIR", help="The sweep's folder.")
 @click.option("--dims", default="8,16,24,32,48,64", show_default=True, help="Widths, multiples of 8.")
-@click.option("--budgets", default="2e10,5e10,1.2e11,3e11", show_default=True, help="FLOPs, 6·N·D.")
+@click.option("--budgets", default="3e10,6e10,1.2e11,3e11", show_default=True, help="FLOPs, 6·N·D.")
 @click.option("--layers", type=int, default=2, show_default=True, help="Blocks of every model.")
 @click.option("changes", "--set", multiple=True, metavar="PATH=VALUE", help="Change a field of the recipe.")
 @click.option("--resume", is_flag=True, help="Go on with the sweep in --out.")

@@ -48,7 +48,7 @@ class Sweep:
     """What is trained: a model of every width under every budget, by one recipe."""
 
     dims: tuple[int, ...] = (8, 16, 24, 32, 48, 64)
-    budgets: tuple[float, ...] = (2e10, 5e10, 1.2e11, 3e11)  # FLOPs, 6·N·D
+    budgets: tuple[float, ...] = (3e10, 6e10, 1.2e11, 3e11)  # FLOPs, 6·N·D
     layers: int = 2
     recipe: RecipeConfig = bytes_recipe()  # whose model gives way to the family's
 
