@@ -81,7 +81,7 @@ class Frontier(Law):
         return f"N = {k:.4g}·C^{a:.3f}, D = {1 / (FLOPS * k):.4g}·C^{1 - a:.3f}"
 
     def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Told:
-        return np.exp(np.clip(np.log(values[..., 0]) + values[..., 1] * np.log(flops), -600, 600))
+        return np.exp(np.clip(np.log(values[..., 0]) + values[..., 1] * np.log(flops), -300, 300))
 
     def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Told]:
         return {"b": 1 - values[..., 1]}

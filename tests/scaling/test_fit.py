@@ -159,6 +159,9 @@ def test_the_bottom_of_a_valley_is_where_its_parabola_has_it() -> None:
     found = fit(make_table(rows), "isoflop")
     np.testing.assert_allclose(found.optima, [(c, c**0.5) for c in (1e18, 1e19, 1e20)], rtol=1e-6)
     assert found.equation().startswith("N = 1·C^0.500")
+    rows[0]["loss"] *= 1.2  # three points and one degree of freedom: draws as wild as Student's t has them
+    wide = fit(make_table(rows), "isoflop", draws=5000).plan(1e20).intervals
+    assert all(0 < low < high < np.inf for low, high in (wide["N"], wide["D"], wide["tokens_per_parameter"]))
 
 
 def test_valleys_with_one_side_are_left_out() -> None:
