@@ -216,10 +216,10 @@ def shape() -> None:
 
 @experiment(
     listed("--lengths", "128,256,512,1024", "Tokens, for time and memory"),
-    sized("--dim", 128, "Width."),
+    sized("--dim", 64, "Width."),
     sized("--layers", 2, "Blocks."),
-    sized("--pairs", 6, "Pairs to be recalled."),
-    sized("--steps", 1000, "Training steps on recall."),
+    sized("--half", 16, "The longest period of a text."),
+    sized("--steps", 600, "Training steps on recall."),
     sized("--batch", 64, "Texts in a step."),
     sized("--rounds", 3, "Measurements, of which the median is told."),
 )

@@ -9,7 +9,7 @@ from clearhead.configs import AttentionConfig, Causal, FeedForwardConfig
 from clearhead.lab.gradients import Size, by_block, gradients, loss_of, made, split, text, without_residual
 from clearhead.lab.induction import induction, look, texts
 from clearhead.lab.learn import learn, moments
-from clearhead.lab.lstm import NAMES, Recall, contestant, kept, recall
+from clearhead.lab.lstm import NAMES, contestant, kept, recall
 from clearhead.lab.shape import config, corpus, narrowed, shape
 from clearhead.measure.compare import Size as CompareSize
 from clearhead.measure.compare import parameters
@@ -129,18 +129,6 @@ def test_shape_learns_from_any_text(tmp_path) -> None:
         shape(heads=(5,), dim=16)
 
 
-def test_recall_texts_ask_for_what_they_told() -> None:
-    task = Recall(pairs=5, words=9)
-    rows, distance = task.texts(20, torch.Generator().manual_seed(0))
-    for row, far in zip(rows.tolist(), distance.tolist(), strict=True):
-        told = dict(zip(row[:10:2], row[1:10:2], strict=True))
-        assert len(told) == 5
-        for at, between in zip(range(10, 20, 2), far, strict=True):
-            assert told[row[at]] == row[at + 1]
-            assert row[at - between - 2] == row[at]  # its key, then its value, then so many others
-            assert row[at] not in row[at - between : at : 2]  # and not since
-
-
 def test_contestants_are_alike_in_size_and_a_recurrence_keeps_as_much_at_any_length() -> None:
     size = CompareSize(dim=32, layers=2, heads=4, vocabulary=128)
     ours, theirs = (contestant(name, size) for name in NAMES)
@@ -149,11 +137,13 @@ def test_contestants_are_alike_in_size_and_a_recurrence_keeps_as_much_at_any_len
     assert kept(theirs, 100) == kept(theirs, 10) == 2 * 2 * 32  # layers, h and c
 
 
-def test_attention_learns_to_recall() -> None:
-    size = CompareSize(dim=32, layers=2, heads=4, vocabulary=128)
-    shares = recall(contestant("flash", size), Recall(pairs=2, words=4), 200, 32, 0, lambda text: None)
-    assert set(shares) == {0, 2, 4}
-    assert sum(shares.values()) / 3 > 0.6  # a guess among those told is right one time in two
+@pytest.mark.parametrize("name", NAMES)
+def test_recall_is_told_by_distance(name: str) -> None:
+    """After a few steps of one layer nobody recalls much, at any of the distances that there are."""
+    size = CompareSize(dim=16, layers=1, heads=4, vocabulary=128)
+    shares = recall(contestant(name, size), 6, 30, 16, 0, lambda text: None)
+    assert set(shares) == {4, 5, 6}  # the periods
+    assert all(0 <= share < 0.5 for share in shares.values())
 
 
 def test_the_loop_yields_every_step_and_moments_end_with_the_last() -> None:

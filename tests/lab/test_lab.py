@@ -39,7 +39,7 @@ SMALL = {
     ),
     "induction": ("--steps", "3", "--dim", "8", "--heads", "2", "--half", "4", "--batch", "2"),
     "shape": ("--ratios", "2,4", "--heads", "1,2", "--dim", "16", "--steps", "1", "--batch", "1", "--context", "8"),
-    "lstm": ("--lengths", "8,16", "--dim", "16", "--steps", "1", "--pairs", "2", "--rounds", "1", "--batch", "2"),
+    "lstm": ("--lengths", "8,16", "--dim", "16", "--steps", "1", "--half", "4", "--rounds", "1", "--batch", "2"),
     "turing": ("--steps", "12"),
     "permutation": ("--draws", "1", "--length", "5", "--dim", "8", "--heads", "2"),
 }
