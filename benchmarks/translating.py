@@ -21,8 +21,9 @@ import torch
 
 import clearhead
 from clearhead.configs import Power
-from clearhead.generate.complete import generate
-from clearhead.generate.layout import turn_matrices
+from clearhead.generate.complete import Task
+from clearhead.generate.layout import ready_to_write
+from clearhead.tasks.translate import written_for
 
 from .turns import report, take_turns
 
@@ -46,16 +47,13 @@ def main(sentences: int = 3 * BATCH, rounds: int = 3) -> None:
             "CTranslate2, one worker": of_ctranslate2(theirs, Path(folder) / "ct2", 1),
             "CTranslate2, a worker a core": of_ctranslate2(theirs, Path(folder) / "ct2", THREADS),
         }
-        answers = {name: [run(part) for part in parts[:1]] for name, run in contestants.items()}
-        same = {
-            name: np.mean([a == b for a, b in zip(found[0], answers["clearhead"][0], strict=True)])
-            for name, found in answers.items()
-        }
-        print("the same translation as ours: " + ", ".join(f"{name} {share:.0%}" for name, share in same.items()))
-        runs = {name: (lambda run=run: [run(part) for part in parts]) for name, run in contestants.items()}
-        runs["CTranslate2, a worker a core"] = lambda: contestants["CTranslate2, a worker a core"](sources)
-        seconds = take_turns(runs, rounds)
-        report(f"{sentences} sentences, beam {BEAM}, {NEW} tokens each", seconds, ours="clearhead")
+        answers = {name: run(parts[0]) for name, run in contestants.items()}
+        for name, found in answers.items():
+            same = np.mean([one == other for one, other in zip(found, answers["clearhead"], strict=True)])
+            print(f"{name}: {same:.0%} of the translations are ours")
+        runs = {name: (lambda run=run: run(sources)) for name, run in contestants.items()}  # each cuts batches itself
+        runs["transformers"] = lambda: [contestants["transformers"](part) for part in parts]
+        report(f"{sentences} sentences, beam {BEAM}, {NEW} tokens each", take_turns(runs, rounds), ours="clearhead")
 
 
 def marian(folder: Path) -> Any:
@@ -77,9 +75,14 @@ def marian(folder: Path) -> Any:
 
 
 def ours(folder: Path) -> Run:
-    model = turn_matrices(clearhead.load(folder))
-    options = {"beams": BEAM, "length_penalty": Power(0.0), "max_new_tokens": NEW, "never": (PAD,), "batch": BATCH}
-    return lambda sources: [one.tokens for one in generate(model, sources, **options)]
+    model = ready_to_write(clearhead.load(folder))
+    task = Task.of(model, beams=BEAM, length_penalty=Power(0.0), max_new_tokens=NEW, never=(PAD,))
+
+    def run(sources: list[list[int]]) -> list[list[int]]:
+        found = written_for(task, list(enumerate(sources)), BATCH, lambda done: None)
+        return [found[i][0].tokens for i in range(len(sources))]
+
+    return run
 
 
 def of_transformers(model: Any) -> Run:
@@ -102,7 +105,11 @@ def of_ctranslate2(model: Any, folder: Path, workers: int) -> Run:
     if not folder.exists():
         specification(model).save_at(folder)
     translator = ctranslate2.Translator(
-        str(folder), device="cpu", compute_type="float32", inter_threads=workers, intra_threads=THREADS // workers
+        str(folder),
+        device="cpu",
+        compute_type="float32",
+        inter_threads=workers,
+        intra_threads=max(1, THREADS // workers),
     )
 
     def run(sources: list[list[int]]) -> list[list[int]]:

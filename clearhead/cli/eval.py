@@ -99,7 +99,7 @@ def scored(
     """The sources translated, and the scores of that."""
     from clearhead.configs import Wu
     from clearhead.data.pairs import pairs
-    from clearhead.generate.layout import turn_matrices
+    from clearhead.generate.layout import ready_to_write
     from clearhead.measure.bleu import scores
     from clearhead.tasks.translate import translate
 
@@ -109,7 +109,7 @@ def scored(
     sources, wanted = ([pair[side] for pair in known] for side in (0, 1))
     options: dict[str, Any] = {"beams": beam, "length_penalty": Wu(length_penalty), "batch": batch}
     found = translate(
-        turn_matrices(model), sources, progress=lambda done: tell(f"{done:,} of {len(known):,} sentences"), **options
+        ready_to_write(model), sources, progress=lambda done: tell(f"{done:,} of {len(known):,} sentences"), **options
     )
     tell("")
     written = [best.text for (best,) in found]

@@ -51,14 +51,14 @@ def command(
     """
     loaded = load_model(model, weights)
     from clearhead.configs import Wu
-    from clearhead.generate.layout import turn_matrices
+    from clearhead.generate.layout import ready_to_write
     from clearhead.tasks.translate import translate
 
     lines, tell = read_lines(file), progress()
     options: dict[str, Any] = {"beams": beam, "length_penalty": Wu(length_penalty), "n": nbest}
     options |= {"max_new_tokens": max_new_tokens, "batch": batch}
     found = translate(
-        turn_matrices(loaded), lines, progress=lambda done: tell(f"{done:,} of {len(lines):,} lines"), **options
+        ready_to_write(loaded), lines, progress=lambda done: tell(f"{done:,} of {len(lines):,} lines"), **options
     )
     tell("")
     if as_json:

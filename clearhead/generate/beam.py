@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float, Int
@@ -106,7 +106,7 @@ def followed(last: Link) -> tuple[list[int], list[float]]:
 @torch.inference_mode()
 def beam_search(model: Model, begun: Begun, limits: Sequence[int], config: DecodingConfig) -> list[Search]:
     """Search from prompts that have been read, one row of `begun` for each of `limits`."""
-    width, parts = config.beams, filters(config)
+    width, parts = config.beams, filters(replace(config, never=()))  # which are left out of the few likeliest
     searches = [Search(config, limit) for limit in limits]
     live = list(searches)
     begun.spread(width)
@@ -119,7 +119,7 @@ def beam_search(model: Model, begun: Begun, limits: Sequence[int], config: Decod
         forced = torch.tensor([search.limit == length for search in live], device=device)
         said = logprobs(begun, parts, forced.repeat_interleave(width), config.forced_end)
         most = max(2, 1 + len(config.ends)) * width
-        top, parents, tokens = likeliest(said, totals, most)
+        top, parents, tokens = likeliest(said, totals, most, config.never)
         rows: list[int] = []
         for i, search in enumerate(live):
             chosen = search.step(top[i], parents[i], tokens[i], length)
@@ -143,11 +143,14 @@ def beam_search(model: Model, begun: Begun, limits: Sequence[int], config: Decod
 
 
 def likeliest(
-    said: Float[Tensor, "R V"], totals: Float[Tensor, "N W"], most: int
+    said: Float[Tensor, "R V"], totals: Float[Tensor, "N W"], most: int, never: Sequence[int]
 ) -> tuple[list[list[float]], list[list[int]], list[list[int]]]:
     """Of each search the likeliest continuations of all its beams: their log-probabilities, which beam each continues,
-    and the token. The best of all are among the best of each, so that no table of all sums is made."""
-    values, ids = largest(said, min(most, said.shape[1]))
+    and the token. The best of all are among the best of each, so that no table of all sums is made; those that are
+    never written are left out of these few."""
+    values, ids = largest(said, min(most + len(never), said.shape[1]))
+    if never:
+        values = values.masked_fill(torch.isin(ids, torch.tensor(never, device=ids.device)), -torch.inf)
     sums = (totals.flatten()[:, None] + values).view(len(totals), -1)
     top = sums.topk(min(most, sums.shape[1]), dim=1)
     parents, tokens = top.indices // values.shape[1], ids.view(len(totals), -1).gather(1, top.indices)

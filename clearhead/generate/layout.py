@@ -1,18 +1,20 @@
-"""How matrices lie in memory while a model writes."""
+"""What a model's memory should be like while it writes for many prompts."""
 
 from __future__ import annotations
 
 from torch import nn
 
 from clearhead.models.assemble import Model
+from clearhead.nn.memory import keep_memory
 
 
-def turn_matrices(model: Model) -> Model:
+def ready_to_write(model: Model) -> Model:
     """The same model, every matrix of which lies in memory column by column: shapes and values are as they were.
 
     A product with few rows reads a matrix that lies so a sixth to a third faster than one that lies row by row, as
-    training likes it; with many rows there is no difference.
+    training likes it; with many rows there is no difference. And what a step has used is kept for the next.
     """
+    keep_memory()
     for parameter in model.parameters():
         if isinstance(parameter, nn.Parameter) and parameter.dim() == 2:
             parameter.data = parameter.data.t().contiguous().t()

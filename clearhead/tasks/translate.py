@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from clearhead.configs import Wu
 from clearhead.generate.complete import Completion, Task, searched, written
@@ -15,6 +18,7 @@ from clearhead.models.assemble import EncoderDecoder, Model
 from clearhead.tokenize import Tokenizer
 
 BATCH = 32  # sentences worked on together
+MOST_WORKERS = 4  # batches at once: more would wait for each other's Python
 LONGEST = 512  # tokens of a sentence that are read, where the model itself sets no bound
 STRETCH = 3, 32  # a translation has at most so many times its source's tokens, and so many more
 
@@ -58,19 +62,35 @@ def translate(
     if task.tokenizer is None:
         raise ValueError("the model came with no tokenizer; give tokenizer=")
     assert isinstance(task, Translating)
-    found = {i: [Completion(i, "", [], "end", score=0.0)] * task.config.n for i, text in enumerate(texts)}
     sources = [(i, task.read(text, i)) for i, text in enumerate(texts) if text.strip()]
-    sources.sort(key=lambda source: len(source[1]))
-    done = len(texts) - len(sources)
-    for first in range(0, len(sources), batch):
-        part = sources[first : first + batch]
-        made = searched(task, part, False) if task.config.beams > 1 else written(task, part, False)
-        for i, _ in part:
-            found[i] = [replace(one, text=one.text.strip()) for one in made if one.prompt == i]
-        done += len(part)
-        if progress is not None:
-            progress(done)
-    return [found[i] for i in range(len(texts))]
+    empty = len(texts) - len(sources)
+    made = written_for(task, sources, batch, lambda done: progress(empty + done) if progress is not None else None)
+    nothing = [Completion(-1, "", [], "end", score=0.0)] * task.config.n
+    found = [made.get(i, nothing) for i in range(len(texts))]
+    return [[replace(one, prompt=i, text=one.text.strip()) for one in best] for i, best in enumerate(found)]
+
+
+def written_for(
+    task: Task, sources: Sequence[tuple[int, list[int]]], batch: int, progress: Callable[[int], object]
+) -> dict[int, list[Completion]]:
+    """What is written for numbered sources, best first. Those of about one length are worked on together, and several
+    such batches at once: on a CPU two that have a core each are done sooner than two that share both, one by one."""
+    threads = torch.get_num_threads()
+    workers = max(1, min(threads, MOST_WORKERS, len(sources)))
+    size = min(batch, -(-len(sources) // workers)) or 1
+    ordered = sorted(sources, key=lambda source: len(source[1]), reverse=True)  # the longest first: none is waited for
+    parts = [ordered[first : first + size] for first in range(0, len(ordered), size)]
+    write = searched if task.config.beams > 1 else written
+    found: dict[int, list[Completion]] = {}
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(threads // workers,)) as pool:
+            for done in as_completed([pool.submit(write, task, part, False) for part in parts]):
+                for one in done.result():
+                    found.setdefault(one.prompt, []).append(one)
+                progress(len(found))
+    finally:
+        torch.set_num_threads(threads)
+    return found
 
 
 def look_at_translation(model: Model, text: str, one: Completion, tokenizer: Tokenizer | None = None) -> Inspection:

@@ -24,12 +24,12 @@ from clearhead.measure.precision import precision_works
 from clearhead.models.adapter import adapt, save_adapter
 from clearhead.models.assemble import LAST, EncoderDecoder, Model, build
 from clearhead.models.checkpoint import load
+from clearhead.nn.memory import keep_memory
 
 from . import images as _images
 from . import pairs as _pairs
 from . import text as _text
 from .checkpoint import find_last, listed, read, step_of, write
-from .memory import keep_memory
 from .objective import Objective, first_trouble
 from .optimizer import Optimizer, make_optimizer
 from .peak import matrix_peak

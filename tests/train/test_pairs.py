@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,13 +23,13 @@ from clearhead.models.presets import preset
 from clearhead.models.transformer import modern_transformer, transformer
 from clearhead.tasks.translate import translate
 from clearhead.training.checkpoint import listed
-from clearhead.training.loop import Report, Trainer, TrainingError, train
+from clearhead.training.loop import Interrupted, Report, Trainer, TrainingError, train
 from clearhead.training.pairs import Translation
 from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
 from clearhead.training.task import prepare
 
-from .tools import same, stop_at, weights
+from .tools import same, weights
 
 WORDS = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
 NUMBERS = dict(zip("abcdefghij", WORDS, strict=True))
@@ -45,6 +47,11 @@ def tiny(name: str = "translate", dropout: float = 0.1, **changes: object) -> Re
     for path, value in (sizes | changes).items():
         config = config.changed(path, value)
     return config
+
+
+def asked_at(step: int, numbers: dict) -> None:
+    if numbers["step"] == step:
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def write_table(path: Path, longest: int) -> Path:
@@ -105,9 +112,10 @@ def test_stopped_and_resumed_equals_uninterrupted_and_the_model_is_the_mean_of_i
     for name, mean in weights(tmp_path / "whole").items():
         torch.testing.assert_close(mean, torch.stack([one[f"weights.{name}"] for one in found]).mean(dim=0))
     out = tmp_path / "broken"
-    for step in (5, 7, 8):  # each leaves a checkpoint, or none, between those that count
-        with pytest.raises(KeyboardInterrupt):
-            train(config, [table], out, resume=True, report=Report(show=lambda n, step=step: stop_at(step, n)))
+    for step in (5, 8, 11):  # each leaves a checkpoint between those that count
+        with pytest.raises(Interrupted):
+            train(config, [table], out, resume=True, report=Report(show=lambda n, step=step: asked_at(step, n)))
+    assert "step-00000011" in [path.name for path in listed(out / "checkpoints")]
     train(config, [table], out, resume=True)
     assert same(tmp_path / "whole", out)
 
