@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from clearhead.configs import AlibiConfig, AttentionConfig, Causal, Full
+from clearhead.functional.rotary import turn
+from clearhead.nn.dropout import Dropout
 from clearhead.nn.tap import Taps
 
 from .cases import CASES, DIM, GATED, MIXERS, RMS, block, sequence
@@ -165,3 +167,35 @@ def test_one_table_serves_both_sides_of_a_translator() -> None:
     close(seen["source.tokens"], math.sqrt(DIM) * table[source])
     close(seen["target.tokens"], math.sqrt(DIM) * table[target])
     close(seen["head.logits"], seen["decoder.final_norm"] @ table.T)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.25, 0.5])
+def test_dropout_leaves_out_its_share_and_keeps_the_mean(p: float) -> None:
+    torch.manual_seed(0)
+    layer, x = Dropout(p).train(), torch.ones(700, 701, requires_grad=True)
+    y = layer(x)
+    assert (y == 0).float().mean().item() == pytest.approx(p, abs=0.003)
+    torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - p)), atol=1e-4, rtol=1e-4)
+    y.sum().backward()
+    assert torch.equal(x.grad, y)  # what is left out gets no gradient, the rest as much as it gave
+    torch.manual_seed(0)
+    assert torch.equal(layer(x), y)
+    assert not torch.equal(layer(x), y)
+    neighbours = (y[:, 1:] == 0) & (y[:, :-1] == 0)  # four values share one random number, and must not agree
+    assert neighbours.float().mean().item() == pytest.approx(p * p, abs=0.003)
+    assert torch.equal(layer.eval()(x), x)
+
+
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+def test_turning_has_the_gradient_of_turning(layout: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64, requires_grad=True)
+    angles = torch.randn(1, 1, 5, 4, dtype=torch.float64)
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        return turn(x, angles.cos(), angles.sin(), layout)
+
+    assert torch.autograd.gradcheck(turned, (x,))
+    assert torch.autograd.gradgradcheck(turned, (x,))
+    with torch.no_grad():
+        torch.testing.assert_close(turned(x), turned(x.detach()))
