@@ -79,7 +79,7 @@ def ours(folder: Path) -> Run:
     task = Task.of(model, beams=BEAM, length_penalty=Power(0.0), max_new_tokens=NEW, never=(PAD,))
 
     def run(sources: list[list[int]]) -> list[list[int]]:
-        found = written_for(task, list(enumerate(sources)), BATCH, lambda done: None)
+        found = written_for(task, list(enumerate(sources)), BATCH, workers=THREADS)
         return [found[i][0].tokens for i in range(len(sources))]
 
     return run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import beam_options, json_option, load_model, print_json, progress, weights_option
+from .options import beam_options, json_option, load_model, print_json, translated, weights_option
 
 if TYPE_CHECKING:
     from clearhead.models.assemble import Model
@@ -97,22 +97,14 @@ def scored(
     model: Model, paths: tuple[str, ...], language: str, beam: int, length_penalty: float, batch: int
 ) -> dict[str, Any]:
     """The sources translated, and the scores of that."""
-    from clearhead.configs import Wu
     from clearhead.data.pairs import pairs
-    from clearhead.generate.layout import ready_to_write
     from clearhead.measure.bleu import scores
-    from clearhead.tasks.translate import translate
 
-    known, tell = list(pairs(paths)), progress()
+    known = list(pairs(paths))
     if not known:
         raise ValueError(f"there are no pairs in {', '.join(paths)}")
     sources, wanted = ([pair[side] for pair in known] for side in (0, 1))
-    options: dict[str, Any] = {"beams": beam, "length_penalty": Wu(length_penalty), "batch": batch}
-    found = translate(
-        ready_to_write(model), sources, progress=lambda done: tell(f"{done:,} of {len(known):,} sentences"), **options
-    )
-    tell("")
-    written = [best.text for (best,) in found]
+    written = [best.text for (best,) in translated(model, sources, beam, length_penalty, batch)]
     return {
         "sentences": len(known),
         "beam": beam,

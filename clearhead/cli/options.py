@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from clearhead.configs import LengthPenalty, ModelConfig
+    from clearhead.generate.complete import Completion
     from clearhead.models.assemble import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -103,6 +104,31 @@ def beam_options(function: F) -> F:
     ):
         function = click.option(name, type=kind, default=default, show_default=True, help=text)(function)
     return function
+
+
+def translated(
+    model: Model, texts: list[str], beam: int, length_penalty: float, batch: int, **options: Any
+) -> list[list[Completion]]:
+    """The translations of each text by every core, with their progress where a person watches."""
+    import torch
+
+    from clearhead.configs import Wu
+    from clearhead.generate.layout import ready_to_write
+    from clearhead.tasks.translate import translate
+
+    tell = progress()
+    found = translate(
+        ready_to_write(model),
+        texts,
+        beams=beam,
+        length_penalty=Wu(length_penalty),
+        batch=batch,
+        workers=torch.get_num_threads(),
+        progress=lambda done: tell(f"{done:,} of {len(texts):,} translated"),
+        **options,
+    )
+    tell("")
+    return found
 
 
 def weights_option(function: F) -> F:

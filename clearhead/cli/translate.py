@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import beam_options, json_option, load_model, print_json, progress, read_lines, weights_option
+from .options import beam_options, json_option, load_model, print_json, read_lines, translated, weights_option
 
 if TYPE_CHECKING:
     from clearhead.generate.complete import Completion
@@ -50,17 +50,8 @@ def command(
     echo "A dog runs." | clearhead translate runs/translate --attention alignment.png
     """
     loaded = load_model(model, weights)
-    from clearhead.configs import Wu
-    from clearhead.generate.layout import ready_to_write
-    from clearhead.tasks.translate import translate
-
-    lines, tell = read_lines(file), progress()
-    options: dict[str, Any] = {"beams": beam, "length_penalty": Wu(length_penalty), "n": nbest}
-    options |= {"max_new_tokens": max_new_tokens, "batch": batch}
-    found = translate(
-        ready_to_write(loaded), lines, progress=lambda done: tell(f"{done:,} of {len(lines):,} lines"), **options
-    )
-    tell("")
+    lines = read_lines(file)
+    found = translated(loaded, lines, beam, length_penalty, batch, n=nbest, max_new_tokens=max_new_tokens)
     if as_json:
         print_json({"model": model, "lines": [told(line, best) for line, best in zip(lines, found, strict=True)]})
     for number, best in enumerate([] if as_json else found, 1):

@@ -178,7 +178,7 @@ def largest(x: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"], 
 def logprobs(begun: Begun, parts: Sequence[Filter], forced: Tensor, forced_end: int | None) -> Float[Tensor, "B V"]:
     """The log-probabilities of each row's next token, through the filters; a forced end is certain."""
     said = filtered(begun.logits.float().log_softmax(dim=1), begun.seen, parts)
-    if forced_end is None:
+    if forced_end is None or not bool(forced.any()):
         return said
     certain = torch.full_like(said[:1], -torch.inf)
     certain[:, forced_end] = 0.0

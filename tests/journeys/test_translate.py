@@ -56,6 +56,15 @@ def test_a_line_is_translated_alone_or_in_company_in_its_place(folder: str, tmp_
     assert typed("translate", folder, said="").stdout == ""
 
 
+def test_workers_write_what_one_writes(folder: str) -> None:
+    model, said = package.load(folder), []
+    found = translate(model, LINES, max_new_tokens=8, workers=2, batch=2, progress=said.append)
+    alone = translate(model, LINES, max_new_tokens=8)
+    assert [[one.tokens for one in best] for best in found] == [[one.tokens for one in best] for best in alone]
+    assert said[-1] == len(LINES)
+    assert [one.prompt for (one,) in found] == list(range(len(LINES)))
+
+
 def test_the_options_are_those_of_the_search(folder: str) -> None:
     model = package.load(folder)
     for beam, alpha in ((1, 0.6), (4, 0.0), (4, 1.5)):
