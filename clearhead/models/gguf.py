@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.configs import Llama3Scaling, ModelConfig, RotaryConfig
+from clearhead.configs import Llama3Scaling, ModelConfig, RotaryConfig, YarnScaling
 from clearhead.tokenize import Tokenizer
 from clearhead.tokenize.gguf import gguf_package, metadata, open_gguf, write_tokenizer
 
@@ -231,6 +231,7 @@ def save_gguf(model: Model, path: Path, tokenizer: Tokenizer | None, precision: 
         )
     if hf.get("sliding_window") or hf.get("mlp_bias"):
         raise CheckpointError("llama.cpp's llama has neither windows nor biases in its feed-forward layers")
+    check_turning(rotary(hf))
     writer = package.GGUFWriter(str(path), WRITTEN[hf["model_type"]])
     write_metadata(writer, hf)
     if tokenizer is None:
@@ -246,6 +247,16 @@ def save_gguf(model: Model, path: Path, tokenizer: Tokenizer | None, precision: 
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def check_turning(turning: RotaryConfig) -> None:
+    """llama.cpp takes YaRN as the paper has it."""
+    scaling = turning.scaling
+    if not isinstance(scaling, YarnScaling):
+        return
+    papers = RotaryConfig(scaling=YarnScaling(factor=scaling.factor, length=scaling.length)).magnitude
+    if scaling != YarnScaling(factor=scaling.factor, length=scaling.length, rotation=papers):
+        raise CheckpointError("GGUF keeps of YaRN only the factor and the length, and the rest is not the paper's")
 
 
 def fitting(package: Any, kind: Any, array: np.ndarray) -> Any:

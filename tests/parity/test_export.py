@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from click.testing import CliRunner
 
 from clearhead.cli.main import cli
-from clearhead.configs import BytePairConfig, Llama3Scaling, RMSNormConfig
+from clearhead.configs import BytePairConfig, LinearScaling, Llama3Scaling, RMSNormConfig, YarnScaling
 from clearhead.models.assemble import build
 from clearhead.models.checkpoint import load, save
 from clearhead.models.convert import CheckpointError
@@ -35,6 +36,8 @@ MODELS = {
     "llama": LLAMA,
     "llama, tied, wide heads": LLAMA.changed("head.tied", True).changed("stack.pattern.0.mixer.head_dim", 32),
     "llama 3": LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", Llama3Scaling(factor=8, length=8192)),
+    "llama, linear": LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", LinearScaling(factor=4.0)),
+    "llama, yarn": LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", YarnScaling(factor=4.0, length=16)),
     "qwen2": LLAMA.changed("stack.pattern.0.mixer.qkv_bias", True),
     "qwen3": LLAMA.changed("stack.pattern.0.mixer.qk_norm", RMSNormConfig()),
     "mixtral": mixtral(**SIZES, experts=4),
@@ -72,6 +75,20 @@ def test_llama_cpp_writes_the_same_text(name: str, tokenizer: Tokenizer, tmp_pat
     logits = np.array(theirs.scores[: len(tokens)])
     torch.testing.assert_close(torch.from_numpy(logits), ours, rtol=1e-2, atol=2e-2 * float(ours.abs().max()))
     assert logits.argmax(-1).tolist() == ours.argmax(-1).tolist()
+    written = []
+    for _ in range(8):
+        written.append(int(np.argmax(theirs.scores[theirs.n_tokens - 1])))
+        theirs.eval(written[-1:])
+    assert written == greedy(lambda ids: model(ids), tokens, 8)
+
+
+def greedy(run: Callable[[torch.Tensor], torch.Tensor], tokens: list[int], count: int) -> list[int]:
+    """The likeliest token, again and again."""
+    written: list[int] = []
+    with torch.no_grad():
+        for _ in range(count):
+            written.append(int(run(torch.tensor([[*tokens, *written]]))[0, -1].argmax()))
+    return written
 
 
 @pytest.mark.parametrize("kind", ["f16", "bf16", "q8_0", "q4_0", "q4_1"])
@@ -144,6 +161,12 @@ def test_what_has_no_place_in_gguf_is_said(tmp_path: Path) -> None:
         save_gguf(build(preset("tiny-bert")), tmp_path / "m.gguf", None)
 
 
+def test_what_llama_cpp_would_turn_otherwise_is_not_written(tmp_path: Path) -> None:
+    odd = YarnScaling(factor=4.0, length=16, slow=2.0)
+    with pytest.raises(CheckpointError, match="GGUF keeps of YaRN only the factor and the length"):
+        save_gguf(build(LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", odd)), tmp_path / "m.gguf", None)
+
+
 def test_the_command_goes_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
     model = randomise(build(LLAMA))
     save(model, tmp_path / "mine", tokenizer=tokenizer)
@@ -176,6 +199,11 @@ def test_onnxruntime_says_what_we_say(tmp_path: Path) -> None:
         (logits,) = session.run(None, {"input_ids": tokens.numpy()})
         with torch.no_grad():
             torch.testing.assert_close(torch.from_numpy(logits), model(tokens), atol=1e-4, rtol=1e-4)
+
+    def theirs(ids: torch.Tensor) -> torch.Tensor:
+        return torch.from_numpy(session.run(None, {"input_ids": ids.numpy()})[0])
+
+    assert greedy(theirs, [5, 6, 7], 12) == greedy(lambda ids: model(ids), [5, 6, 7], 12)
 
 
 PEAK = """
