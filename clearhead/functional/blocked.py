@@ -113,17 +113,16 @@ class Work:
         return self.hidden[id(allowed)]
 
     def shares(self, k: Tensor, v: Tensor, queries: Sequence[Tensor]) -> Iterator[Share]:
-        """Row after row of the batch, as many heads and tiles at a time as have their scores in the cache."""
-        batch, groups = k.shape[:2]
-        repeats = queries[0].shape[1] // groups
-        most = max((tile.area for plan in self.plans for tile in plan), default=0)
-        heads = min(groups, max(1, CACHED // max(1, repeats * most)))
-        rooms = Rooms(k)
-        plans = [list(together(plan, CACHED // (heads * repeats))) for plan in self.plans]
-        for row, start in product(range(batch), range(0, groups, heads)):
-            part = slice(start, min(start + heads, groups))
-            for few in plans[row if len(plans) > 1 else 0]:
-                yield Share(self, row, part, few, k, v, queries, rooms)
+        """Row after row of the batch, as many heads and tiles of a form at a time as have their scores in the cache."""
+        (batch, groups), repeats = k.shape[:2], queries[0].shape[1] // k.shape[1]
+        rooms, plans = Rooms(k), [alike(plan) for plan in self.plans]
+        for row in range(batch):
+            for same in plans[row if len(plans) > 1 else 0]:
+                most = max(1, CACHED // (repeats * same[0].area))
+                heads = 1 if len(same) >= groups and evenly_spaced(same) else min(groups, most)
+                for head, at in product(range(0, groups, heads), range(0, len(same), max(1, most // heads))):
+                    part = slice(head, min(head + heads, groups))
+                    yield Share(self, row, part, same[at : at + max(1, most // heads)], k, v, queries, rooms)
 
 
 class Rooms:
@@ -139,17 +138,23 @@ class Rooms:
         return self.made[which][:size].view(shape)
 
 
-def together(plan: Sequence[Tile], most: int) -> Iterator[list[Tile]]:
-    """Tiles of one form, whose area is not more than `most`, so that one product computes them all."""
-    alike: dict[object, list[Tile]] = {}
+def alike(plan: Sequence[Tile]) -> list[list[Tile]]:
+    """Tiles of one form: one product computes them all."""
+    found: dict[object, list[Tile]] = {}
     for tile in plan:
         checks = tuple((check.start, check.stop, id(check.allowed)) for check in tile.checks)
         columns = tuple((which, at.stop) for which, at in kinds(tile))
         form = tile.stop - tile.start, columns, checks, None if tile.blind is None else tile.start
-        alike.setdefault(form, []).append(tile)
-    for same in alike.values():
-        size = max(1, most // same[0].area)
-        yield from (same[at : at + size] for at in range(0, len(same), size))
+        found.setdefault(form, []).append(tile)
+    return list(found.values())
+
+
+def evenly_spaced(same: Sequence[Tile]) -> bool:
+    """Whether each tile of a form reads one run of keys, as far on from the last tile's as its queries are."""
+    first = same[0]
+    step = first.stop - first.start
+    places = [(first.start + i * step, first.runs[0].start + i * step) for i in range(len(same))]
+    return len(first.runs) == 1 and [(tile.start, tile.runs[0].start) for tile in same] == places
 
 
 class Share:
@@ -168,6 +173,8 @@ class Share:
     ) -> None:
         self.work, self.row, self.part, self.groups = work, row, part, k.shape[1]
         self.tiles, self.form, self.kinds, self.rooms = few, few[0], kinds(few[0]), rooms
+        self.step = few[0].stop - few[0].start
+        self.even = part.stop - part.start == 1 and evenly_spaced(few)  # then keys and values are read where they lie
         self.k, self.v = self.gather(k), self.gather(v)
         self.queries = [self.stacked(q) for q in queries]
 
@@ -236,12 +243,13 @@ class Share:
     def stacked(self, x: Float[Tensor, "B H S W"]) -> Float[Tensor, "GN RT W"]:
         """The tiles' rows of x, the R heads of a group below each other, for they read the same keys."""
         own = self.own(x)
+        if self.even and own.shape[1] == 1:
+            return self.moving(own[0, 0], self.form.start, self.step)
         rows = torch.stack([own[:, :, tile.start : tile.stop] for tile in self.tiles], dim=1)
         return rows.flatten(2, 3).flatten(0, 1)
 
     def split(self, x: Float[Tensor, "GN RT W"]) -> Float[Tensor, "G N R T W"]:
-        rows = self.form.stop - self.form.start
-        return x.unflatten(1, (-1, rows)).unflatten(0, (-1, len(self.tiles)))
+        return x.unflatten(1, (-1, self.step)).unflatten(0, (-1, len(self.tiles)))
 
     def store(self, x: Float[Tensor, "B H S W"], rows: Float[Tensor, "GN RT W"]) -> None:
         """Put what was computed of the tiles' rows in its place."""
@@ -252,6 +260,8 @@ class Share:
     def gather(self, x: Float[Tensor, "B G S W"]) -> Float[Tensor, "GN C W"]:
         """The keys or values that the tiles read; of a single run, a view."""
         own = self.own(x).squeeze(1)
+        if self.even:
+            return self.moving(own[0], self.form.runs[0].start, self.form.columns)
         parts = [own[:, run.start : run.stop] for tile in self.tiles for run in tile.runs]
         joint = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return joint if len(self.tiles) == 1 else joint.unflatten(1, (len(self.tiles), -1)).flatten(0, 1)
@@ -259,11 +269,21 @@ class Share:
     def scatter(self, x: Float[Tensor, "B G S W"], part: Float[Tensor, "GN C W"]) -> None:
         """Add to each key what its columns got."""
         own = self.own(x).squeeze(1)
+        if self.even:
+            for at in range(0, self.form.columns, self.step):  # so wide that the tiles' parts do not overlap
+                rows = min(self.step, self.form.columns - at)
+                self.moving(own[0], self.form.runs[0].start + at, rows).add_(part[:, at : at + rows])
+            return
         for tile, of_tile in zip(self.tiles, part.unflatten(0, (-1, len(self.tiles))).unbind(1), strict=True):
             at = 0
             for run in tile.runs:
                 own[:, run.start : run.stop] += of_tile[:, at : at + run.stop - run.start]
                 at += run.stop - run.start
+
+    def moving(self, x: Float[Tensor, "S W"], start: int, rows: int) -> Float[Tensor, "N I W"]:
+        """A view of so many rows of x for each tile, those of the next as far on as its queries are."""
+        down, across = x.stride()
+        return x[start:].as_strided((len(self.tiles), rows, x.shape[1]), (self.step * down, down, across))
 
 
 def kinds(tile: Tile) -> list[tuple[int, slice]]:
