@@ -9,10 +9,20 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from clearhead.configs import SequenceModelConfig, TokenEmbeddingConfig
+from clearhead.configs import (
+    AttentionConfig,
+    FeedForwardConfig,
+    GatedFeedForwardConfig,
+    LatentAttentionConfig,
+    SequenceModelConfig,
+    TokenEmbeddingConfig,
+)
 
 from .assemble import Model, SequenceModel
 from .convert import CheckpointError
+
+MIXERS = (AttentionConfig, LatentAttentionConfig)
+FEED_FORWARD = (FeedForwardConfig, GatedFeedForwardConfig)
 
 
 class Graph(nn.Module):
@@ -23,7 +33,7 @@ class Graph(nn.Module):
         self.model = model
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        return self.model(input_ids)
+        return self.model(input_ids, fused=False)  # kernels are chosen by lengths, which are not known yet
 
 
 def save_onnx(model: Model, path: Path) -> None:
@@ -32,6 +42,13 @@ def save_onnx(model: Model, path: Path) -> None:
     if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, TokenEmbeddingConfig):
         raise CheckpointError(f"a {config.kind()} that reads no tokens alone is not written to ONNX yet")
     assert isinstance(model, SequenceModel)
+    for block in config.stack.blocks:
+        for part, known in ((block.mixer, MIXERS), (block.ffn, FEED_FORWARD)):
+            if not isinstance(part, known):
+                raise CheckpointError(
+                    f"a {part.kind()} does something else for each text, and is not written to ONNX; "
+                    "attention and plain or gated feed-forward layers are"
+                )
     try:
         import onnxscript  # noqa: F401
     except ImportError:

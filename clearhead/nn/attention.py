@@ -131,7 +131,7 @@ def attend(
     """
     for look in context.looks():
         look(looked_at(readers, k, v, context, score_bias, scale))
-    if context.aligned:
+    if context.aligned and not torch.compiler.is_exporting():  # an exported model reads texts of any length
         readers = [(q, mask.within(k.shape[2])) for q, mask in readers]
     if not context.fused or context.replaces("scores", "weights"):
         return written_out_attention(readers, k, v, context, score_bias, scale, dropout)

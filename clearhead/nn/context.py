@@ -86,7 +86,7 @@ class Context:
         if self.documents is not None:
             keys = self.documents if self.key_documents is None else self.key_documents
             allowed = allowed & (self.documents[:, None, rows, None] == keys[:, None, None, :])
-        return None if bool(allowed.all()) else allowed
+        return allowed if torch.compiler.is_exporting() or not bool(allowed.all()) else None
 
     def plainly_causal(self, mask: Mask) -> bool:
         """Whether the mask is the lower triangle and nothing else, which kernels know without a tensor."""

@@ -15,12 +15,13 @@ import torch
 from click.testing import CliRunner
 
 from clearhead.cli.main import cli
-from clearhead.configs import BytePairConfig, LinearScaling, Llama3Scaling, RMSNormConfig, YarnScaling
+from clearhead.configs import BytePairConfig, Causal, LinearScaling, Llama3Scaling, RMSNormConfig, Window, YarnScaling
 from clearhead.models.assemble import build
 from clearhead.models.checkpoint import load, save
 from clearhead.models.convert import CheckpointError
 from clearhead.models.convert.spelled import differences
 from clearhead.models.llama import llama, mixtral
+from clearhead.models.onnx import save_onnx
 from clearhead.models.presets import preset
 from clearhead.tokenize import Tokenizer, make
 
@@ -184,10 +185,18 @@ def test_the_command_goes_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -
     )
 
 
+@pytest.mark.parametrize("kind", ["MoE", "Mamba"])
+def test_what_has_no_place_in_onnx_is_said(kind: str, tmp_path: Path) -> None:
+    config = {"MoE": MODELS["mixtral"], "Mamba": preset("tiny-mamba")}[kind]
+    with pytest.raises(CheckpointError, match=f"a {kind} does something else for each text"):
+        save_onnx(build(config), tmp_path / "m.onnx")
+
+
 def test_onnxruntime_says_what_we_say(tmp_path: Path) -> None:
+    """A window shorter than some of the texts and longer than others; the exporter saw one of three tokens."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = randomise(build(LLAMA))
+    model = randomise(build(LLAMA.changed("stack.pattern.0.mixer.mask", Causal() & Window(5))))
     model.save(tmp_path / "mine")
     command = ["export", str(tmp_path / "mine"), "--to", "onnx", str(tmp_path / "m.onnx")]
     subprocess.run(

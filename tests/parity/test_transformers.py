@@ -16,6 +16,7 @@ transformers = pytest.importorskip("transformers")
 from clearhead.configs import ShortConvConfig  # noqa: E402
 from clearhead.models.assemble import EncoderDecoder, SequenceModel  # noqa: E402
 from clearhead.models.checkpoint import load  # noqa: E402
+from clearhead.models.convert import family  # noqa: E402
 from clearhead.nn.build import build_part  # noqa: E402
 from clearhead.nn.context import Context  # noqa: E402
 from clearhead.nn.tap import Taps  # noqa: E402
@@ -183,6 +184,34 @@ def block_outputs(taps: Taps, stack: str = "stack") -> list[torch.Tensor]:
     ends = {path.split(".")[2]: value for path, value in found.items() if path.endswith("_residual.after")}
     blocks = [ends[str(i)] for i in range(len(ends))]  # the last residual branch of each
     return [*blocks[:-1], taps.values[f"{stack}.final_norm"]]
+
+
+TURNED = [name for name in DECODERS if not name.startswith(("gpt", "mamba"))]
+
+
+def without_type(rope: dict[str, Any]) -> dict[str, Any]:
+    """transformers keeps the older word beside the newer."""
+    return {key: without_type(x) if isinstance(x, dict) else x for key, x in rope.items() if key != "type"}
+
+
+@pytest.mark.parametrize("name", TURNED)
+def test_a_config_as_it_was_written_before_says_the_same(name: str) -> None:
+    """Rotary positions at the top level, their scaling apart and told by `type`; `torch_dtype`; no list of layers."""
+    theirs = DECODERS[name](transformers).config
+    new = theirs.to_dict()
+    old = {key: value for key, value in new.items() if key not in ("rope_parameters", "dtype", "layer_types")}
+    old["torch_dtype"] = "float32"
+    rope = new["rope_parameters"]
+    word = "rope_type" if name == "gemma3" else "type"  # Gemma 3 came later
+    if name == "gemma3":
+        old["rope_local_base_freq"], rope = rope["sliding_attention"]["rope_theta"], rope["full_attention"]
+        old["sliding_window_pattern"] = 2
+    kind, old["rope_theta"] = rope["rope_type"], rope["rope_theta"]
+    rest = {key: value for key, value in rope.items() if key not in ("rope_type", "rope_theta")}
+    old["rope_scaling"] = None if kind == "default" else {word: kind, **rest}
+    read = without_type(type(theirs).from_dict(old).rope_parameters)
+    assert read == theirs.rope_parameters, "transformers reads it otherwise"
+    assert family(old).config(old) == family(new).config(new)
 
 
 @pytest.mark.parametrize("name", DECODERS)
