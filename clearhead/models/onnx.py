@@ -44,7 +44,7 @@ def save_onnx(model: Model, path: Path) -> None:
     assert isinstance(model, SequenceModel)
     for block in config.stack.blocks:
         for part, known in ((block.mixer, MIXERS), (block.ffn, FEED_FORWARD)):
-            if not isinstance(part, known):
+            if part is not None and not isinstance(part, known):
                 raise CheckpointError(
                     f"a {part.kind()} does something else for each text, and is not written to ONNX; "
                     "attention and plain or gated feed-forward layers are"
