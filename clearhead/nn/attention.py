@@ -345,7 +345,8 @@ def fused_attention(
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, causal: bool, scale: float, dropout: float) -> Tensor:
-    if q.shape[2] <= FEW and not (causal or dropout or torch.is_grad_enabled()) and q.device.type == "cpu":
+    plain = not (causal or dropout or torch.is_grad_enabled()) and q.device.type == "cpu" and q.dtype == torch.float32
+    if plain and q.shape[2] <= FEW:
         return few_queries(q, k, v, extra, scale)
     return F.scaled_dot_product_attention(q, k, v, extra, dropout, causal, scale=scale)
 
