@@ -76,7 +76,7 @@ class Features(torch.autograd.Function):
             torch.addmm(half_square, few, columns, out=found)
             torch.amax(found, -1, keepdim=True, out=largest)
             found.sub_(largest).exp_()
-        features, top = features.view(*x.shape[:-1], -1), top.view(x.shape[:-1])
+        features, top = features.view(*x.shape[:-1], len(directions)), top.view(x.shape[:-1])
         ctx.save_for_backward(x, directions, features)
         ctx.mark_non_differentiable(top)
         return features, top

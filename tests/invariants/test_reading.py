@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from clearhead.configs import Blockwise, Causal, Full, Global, Mask, Window
+from clearhead.configs import Blockwise, Causal, DotConfig, Full, Global, Mask, Window
 from clearhead.nn.tap import Taps
 
 from .cases import CASES, MIXERS, WINDOW, block, sequence
@@ -214,7 +214,8 @@ def test_the_weights_are_not_zero_where_the_mask_allows_and_nowhere_else(name: s
     assert taps.values
     for weights in taps.values.values():
         assert torch.equal(weights != 0, allowed.expand_as(weights))
-        close(weights.sum(-1), torch.ones_like(weights[..., 0]))
+        if not isinstance(getattr(MIXERS[name], "kernel", None), DotConfig):  # which has no denominator
+            close(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
 @pytest.mark.parametrize("name", ["window", "latent, window"])
