@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import torch
 
 import clearhead
 from clearhead.inspect.look import inspect
 
-from .turns import report, take_turns
+from .turns import peak, report, take_turns
 
 LENGTH = 2048
 
@@ -39,11 +36,6 @@ def main() -> None:
     plain, looking = (after - peaks[0] for after in peaks[1:])
     print(f"  peak beside the model: forward {plain / 2**20:.0f} MiB, with thumbnails {looking / 2**20:.0f} MiB")
     print(f"  the page: {len(inspect(model, tokens).html().encode()) / 1e6:.1f} MB")
-
-
-def peak() -> int:
-    """The most memory that this process has had, as Linux counts it."""
-    return 1024 * int(re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[1])
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ NORM = LayerNormConfig(eps=1e-12)
 
 
 def post_norm_block(heads: int, hidden: int | None, activation: Activation, dropout: float) -> BlockConfig:
+    """Attention and feed-forward with biases, a norm after each residual sum."""
     return BlockConfig(
         mixer=AttentionConfig(heads=heads, qkv_bias=True, out_bias=True, dropout=dropout),
         ffn=FeedForwardConfig(hidden=hidden, activation=activation),

@@ -11,8 +11,8 @@ from clearhead.precision.matrix import Linear
 
 from .build import builds
 from .context import Context
+from .filter import filtered_on
 from .lanes import lanes
-from .mamba import filtered_on
 from .state import FilterState, Room
 
 

@@ -5,6 +5,7 @@ from jaxtyping import Float
 
 from clearhead.configs import MambaConfig
 from clearhead.reference.ffn import silu
+from clearhead.reference.filter import filtered
 from clearhead.reference.linear import linear
 from clearhead.reference.run import Here, runs
 
@@ -100,19 +101,3 @@ def mamba(config: MambaConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Flo
     here.keep("memory", last)
     gated = here.note("gated", here.note("scanned", scanned) * silu(gate))
     return here.note("out", linear(gated, here["out.weight"], here.get("out.bias")))
-
-
-def filtered(x: Float[np.ndarray, "B T I"], here: Here) -> Float[np.ndarray, "B T I"]:
-    """Σ_k filter_k∘x_{t−k}, each channel by a filter of its own; what is before a document's start is 0."""
-    taps = here["filter"]
-    conv = np.zeros_like(x)
-    start = here.recall("recent", np.zeros((len(x), len(taps) - 1, x.shape[-1]), x.dtype))
-    recent = start.copy()
-    for row, at in here.lanes():
-        past = np.concatenate((start[row], x[row, at]))
-        recent[row] = past[len(at) :]
-        summed = sum(taps[k] * past[k : k + len(at)] for k in range(len(taps)))
-        bias = here.get("filter_bias")
-        conv[row, at] = summed if bias is None else summed + bias
-    here.keep("recent", recent)
-    return conv

@@ -4,8 +4,8 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import ShortConvConfig
+from clearhead.reference.filter import filtered
 from clearhead.reference.linear import linear
-from clearhead.reference.mamba import filtered
 from clearhead.reference.run import Here, runs
 
 
