@@ -76,6 +76,8 @@ class StableConfig(Config):
     def factor(self, step: int, steps: int) -> float:
         decay = round(self.decay * steps)
         warmup = min(self.warmup, steps - decay)
+        if decay == 0:  # level to the end, as also where a run is too short to come down
+            return min(1.0, step / max(warmup, 1))
         return schedules.warmup_stable_decay(step, steps=steps, warmup=warmup, decay=decay, floor=self.floor)
 
 

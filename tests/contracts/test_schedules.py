@@ -6,6 +6,7 @@ import pytest
 
 import clearhead.functional as functional
 import clearhead.reference as reference
+from clearhead.configs.train import StableConfig
 from clearhead.schedules import cosine, noam, warmup_stable_decay
 
 
@@ -67,3 +68,8 @@ def test_sizes_that_make_no_schedule():
         warmup_stable_decay(1, steps=10, warmup=5, decay=6)
     with pytest.raises(ValueError, match="decay=0"):
         warmup_stable_decay(1, steps=10, decay=0)
+
+
+def test_a_run_that_does_not_come_down_stays_level():
+    assert [StableConfig(warmup=2, decay=0.0).factor(step, 5) for step in range(1, 6)] == [0.5, 1, 1, 1, 1]
+    assert StableConfig(warmup=20, decay=0.4).factor(1, 1) == 1  # 0.4 of one step is none
