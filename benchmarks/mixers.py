@@ -27,6 +27,7 @@ from clearhead.configs import (
     RMSNormConfig,
     StackConfig,
 )
+from clearhead.models.assemble import initialise
 from clearhead.models.quantize import replace_matrices
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
@@ -129,6 +130,7 @@ def stepping(stack: Any, x: Tensor) -> Callable[[], Tensor]:
 
 def layer(mixer: MixerConfig) -> Callable[[Tensor], Tensor]:
     module = build_part(mixer, DIM)
+    initialise(module)
     return lambda x: module(x, context(x.shape[1]))
 
 

@@ -7,13 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clearhead.configs import AttentionConfig, Blockwise, Full, Global, LongformerConfig, Mask, Scattered, Window
+from clearhead.configs import AttentionConfig, Blockwise, Full, Global, LongformerConfig, Mask, Window
+from clearhead.configs.masks import Span
 from clearhead.functional.blocked import sparse_attention
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.context import Context
@@ -21,11 +24,38 @@ from clearhead.nn.longformer import Longformer
 
 from .turns import report, take_turns
 
-HEADS, WIDTH = 8, 64
+HEADS, WIDTH, BLOCK = 8, 64, 64
+
+
+@dataclass(frozen=True)
+class Drawn(Mask):
+    """A mask of one's own: a table of pairs, a byte for each."""
+
+    pairs: bytes
+    side: int
+
+    def __call__(self, i: np.ndarray, j: np.ndarray) -> np.ndarray:
+        return np.frombuffer(self.pairs, bool)[i * self.side + j]
+
+    def over(self, i: Span, j: Span) -> tuple[np.ndarray, np.ndarray]:
+        one = (i[0] == i[1]) & (j[0] == j[1])
+        return ~one | self(i[0], j[0]), one & self(i[0], j[0])
+
+
+def bigbird(side: int) -> Drawn:
+    """As many blocks as transformers reads: the near three, the first, the last, and three of the others, drawn."""
+    blocks, rng = np.arange(side), np.random.default_rng(0)
+    table = (Window(2) | Global(1))(blocks[:, None], blocks)
+    table[-1] = table[:, -1] = True
+    for row in table[1:-1]:
+        row[rng.choice(np.flatnonzero(~row), 3, replace=False)] = True
+    return Drawn(table.tobytes(), side)
+
+
 PATTERNS: dict[str, Callable[[int], Mask]] = {
     "Window(257)": lambda n: Window(257),
     "Longformer, w 512": lambda n: Window(257) | Global(1),
-    "BigBird, block 64, 3 random": lambda n: Blockwise(64, Window(2) | Global(1) | Scattered(3, among=n // 64)),
+    "BigBird, block 64, 3 random": lambda n: Blockwise(BLOCK, bigbird(n // BLOCK)),
 }
 PEAK = """
 import torch
@@ -93,12 +123,12 @@ def layers(length: int = 4096, dim: int = 512) -> None:
     from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
     x = torch.randn(1, length, dim)
-    sizes: dict[str, Any] = {"hidden_size": dim, "num_attention_heads": HEADS}
+    sizes: dict[str, Any] = {"hidden_size": dim, "num_attention_heads": HEADS, "attention_probs_dropout_prob": 0.0}
     longformer = LongformerSelfAttention(transformers.LongformerConfig(attention_window=[512], **sizes), 0)
     kind = torch.zeros(1, length).index_fill(1, torch.tensor([0]), 10000.0)
-    bird_config = transformers.BigBirdConfig(block_size=64, num_random_blocks=3, **sizes)
+    bird_config = transformers.BigBirdConfig(block_size=BLOCK, num_random_blocks=3, **sizes)
     bird = BigBirdBlockSparseAttention(bird_config, seed=0).train()
-    masks = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, length), 64)
+    masks = BigBirdModel.create_masks_for_block_sparse_attn(torch.ones(1, length), BLOCK)
     dense = layer(MultiHeadAttention(AttentionConfig(heads=HEADS, mask=Full(), qkv_bias=True), dim))
     both = {
         "Longformer, w 512, one global token": {

@@ -39,7 +39,7 @@ from clearhead.configs import (
     SequenceModelConfig,
     Window,
 )
-from clearhead.models.assemble import SequenceModel
+from clearhead.models.assemble import SequenceModel, initialise
 from clearhead.models.llama import decoder
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
@@ -204,6 +204,7 @@ def parameters(config: SequenceModelConfig) -> int:
 def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, fused: bool) -> Measured:
     torch.manual_seed(0)
     model = SequenceModel(config)
+    initialise(model)
     tokens = torch.randint(0, 100, (batch, length))
     causal = all(block.mixer.mask.causal for block in config.stack.blocks)
     seconds: dict[str, float | None] = dict.fromkeys(PASSES)

@@ -20,6 +20,7 @@ from clearhead.measure.compare import (
     error_of,
     fit,
     matched,
+    measure,
     mixers,
     of_mixer,
     parameters,
@@ -97,6 +98,15 @@ def test_the_error_is_against_full_attention_with_the_same_weights() -> None:
     assert far is not None
     assert 0 < near < far
     assert error_of(mixers(SMALL)["lstm"](40), 32, 40) is None
+
+
+def test_what_is_measured_has_the_weights_that_it_starts_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[SequenceModel] = []
+    monkeypatch.setattr("clearhead.measure.compare.backward", lambda model, tokens, fused: seen.append(model) or 1.0)
+    measure(of_mixer("mamba", mixers(SMALL)["mamba"], SMALL).make(16), 16, 1, 1, True)
+    mixer = seen[0].stack.blocks[0].mixer
+    assert (mixer.skip == 1).all()
+    assert (mixer.filter_bias == 0).all()
 
 
 def test_peak_memory_is_what_was_held() -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from clearhead.configs import AttentionConfig, Blockwise, LongformerConfig, Mask
-from clearhead.configs.masks import Span
+from benchmarks.sparse import Drawn, bigbird
+from clearhead.configs import AttentionConfig, Blockwise, LongformerConfig
 from clearhead.configs.tiles import WASTE
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.context import Context
@@ -60,21 +57,6 @@ def test_longformer_with_its_global_projections(tokens: int, real: int) -> None:
         torch.testing.assert_close(one, want, atol=2e-6, rtol=1e-5)
 
 
-@dataclass(frozen=True)
-class Drawn(Mask):
-    """A mask of one's own: a table of pairs."""
-
-    pairs: tuple[int, ...]
-    side: int
-
-    def __call__(self, i: Tensor | np.ndarray, j: Tensor | np.ndarray) -> Tensor | np.ndarray:
-        return getattr(i, "new_tensor", np.asarray)(self.pairs)[i * self.side + j] > 0
-
-    def over(self, i: Span, j: Span) -> tuple[np.ndarray, np.ndarray]:
-        one = (i[0] == i[1]) & (j[0] == j[1])
-        return ~one | self(i[0], j[0]), one & self(i[0], j[0])
-
-
 def test_bigbird_under_the_pattern_that_transformers_drew() -> None:
     """Its random blocks are read out of its weights; the fast path then computes those blocks and hardly any others."""
     from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention, BigBirdModel
@@ -92,7 +74,10 @@ def test_bigbird_under_the_pattern_that_transformers_drew() -> None:
     side = length // block
     pattern = (weights[0, 0].unflatten(0, (side, block)).unflatten(2, (side, block)) > 0).any(3).any(1)
     assert pattern[2:-2].sum(1).tolist() == [3 + 2 + 3] * (side - 4), "window, two global blocks, three at random"
-    mask = Blockwise(block, Drawn(tuple(pattern.flatten().int().tolist()), side))
+    blocks = np.arange(side)
+    measured = bigbird(side)(blocks[:, None], blocks)
+    assert measured.sum(1).tolist() == pattern.sum(1).tolist(), "the benchmark of ours reads as many"
+    mask = Blockwise(block, Drawn(pattern.numpy().tobytes(), side))
     ours = MultiHeadAttention(AttentionConfig(heads=1, mask=mask, qkv_bias=True), dim).eval()
     copy_projections(theirs, ours.qkv)
     make_identity(ours.out)
