@@ -15,11 +15,11 @@ demo: $(READY)
 
 # one thread per worker: two workers on two cores must not fight
 test: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # what takes longer than a test may: a hundred kills of one run
 proof: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m proof
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m proof
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -32,7 +32,7 @@ bench: $(READY)
 
 # every formula, link, command and snippet of the documentation
 docs: $(READY)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/journeys/test_docs.py tests/style/test_docs_math.py
+	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/journeys/test_docs.py tests/style/test_docs_math.py
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache build dist

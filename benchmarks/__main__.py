@@ -12,7 +12,7 @@ NAMES = (
     "time_to_loss",
     "throughput",
     "checking",
-    "first_token",
+    "starting",
     "speculative",
     "looking",
     "mixers",

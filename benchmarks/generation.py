@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 import clearhead
-from clearhead.configs import precision
+from clearhead.configs import Float32, Precision, precision
 from clearhead.generate.loop import begin
 from clearhead.models.llama import llama
 
@@ -42,8 +42,10 @@ def main(widths: list[str] | None = None) -> None:
         for width in widths or list(WIDTHS):
             kind = WIDTHS[width]
             theirs = LlamaCpp(write_gguf(model, kind, Path(folder) / f"{kind}.gguf"))
-            contestants: dict[str, Any] = {"clearhead": ours(model, width), f"llama.cpp {kind}": theirs}
-            if width == "float32":
+            contestants: dict[str, Any] = {"clearhead": ours(model, precision(width)), f"llama.cpp {kind}": theirs}
+            if width == "float32":  # llama.cpp keeps keys and values in float16 unless told otherwise
+                contestants["clearhead, cache f16"] = ours(model, Float32(cache="float16"))
+                contestants["llama.cpp, cache f32"] = LlamaCpp(Path(folder) / f"{kind}.gguf", exact_cache=True)
                 contestants["transformers"] = transformers_of(model, Path(folder) / "hf")
             print(f"{width}: relative distance of the logits from float32")
             for name, run in contestants.items():
@@ -68,9 +70,9 @@ def compare(title: str, contestants: dict[str, Callable[..., Any]], prompt: torc
         print(f"  {name:<20} {speeds[0]:8.0f} {speeds[1]:8.1f}     clearhead is at {ratios[0]} and {ratios[1]}")
 
 
-def ours(model: Any, width: str) -> Callable[..., Any]:
+def ours(model: Any, stored: Precision) -> Callable[..., Any]:
     """Reads the prompts, writes `new` tokens after each; seconds for both, and the logits after the prompt."""
-    quantised = clearhead.quantize(model, precision(width))
+    quantised = clearhead.quantize(model, stored)
 
     def run(prompt: torch.Tensor, new: int) -> tuple[float, float, torch.Tensor]:
         start = time.perf_counter()
@@ -107,10 +109,10 @@ def transformers_of(model: Any, folder: Path) -> Callable[..., Any]:
 class LlamaCpp:
     """llama.cpp by its C interface, so that no Python of its binding is timed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, exact_cache: bool = False) -> None:
         import llama_cpp
 
-        self.api = llama_cpp
+        self.api, self.exact_cache = llama_cpp, exact_cache
         self.quiet = llama_cpp.llama_log_callback(lambda *_: None)
         llama_cpp.llama_log_set(self.quiet, ctypes.c_void_p(0))
         llama_cpp.llama_backend_init()
@@ -124,6 +126,8 @@ class LlamaCpp:
         parameters = api.llama_context_default_params()
         parameters.n_ctx, parameters.n_batch = rows * (length + NEW), rows * length
         parameters.n_seq_max, parameters.n_threads, parameters.n_threads_batch = rows, THREADS, THREADS
+        if self.exact_cache:
+            parameters.type_k = parameters.type_v = api.GGML_TYPE_F32
         context = api.llama_init_from_model(self.model, parameters)
         batch = api.llama_batch_init(rows * length, 0, 1)
         try:

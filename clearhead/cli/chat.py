@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import decoding_options, load_model, weights_option
+from .options import cache_option, decoding_options, load_model, weights_option
+
+if TYPE_CHECKING:
+    from clearhead.configs import Cache
 
 
 @click.command("chat")
 @click.argument("model")
 @click.option("--system", default=None, metavar="TEXT", help="What the model is told before the conversation.")
 @weights_option
+@cache_option
 @decoding_options
-def command(model: str, system: str | None, weights: str | None, **options: Any) -> None:
+def command(model: str, system: str | None, weights: str | None, cache: Cache | None, **options: Any) -> None:
     """Converse with MODEL, a checkpoint folder that has a chat template.
 
     Every line of standard input is a turn of yours; the answers go to standard output. Ctrl-D ends it. What was said
@@ -24,7 +28,7 @@ def command(model: str, system: str | None, weights: str | None, **options: Any)
     \b
     clearhead chat path/to/model --system "Answer in one sentence." --temperature 0.7
     """
-    loaded = load_model(model, weights)
+    loaded = load_model(model, weights, cache)
     from clearhead.generate.complete import Task
     from clearhead.generate.conversation import Conversation
     from clearhead.generate.template import ChatTemplate

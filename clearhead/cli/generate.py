@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import (
+    cache_option,
     decoding_options,
     file_options,
     gather,
@@ -20,7 +21,7 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from clearhead.configs import LengthPenalty
+    from clearhead.configs import Cache, LengthPenalty
     from clearhead.generate.complete import Completion
     from clearhead.generate.row import Row
 
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 @click.option("--echo", is_flag=True, help="Print the prompt too, before what goes on from it.")
 @click.option("--logprobs", is_flag=True, help="With --json: the log-probability of every token.")
 @weights_option
+@cache_option
 @json_option
 def command(
     model: str,
@@ -65,6 +67,7 @@ def command(
     echo: bool,
     logprobs: bool,
     weights: str | None,
+    cache: Cache | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -81,7 +84,7 @@ def command(
     wanted = gather(prompts, files, lines)
     options |= {"early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping)}
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
-    loaded = load_model(model, weights)
+    loaded = load_model(model, weights, cache)
     from clearhead.generate.complete import Task, generate, pieces
     from clearhead.generate.speculate import Draft
 

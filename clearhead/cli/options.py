@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from clearhead.configs import LengthPenalty, ModelConfig
+    from clearhead.configs import Cache, LengthPenalty, ModelConfig
     from clearhead.generate.complete import Completion
     from clearhead.models.assemble import Model
 
@@ -139,7 +139,13 @@ def weights_option(function: F) -> F:
     return click.option("--weights", type=click.Choice(list(PRECISIONS)), default=None, help=text)(function)
 
 
-def load_model(path: str, weights: str | None = None) -> Model:
+def cache_option(function: F) -> F:
+    """--cache: the precision of keys and values."""
+    text = "Keep keys and values in this precision.  [default: float16 with --weights of less than 32 bits]"
+    return click.option("--cache", type=click.Choice(["float32", "float16"]), default=None, help=text)(function)
+
+
+def load_model(path: str, weights: str | None = None, cache: Cache | None = None) -> Model:
     """The model in a checkpoint folder, in a precision; what is worth saying about it goes to stderr."""
     import warnings
 
@@ -150,12 +156,16 @@ def load_model(path: str, weights: str | None = None) -> Model:
     if path in PRESETS and not Path(path).exists():
         raise ValueError(f"{path} is an architecture, which has no weights; give the folder of a checkpoint")
     model = load(path)
-    if weights is None:
+    if weights is None and cache is None:
         return model
     from clearhead.configs import precision
-    from clearhead.models.quantize import quantize
+    from clearhead.models.quantize import keep_cache_in, quantize
 
-    return quantize(model, precision(weights))
+    if weights is not None or model.precision is None:
+        model = quantize(model, precision(weights or "float32"))
+    if cache is not None:
+        keep_cache_in(model, cache)
+    return model
 
 
 def read_text(path: str) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from shutil import copyfile
 from typing import TYPE_CHECKING
 
 import click
 
-from .options import bytes_text, load_model, read_text
+from .options import bytes_text, cache_option, load_model, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from clearhead.configs import Cache
 
 KEPT = (
     "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id",
@@ -32,8 +35,9 @@ BESIDE = ("generation_config.json", "chat_template.jinja", "preprocessor_config.
     help="What the matrices are stored in.",
 )
 @click.option("--group", type=int, default=32, show_default=True, help="Columns that share a scale, of int8 and int4.")
+@cache_option
 @click.option("--text", default=None, metavar="FILE", help="Half of it tells int4 how to round; the rest is foreseen.")
-def command(model: str, out: str, weights: str, group: int, text: str | None) -> None:
+def command(model: str, out: str, weights: str, group: int, cache: Cache | None, text: str | None) -> None:
     """Write MODEL, a checkpoint folder, to the folder OUT with its matrices in fewer bits.
 
     With a text, the perplexity before and after is printed, on the second half of it.
@@ -45,7 +49,8 @@ def command(model: str, out: str, weights: str, group: int, text: str | None) ->
     from clearhead.configs.precision import Grouped
 
     kind = precision(weights)
-    kind = type(kind)(group=group) if isinstance(kind, Grouped) else kind
+    kind = replace(kind, group=group) if isinstance(kind, Grouped) else kind
+    kind = kind if cache is None else replace(kind, cache=cache)
     read = None if text is None else read_text(text)
     loaded = load_model(model)
     from clearhead.generate.complete import own_tokenizer

@@ -31,7 +31,7 @@ from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
 from .moe import ChoiceConfig, GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
 from .norm import LayerNormConfig, NormConfig, OffsetRMSNormConfig, RMSNormConfig
 from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
-from .precision import PRECISIONS, BFloat16, Float16, Float32, Int4, Int8, Precision, precision
+from .precision import PRECISIONS, BFloat16, Cache, Float16, Float32, Int4, Int8, Precision, precision
 from .rotary import DualChunkConfig, LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
 from .shortconv import ShortConvConfig
 from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
@@ -62,7 +62,7 @@ __all__ = [
     "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "LastTokenConfig",
     "MeanPoolConfig", "ClassHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",
-    "Precision", "Float32", "BFloat16", "Float16", "Int8", "Int4", "PRECISIONS", "precision",
+    "Precision", "Cache", "Float32", "BFloat16", "Float16", "Int8", "Int4", "PRECISIONS", "precision",
     "TokenizerConfig", "BytePairConfig", "CharactersConfig", "BytesConfig", "TokenizerFileConfig",
     "DecodingConfig", "LengthPenalty", "Power", "Wu",
     "RecipeConfig", "OptimizerConfig", "AdamWConfig", "MuonConfig",

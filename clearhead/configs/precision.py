@@ -1,32 +1,42 @@
 """How the matrices of a finished model are stored: as floats of some width, or as whole numbers with shared scales.
 
     BFloat16()          16 bits
-    Int8(group=32)      w ≈ scale · q,            q in −127 … 127,  8.5 bits
+    Int8(group=32)      w ≈ scale · q,            q in −128 … 127,  8.5 bits
     Int4(group=32)      w ≈ scale · table[q],     q in 0 … 15,      4.5 bits
 
-Only what is stored changes: every product is summed in float32, and norms, biases and positions stay in float32.
+Only what is stored changes: every product is summed in float32, and norms, biases and positions stay in float32. The
+keys and values that attention keeps while it decodes are stored too: in `cache`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from .base import Config, ConfigError, nearest
+
+Cache = Literal["float32", "float16"]
 
 
 @dataclass(frozen=True)
 class Float32(Config):
     """As computed."""
 
+    cache: Cache = "float32"
+
 
 @dataclass(frozen=True)
 class BFloat16(Config):
     """The range of float32 with 8 bits of precision."""
 
+    cache: Cache = "float16"
+
 
 @dataclass(frozen=True)
 class Float16(Config):
     """11 bits of precision, up to 65,504."""
+
+    cache: Cache = "float16"
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,7 @@ class Grouped(Config):
     """Codes of few bits; each `group` columns of a row share a scale, a bfloat16."""
 
     group: int = 32
+    cache: Cache = "float16"
 
     def check(self) -> None:
         if type(self) is Grouped:
@@ -44,7 +55,7 @@ class Grouped(Config):
 
 @dataclass(frozen=True)
 class Int8(Grouped):
-    """Whole numbers from −127 to 127."""
+    """Whole numbers from −128 to 127."""
 
 
 @dataclass(frozen=True)

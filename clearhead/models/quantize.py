@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import Int4, Precision
+from clearhead.configs import Cache, Int4, Precision
 from clearhead.nn.heads import LMHead, MaskedLMHead
 from clearhead.nn.moe import StackedLinear
-from clearhead.nn.stepping import QUICKER
+from clearhead.nn.stepping import QUICKER, SteppingAttention
 from clearhead.precision.matrix import Embedding, Linear, pack
 
 from .assemble import Model, SequenceModel, bare
@@ -53,6 +54,16 @@ def replace_matrices(
             module.weight = pack(weights[name], precision, moments.get(name))
         elif type(module) in QUICKER:
             module.__class__ = QUICKER[type(module)]  # the same children under the same names
+    keep_cache_in(model, precision.cache)
+
+
+def keep_cache_in(model: Model, cache: Cache) -> None:
+    """Let a quantised model keep its keys and values in another precision."""
+    assert model.precision is not None, "only a quantised model has a choice"
+    model.precision = replace(model.precision, cache=cache)
+    for module in model.modules():
+        if isinstance(module, SteppingAttention):
+            module.cache = cache
 
 
 def input_moments(model: Model, tokens: Int[Tensor, "B T"]) -> dict[str, Float[Tensor, "i i"]]:

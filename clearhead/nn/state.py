@@ -37,6 +37,8 @@ class Slots:
 
     def check(self, positions: Int[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
         size = self.at.shape[1]
+        if positions.numel() and int(positions.min()) < 0:
+            raise ValueError(f"position {int(positions.min())} is before the first, which is 0")
         if not self.ring and positions.numel() and int(positions.max()) >= size:
             raise ValueError(f"position {int(positions.max())} does not fit a state made for {size} positions")
         if self.ring and self.filled and bool((real & (positions <= self.at.amax(dim=1, keepdim=True))).any()):
@@ -82,12 +84,15 @@ class Slots:
     def write(self, buffer: Float[Tensor, "B G N K"], new: Float[Tensor, "B G T K"]) -> Float[Tensor, "B G S K"]:
         """Keep the new vectors in a layer's buffer, and give all that this pass reads."""
         old = buffer[:, :, : self.before].clone() if self.beside else None
-        kept = new.detach()  # what is remembered is a value, not a way to compute it
+        kept = narrowed(new.detach(), buffer.dtype)  # what is remembered is a value, not a way to compute it
         if self.start is not None:
             buffer[:, :, self.start : self.start + new.shape[2]] = kept
         else:
             buffer[self.rows, :, self.slots] = kept.transpose(1, 2)[self.rows, self.columns]
-        return buffer[:, :, : self.filled] if old is None else torch.cat((old, new), dim=2)
+        if old is not None:
+            return torch.cat((old, new), dim=2)
+        whole = self.start == 0 and self.filled == new.shape[2]  # what was rounded is not read back
+        return new if whole and buffer.dtype != new.dtype else buffer[:, :, : self.filled].to(new.dtype)
 
     def reading(self, context: Context) -> Context:
         assert self.reads is not None, "place() comes before reading()"
@@ -299,6 +304,12 @@ class State:
         for slots in self.slots:
             slots.rewind(lengths)
         self.lengths = torch.minimum(self.lengths, lengths)
+
+
+def narrowed(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """In that type; what is too large for it becomes the largest that it has."""
+    most = torch.finfo(dtype).max
+    return x.clamp(-most, most).to(dtype) if most < torch.finfo(x.dtype).max else x.to(dtype)
 
 
 def count_positions(

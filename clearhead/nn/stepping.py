@@ -1,21 +1,25 @@
 """Parts for decoding, which compute in one call of the compiled kernels what their namesakes do in many of torch's.
 
 Each is its namesake with the same children under the same names, and is its namesake where there are many tokens, a
-gradient, or somebody who watches.
+gradient, or taps; torch's own hooks on its children are not called otherwise.
 """
 
 from __future__ import annotations
 
 import ctypes
-from typing import cast
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.precision.kernels import Space, Step
-from clearhead.precision.matrix import SMALL, Packed, kernels_for
+from clearhead.configs import Cache
+from clearhead.precision.kernels import Layer, Space, Step, kernels
+from clearhead.precision.matrix import SMALL, Packed, kernels_for, kernels_on, readable
 
 from .attention import MultiHeadAttention
 from .context import Context
@@ -24,65 +28,92 @@ from .lanes import Lanes, lanes
 from .mamba import Mamba
 from .norm import RMSNorm
 from .rotary import Rotary
-from .state import KVState, MambaState, Slots, SourceState
+from .stack import Block
+from .state import BlockState, KVState, MambaState, Room, Slots, SourceState
 
-MOST = 8  # new tokens of a row; more are better off with torch's kernel
+MOST = 32  # new tokens of a row; more are better off with torch's kernel
 WIDEST = 256  # of a head, in kernels.c
+KEPT = {"float32": torch.float32, "float16": torch.float16}
+KINDS = {torch.float32: 0, torch.float16: 2}  # of a cache, in kernels.c
 SCANNED = 1 << 12  # numbers of a memory that one thread updates in the time that two need to meet
 
 
 class SteppingAttention(MultiHeadAttention):
     """`MultiHeadAttention` with the same weights, quicker where a few tokens follow many that a state holds."""
 
+    cache: Cache = "float32"
+
+    def init_state(self, room: Room) -> KVState:
+        """Keys and values in few bits where the kernels read them so."""
+        quick = room.dtype == torch.float32 and room.device.type == "cpu" and self.known and kernels() is not None
+        return super().init_state(replace(room, dtype=KEPT[self.cache]) if quick else room)
+
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None = None
     ) -> Float[Tensor, "B T D"]:
-        if not isinstance(state, KVState) or x.shape[1] > MOST or not self.can_step(x, context, state):
+        slots = self.slots_of(x, context, state)
+        if slots is None or not isinstance(state, KVState):
             return super().forward(x, context, state)
-        slots = context.once(("slots", id(state.slots)), lambda: places(state.slots, *x.shape[:2]))
-        if slots is None:
-            return super().forward(x, context, state)
-        return self.out(self.step(self.qkv(x), context, state, slots))
+        (batch, length, _), width, qkv = x.shape, self.heads * self.widths[1], self.qkv(x)
+        out = x.new_empty(batch, length, width)
+        step = self.described(batch, length, width, context, state, slots)
+        step.qkv, step.out = qkv.data_ptr(), out.data_ptr()
+        library = kernels_on(x)
+        assert library is not None, "asked for in slots_of"
+        small = batch * length * self.heads * step.filled * step.key < SMALL
+        library.attend(ctypes.byref(step), 1 if small else torch.get_num_threads())
+        return self.out(out)
 
-    def can_step(self, x: Float[Tensor, "B T D"], context: Context, state: KVState) -> bool:
-        """Whether nobody watches, nothing but rotary and mask shapes the scores, and the kernels know the types."""
-        return (
-            context.taps is None
+    def slots_of(
+        self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None
+    ) -> Int[Tensor, "#B T"] | None:
+        """Where the new tokens are kept; None where somebody watches, or the kernels do not know the layer or the
+        types."""
+        quick = (
+            isinstance(state, KVState)
+            and x.shape[1] <= MOST
+            and context.taps is None
             and context.fused
             and context.source is None
-            and self.score_bias is None
+            and state.key.dtype in KINDS
+            and self.known
+            and kernels_on(x) is not None
+        )
+        if not quick:
+            return None
+        slots = cast(KVState, state).slots
+        return context.once(("slots", id(slots)), lambda: places(slots, *x.shape[:2]))
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether nothing but rotary and mask shapes the scores, and heads are as wide as the kernels take them."""
+        return (
+            self.score_bias is None
             and (self.rotary is None or type(self.rotary) is Rotary)
             and isinstance(self.query_norm, nn.Identity)
             and max(self.widths) <= WIDEST
-            and state.key.dtype == torch.float32
-            and kernels_for(x) is not None
         )
 
-    def step(
-        self, qkv: Float[Tensor, "B T J"], context: Context, state: KVState, slots: Int[Tensor, "#B T"]
-    ) -> Float[Tensor, "B T HU"]:
-        (batch, length, _), (key, value) = qkv.shape, self.widths
+    def described(
+        self, batch: int, length: int, stride: int, context: Context, state: KVState, slots: Int[Tensor, "#B T"]
+    ) -> Step:
+        """As the kernels see it, but for what they read and write; `context` keeps what it points to."""
         reading = state.slots.reading(context)
         allowed = reading.allowed(self.mask)
         pairs, cos, sin = 0, None, None
         if self.rotary is not None:
             pairs = self.rotary.width // 2
             cos, sin = self.rotary.angles(context.positions, torch.float32, context)
-        out = qkv.new_empty(batch, length, self.heads * value)
-        step = Step(
-            batch, length, self.heads, self.groups, key, value, state.key.shape[2], reading.key_positions.shape[1],
-            pairs, self.rotary is not None and self.rotary.config.layout == "interleaved",
-            *(0 if each is None or len(each) == 1 else each[0].numel() for each in (cos, slots, allowed)),
+        (key, value), size = self.widths, state.key.shape[2]
+        return Step(
+            batch, length, self.heads, self.groups, key, value, size, reading.key_positions.shape[1],
+            pairs, self.rotary is not None and self.rotary.config.layout == "interleaved", KINDS[state.key.dtype],
+            stride, *(0 if each is None or len(each) == 1 else each[0].numel() for each in (cos, slots, allowed)),
             key**-0.5,
-            qkv.data_ptr(),
-            *(0 if each is None else each.data_ptr() for each in (cos, sin, slots, allowed)),
-            state.key.data_ptr(), state.value.data_ptr(), out.data_ptr(),
+            None,
+            *(None if each is None else each.data_ptr() for each in (cos, sin, slots, allowed)),
+            state.key.data_ptr(), state.value.data_ptr(), None,
         )  # fmt: skip
-        library = kernels_for(qkv)
-        assert library is not None, "asked for in can_step"
-        small = batch * length * self.heads * reading.key_positions.shape[1] * key < SMALL
-        library.attend(ctypes.byref(step), 1 if small else torch.get_num_threads())
-        return out
 
 
 def places(slots: Slots, batch: int, length: int) -> Int[Tensor, "#B T"] | None:
@@ -99,7 +130,7 @@ class SteppingRMSNorm(RMSNorm):
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         library = kernels_for(x)
-        if library is None or not x.is_contiguous() or self.weight.requires_grad:
+        if library is None or not x.is_contiguous() or not readable(self.weight):
             return super().forward(x)
         out, dim = torch.empty_like(x), len(self.weight)
         many = x.numel() // dim
@@ -111,14 +142,80 @@ class SteppingFeedForward(GatedFeedForward):
     """down(silu(gate(x)) ⊙ up(x)), gate and up in one pass over x."""
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        library = kernels_for(x) if context.taps is None and self.activation == "silu" else None
-        if library is None or self.gate.bias is not None:
+        library = kernels_for(x) if context.taps is None and self.known else None
+        if library is None:
             return super().forward(x, context)
         gate, up = cast(Packed, self.gate.weight), cast(Packed, self.up.weight)
         flat, hidden = gate.filled(x), x.new_empty(*x.shape[:-1], gate.rows)
         sizes = flat.data_ptr(), gate.width, hidden.data_ptr(), len(flat), gate.threads(len(flat))
         library.gated(gate.matrix(), up.matrix(), *sizes)
         return self.down(hidden)
+
+    @cached_property
+    def known(self) -> bool:
+        """Whether it is the one that the kernels know."""
+        return self.activation == "silu" and self.gate.bias is None
+
+
+class Parts(NamedTuple):
+    """What the kernels read of a block."""
+
+    mixer: SteppingAttention
+    matrices: tuple[Packed, ...]  # qkv, out, gate, up, down
+    vectors: tuple[Tensor | None, ...]  # the biases of qkv and out, if they have any, and the gains of the two norms
+    eps: tuple[float, float]
+    widths: tuple[int, ...]  # of a row of qkv, of what attention gives, of what is normed, of the middle, of the hidden
+
+
+class SteppingBlock(Block):
+    """`Block` with the same children, in one call where they are attention and a gated feed-forward layer, each after
+    an RMSNorm."""
+
+    @cached_property
+    def parts(self) -> Parts | None:
+        """The children, looked up once; None where they are not those that the kernels know."""
+        mixer, ffn = self.mixer, self.ffn
+        residuals = [self.mixer_residual, self.ffn_residual] if ffn is not None and self.cross is None else []
+        known = (
+            bool(residuals)
+            and isinstance(mixer, SteppingAttention)
+            and isinstance(ffn, SteppingFeedForward)
+            and ffn.known
+            and all(isinstance(each.before, SteppingRMSNorm) for each in residuals)
+            and all(isinstance(part, nn.Identity) for each in residuals for part in (each.inside, each.after))
+        )
+        if not known:
+            return None
+        norms = [each.before for each in residuals]
+        matrices = tuple(each.weight for each in (mixer.qkv, mixer.out, ffn.gate, ffn.up, ffn.down))
+        qkv, out, _, _, down = matrices
+        vectors = mixer.qkv.bias, mixer.out.bias, *(norm.weight for norm in norms)
+        widths = qkv.rows, out.width, qkv.width, out.rows, down.width
+        return Parts(mixer, matrices, vectors, (norms[0].eps, norms[1].eps), widths)
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None
+    ) -> Float[Tensor, "B T D"]:
+        parts = None if state is None or self.training else self.parts
+        library = None if parts is None or not all(map(readable, parts.vectors)) else kernels_for(x)
+        slots = None
+        if library is not None and parts is not None and state is not None:
+            slots = parts.mixer.slots_of(x, context, cast(KVState, state.mixer))
+        if slots is None or library is None or parts is None or state is None:
+            return super().forward(x, context, state)
+        (batch, length, _), x = x.shape, x.contiguous()
+        y, many = torch.empty_like(x), batch * length
+        scratch = x.new_zeros(many * sum(parts.widths))
+        places = [scratch.data_ptr() + 4 * many * start for start in accumulate(parts.widths[:-1], initial=0)]
+        attention = parts.mixer.described(batch, length, parts.widths[1], context, cast(KVState, state.mixer), slots)
+        attention.qkv, attention.out = places[:2]
+        layer = Layer(
+            *(ctypes.pointer(packed.matrix()) for packed in parts.matrices),
+            *(None if each is None else each.data_ptr() for each in parts.vectors),
+            *parts.eps, x.data_ptr(), y.data_ptr(), *places[2:], attention,
+        )  # fmt: skip
+        library.block(ctypes.byref(layer), parts.matrices[2].threads(many))
+        return y
 
 
 class SteppingMamba(Mamba):
@@ -154,12 +251,13 @@ class SteppingMamba(Mamba):
             and context.taps is None
             and context.fused
             and lanes(context, len(x)) == Lanes((len(x), 1), None, None)
-            and all(part.dtype == torch.float32 and part.is_contiguous() for part in kept)
+            and all(map(readable, (*kept, self.filter, self.filter_bias, self.decay, self.skip)))
             and kernels_for(x) is not None
         )
 
 
 QUICKER: dict[type[nn.Module], type[nn.Module]] = {
+    Block: SteppingBlock,
     MultiHeadAttention: SteppingAttention,
     RMSNorm: SteppingRMSNorm,
     GatedFeedForward: SteppingFeedForward,

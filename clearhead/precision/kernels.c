@@ -53,22 +53,30 @@ INLINE float bf16(uint16_t half) {
     return x;
 }
 
-INLINE float f16(uint16_t half) {
-#if defined(__F16C__)
-    return _cvtsh_ss(half);
+/* float16 and float32, 16 numbers at a time; what is too large for float16 becomes the largest that it has. */
+#if defined(__AVX512F__)
+INLINE vec widen(hvec half) { return (vec)_mm512_cvtph_ps((__m256i)half); }
+INLINE hvec nearest(vec x) { return (hvec)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
+#elif defined(__F16C__)
+INLINE vec widen(hvec half) {
+    union { hvec v; __m128i half[2]; } in = {half};
+    union { __m256 half[2]; vec v; } out = {{_mm256_cvtph_ps(in.half[0]), _mm256_cvtph_ps(in.half[1])}};
+    return out.v;
+}
+INLINE hvec nearest(vec x) {
+    union { vec v; __m256 half[2]; } in = {x};
+    union { __m128i half[2]; hvec v; } out = {{_mm256_cvtps_ph(in.half[0], 0), _mm256_cvtps_ph(in.half[1], 0)}};
+    return out.v;
+}
 #else
-    uint32_t sign = (uint32_t)(half & 0x8000) << 16, rest = half & 0x7fff, bits;
-    float x;
-    if (rest >= 0x7c00) bits = 0x7f800000 | (rest & 0x3ff) << 13; /* infinities and NaN */
-    else if (rest >= 0x400) bits = (rest << 13) + 0x38000000;
-    else { /* below the normal numbers: a multiple of 2^-24 */
-        x = (float)rest * 0x1p-24f;
-        memcpy(&bits, &x, sizeof bits);
-    }
-    bits |= sign;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+typedef _Float16 fvec __attribute__((vector_size(32)));
+INLINE vec widen(hvec half) { return __builtin_convertvector((fvec)half, vec); }
+INLINE hvec nearest(vec x) { return (hvec)__builtin_convertvector(x, fvec); }
 #endif
+
+INLINE hvec narrow(vec x) {
+    const ivec high = x > 65504.0f, low = x < -65504.0f;
+    return nearest((vec)((high & (ivec)all(65504.0f)) | (low & (ivec)all(-65504.0f)) | (~(high | low) & (ivec)x)));
 }
 
 INLINE float sum(vec v) {
@@ -81,25 +89,49 @@ INLINE float sum(vec v) {
 #endif
 }
 
+#if defined(__clang__)
+#define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+#define PICK(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
+#endif
+#define FOLD(a, b, SOME, OTHERS) (PICK(a, b, SOME) + PICK(a, b, OTHERS))
+#define EVEN 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define ODD 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+#define EVEN_PAIRS 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define ODD_PAIRS 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define EVEN_FOURS 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define ODD_FOURS 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define LOW 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define HIGH 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+
+/* Lane i of the result is the sum of all lanes of v[i]: vectors are folded into each other, two by two. */
+INLINE vec sum_each(const vec *v) {
+    vec a[8], b[4], c[2];
+    EACH(i, 8) a[i] = FOLD(v[2 * i], v[2 * i + 1], EVEN, ODD);
+    EACH(i, 4) b[i] = FOLD(a[2 * i], a[2 * i + 1], EVEN_PAIRS, ODD_PAIRS);
+    EACH(i, 2) c[i] = FOLD(b[2 * i], b[2 * i + 1], EVEN_FOURS, ODD_FOURS);
+    return FOLD(c[0], c[1], LOW, HIGH);
+}
+
 /* 16 numbers of a float matrix from place `at`. */
 INLINE vec load_float(int kind, const void *values, int64_t at) {
     if (kind == F32) return load((const float *)values + at);
     hvec half;
     memcpy(&half, (const uint16_t *)values + at, sizeof half);
-    if (kind == BF16) return (vec)(__builtin_convertvector(half, uvec) << 16);
-#if defined(__AVX512F__)
-    return (vec)_mm512_cvtph_ps((__m256i)half);
-#else
-    vec v;
-    for (int i = 0; i < LANES; i++) v[i] = f16(half[i]);
-    return v;
-#endif
+    return kind == BF16 ? (vec)(__builtin_convertvector(half, uvec) << 16) : widen(half);
 }
 
-INLINE float load_one(int kind, const void *values, int64_t at) {
-    if (kind == F32) return ((const float *)values)[at];
-    uint16_t half = ((const uint16_t *)values)[at];
-    return kind == BF16 ? bf16(half) : f16(half);
+/* 16 numbers from place `at`, or the `count` that there are, zeros beside them. */
+INLINE vec load_some(int kind, const void *values, int64_t at, int64_t count) {
+    if (count >= LANES) return load_float(kind, values, at);
+    const int64_t size = kind == F32 ? 4 : 2;
+    float held[LANES] = {0};
+    memcpy(held, (const uint8_t *)values + at * size, (size_t)(count * size));
+    return load_float(kind, held, 0);
+}
+
+INLINE void store_some(float *p, vec v, int64_t count) {
+    memcpy(p, &v, (size_t)(count < LANES ? count : LANES) * sizeof(float));
 }
 
 /* 16 entries of a table of 16, chosen by the lowest four bits of each word. */
@@ -140,10 +172,9 @@ INLINE vec load_code(int kind, const uint8_t *row, int64_t k, int i, vec table) 
 
 INLINE int64_t row_bytes(const matrix *w) { return w->kind == INT4 ? w->padded / 2 : w->padded; }
 
-/* y[m, r] = Σ_k x[m, k] W[r, k] for R rows from `row` and M rows of x: all M·R sums stay in registers. */
-INLINE void float_tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, float *y,
-                       int64_t y_stride) {
-    const int64_t columns = w->columns, whole = columns / LANES * LANES;
+/* Σ_k x[m, k] W[row + r, k] for R rows of W and M rows of x, each still in 16 parts, which stay in registers. */
+INLINE void float_tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, vec *sums) {
+    const int64_t columns = w->columns, whole = columns / LANES * LANES, rest = columns - whole;
     vec acc[MANY][4];
     EACH(m, M) EACH(r, R) acc[m][r] = (vec){0};
     for (int64_t k = 0; k < whole; k += LANES) {
@@ -155,42 +186,46 @@ INLINE void float_tile(int kind, int M, int R, const matrix *w, int64_t row, con
             EACH(r, R) acc[m][r] += a * b[r];
         }
     }
-    EACH(m, M)
-        EACH(r, R) {
-            float s = sum(acc[m][r]);
-            for (int64_t k = whole; k < columns; k++)
-                s += x[m * stride + k] * load_one(kind, w->values, (row + r) * columns + k);
-            y[m * y_stride + r] = s;
-        }
+    if (rest) EACH(r, R) {
+        const vec b = load_some(kind, w->values, (row + r) * columns + whole, rest);
+        EACH(m, M) acc[m][r] += load_some(F32, x, m * stride + whole, rest) * b;
+    }
+    EACH(r, R) EACH(m, M) sums[r * M + m] = acc[m][r];
 }
+
+#define SPAN 4096 /* columns whose scales are widened together: from memory, a float is broadcast at no cost */
 
 /* The same for groups: Σ_g scale_g Σ_{k in g} x_k code_k. One row of x sums 32 columns and scales the sum; several
  * rows share the scaled numbers. */
-INLINE void group_tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, float *y,
-                       int64_t y_stride) {
+INLINE void group_tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, vec *sums) {
     const int64_t groups = w->padded >> w->shift, bytes = row_bytes(w);
     const uint8_t *values = (const uint8_t *)w->values + row * bytes;
-    const uint16_t *scales = w->scales + row * groups;
     const vec table = kind == INT4 ? load(w->table) : (vec){0};
     const int run = kind == INT4 ? 8 : 4; /* vectors in 64 bytes of a row */
+    float scales[4][SPAN / 32 + LANES];
     vec acc[MANY][4];
     EACH(m, M) EACH(r, R) acc[m][r] = (vec){0};
     for (int64_t k = 0; k < w->padded; k += run * LANES) {
+        const int64_t inside = k % SPAN;
+        if (inside == 0) {
+            const int64_t first = k >> w->shift, count = groups - first < SPAN / 32 ? groups - first : SPAN / 32;
+            EACH(r, R)
+                for (int64_t i = 0; i < count; i += LANES)
+                    store(scales[r] + i, load_some(BF16, w->scales, (row + r) * groups + first + i, count - i));
+        }
         EACH(r, R) __builtin_prefetch(values + (R + r) * bytes + (kind == INT4 ? k / 2 : k));
         EACH(pair, run / 2) {
-            const int64_t at = k + pair * 2 * LANES;
-            vec scale[4];
-            EACH(r, R) scale[r] = all(bf16(scales[r * groups + (at >> w->shift)]));
+            const int64_t at = k + pair * 2 * LANES, group = (inside + pair * 2 * LANES) >> w->shift;
             if (M == 1) {
                 const vec a = load(x + at), b = load(x + at + LANES);
                 EACH(r, R) {
                     vec part = a * load_code(kind, values + r * bytes, k, 2 * pair, table);
                     part += b * load_code(kind, values + r * bytes, k, 2 * pair + 1, table);
-                    acc[0][r] += scale[r] * part;
+                    acc[0][r] += scales[r][group] * part;
                 }
             } else EACH(i, 2) {
                 vec b[4];
-                EACH(r, R) b[r] = scale[r] * load_code(kind, values + r * bytes, k, 2 * pair + i, table);
+                EACH(r, R) b[r] = scales[r][group] * load_code(kind, values + r * bytes, k, 2 * pair + i, table);
                 EACH(m, M) {
                     const vec a = load(x + m * stride + at + LANES * i);
                     EACH(r, R) acc[m][r] += a * b[r];
@@ -198,22 +233,29 @@ INLINE void group_tile(int kind, int M, int R, const matrix *w, int64_t row, con
             }
         }
     }
-    EACH(m, M) EACH(r, R) y[m * y_stride + r] = sum(acc[m][r]);
+    EACH(r, R) EACH(m, M) sums[r * M + m] = acc[m][r];
 }
 
-INLINE void tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, float *y,
-                 int64_t y_stride) {
-    if (kind == INT8 || kind == INT4) group_tile(kind, M, R, w, row, x, stride, y, y_stride);
-    else float_tile(kind, M, R, w, row, x, stride, y, y_stride);
+INLINE void tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, vec *sums) {
+    if (kind == INT8 || kind == INT4) group_tile(kind, M, R, w, row, x, stride, sums);
+    else float_tile(kind, M, R, w, row, x, stride, sums);
 }
 
-/* Rows `from` to `to` of the matrix with M rows of x, R at a time as long as there are that many. */
+/* Rows `from` to `to` of the matrix with M rows of x; 16 sums, of M by 16/M rows, are added up together. */
 INLINE void strip(int kind, int M, const matrix *w, int64_t from, int64_t to, const float *x, int64_t stride, float *y,
                   int64_t y_stride) {
     const int R = M > 4 ? 2 : 4;
-    int64_t row = from;
-    for (; row + R <= to; row += R) tile(kind, M, R, w, row, x, stride, y + row - from, y_stride);
-    for (; row < to; row++) tile(kind, M, 1, w, row, x, stride, y + row - from, y_stride);
+    for (int64_t row = from, count; row < to; row += count) {
+        vec sums[LANES] = {{0}};
+        float out[LANES];
+        int64_t r = 0;
+        count = to - row < LANES / M ? to - row : LANES / M;
+        for (; r + R <= count; r += R) tile(kind, M, R, w, row + r, x, stride, sums + r * M);
+        for (; r < count; r++) tile(kind, M, 1, w, row + r, x, stride, sums + r * M);
+        store(out, sum_each(sums));
+        for (int64_t m = 0; m < M; m++)
+            for (r = 0; r < count; r++) y[m * y_stride + row - from + r] = out[r * M + m];
+    }
 }
 
 #define STRIPS(kind)                                                                                               \
@@ -271,41 +313,63 @@ static void strips(const matrix *w, int64_t from, int64_t to, const float *x, in
 
 #define BLOCK 16 /* rows of W done together, so that they are still in the cache for the next rows of x */
 
-/* y = x Wᵀ, for x of `many` rows, in `threads` shares of the rows of W. */
-void linear(const matrix *w, const float *x, int64_t stride, float *y, int64_t many, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+/* What follows is done by all threads of a parallel region, each its share; all meet at the end. */
+
+/* y = x Wᵀ + bias + plus, for x of `many` rows; either may be missing. */
+static void share_linear(const matrix *w, const float *bias, const float *plus, const float *x, int64_t stride,
+                         float *y, int64_t many) {
+#pragma omp for schedule(static)
     for (int64_t from = 0; from < w->rows; from += BLOCK) {
         const int64_t to = from + BLOCK < w->rows ? from + BLOCK : w->rows;
         strips(w, from, to, x, stride, y + from, w->rows, many);
+        if (bias || plus)
+            for (int64_t m = 0; m < many; m++)
+                for (int64_t i = from; i < to; i++)
+                    y[m * w->rows + i] += (bias ? bias[i] : 0) + (plus ? plus[m * w->rows + i] : 0);
     }
 }
 
 /* y = silu(x Gᵀ) ∘ x Uᵀ: what a gated feed-forward layer passes down; for up to 32 rows. */
-void gated(const matrix *gate, const matrix *up, const float *x, int64_t stride, float *y, int64_t many, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+static void share_gated(const matrix *gate, const matrix *up, const float *x, int64_t stride, float *y,
+                        int64_t y_stride, int64_t many) {
+#pragma omp for schedule(static)
     for (int64_t from = 0; from < gate->rows; from += BLOCK) {
         const int64_t to = from + BLOCK < gate->rows ? from + BLOCK : gate->rows;
         float opened[32][BLOCK] = {{0}}, passed[32][BLOCK] = {{0}};
         strips(gate, from, to, x, stride, opened[0], BLOCK, many);
         strips(up, from, to, x, stride, passed[0], BLOCK, many);
-        for (int64_t m = 0; m < many; m++) {
-            const vec out = silu(load(opened[m])) * load(passed[m]);
-            memcpy(y + m * gate->rows + from, &out, (size_t)(to - from) * sizeof(float));
-        }
+        for (int64_t m = 0; m < many; m++)
+            store_some(y + m * y_stride + from, silu(load(opened[m])) * load(passed[m]), to - from);
     }
 }
 
 /* x / √(mean(x²) + eps) · weight, for each of `many` rows. */
-void rms_norm(const float *x, const float *weight, float eps, float *y, int64_t dim, int64_t many) {
-    for (int64_t m = 0; m < many; m++, x += dim, y += dim) {
+static void share_norm(const float *x, const float *weight, float eps, float *y, int64_t stride, int64_t dim,
+                       int64_t many) {
+#pragma omp for schedule(static)
+    for (int64_t m = 0; m < many; m++) {
         vec squares = {0};
-        int64_t i = 0;
-        for (; i + LANES <= dim; i += LANES) squares += load(x + i) * load(x + i);
-        float total = sum(squares);
-        for (; i < dim; i++) total += x[i] * x[i];
-        const float factor = 1 / sqrtf(total / (float)dim + eps);
-        for (i = 0; i < dim; i++) y[i] = x[i] * factor * weight[i];
+        for (int64_t i = 0; i < dim; i += LANES) {
+            const vec some = load_some(F32, x, m * dim + i, dim - i);
+            squares += some * some;
+        }
+        const float factor = 1 / sqrtf(sum(squares) / (float)dim + eps);
+        for (int64_t i = 0; i < dim; i++) y[m * stride + i] = x[m * dim + i] * factor * weight[i];
     }
+}
+
+void linear(const matrix *w, const float *bias, const float *x, int64_t stride, float *y, int64_t many, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    share_linear(w, bias, NULL, x, stride, y, many);
+}
+
+void gated(const matrix *gate, const matrix *up, const float *x, int64_t stride, float *y, int64_t many, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    share_gated(gate, up, x, stride, y, gate->rows, many);
+}
+
+void rms_norm(const float *x, const float *weight, float eps, float *y, int64_t dim, int64_t many) {
+    share_norm(x, weight, eps, y, dim, dim, many);
 }
 
 /* The matrix itself in float32, for products with many rows, which other libraries make best. */
@@ -331,14 +395,16 @@ typedef struct {
     int64_t batch, length, heads, groups, key, value; /* length: new tokens of each row; key, value: widths */
     int64_t size, filled;                             /* slots of the cache, and how many of them are read */
     int64_t pairs, interleaved;                       /* coordinates turned by the rotary positions, in pairs */
+    int64_t kind;                                     /* of the cache: F32 or F16 */
+    int64_t stride;                                   /* from a row of `out` to the next */
     int64_t angle_stride, slot_stride, allowed_stride; /* from a row of the batch to the next; 0: all alike */
     float scale;
     float *qkv;               /* B T (H·K + G·K + G·U) */
     const float *cos, *sin;   /* B T pairs */
     const int64_t *slots;     /* B T: where each new token is kept */
     const uint8_t *allowed;   /* B T S, or NULL where all may be read */
-    float *keys, *values;     /* B G N K and B G N U */
-    float *out;               /* B T H·U */
+    void *keys, *values;      /* B G N K and B G N U */
+    float *out;               /* B T H·U, in rows of `stride` */
 } step;
 
 INLINE void turn(float *x, const float *cos, const float *sin, int64_t pairs, int64_t interleaved) {
@@ -350,86 +416,140 @@ INLINE void turn(float *x, const float *cos, const float *sin, int64_t pairs, in
     }
 }
 
-INLINE float dot(const float *a, const float *b, int64_t n) {
-    vec acc = {0};
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) acc += load(a + i) * load(b + i);
-    float s = sum(acc);
-    for (; i < n; i++) s += a[i] * b[i];
-    return s;
-}
-
-INLINE void add_scaled(float *y, float a, const float *x, int64_t n) {
-    int64_t i = 0;
-    for (; i + LANES <= n; i += LANES) store(y + i, load(y + i) + a * load(x + i));
-    for (; i < n; i++) y[i] += a * x[i];
+/* Keep n numbers of a new token from place `at` of a cache. */
+INLINE void keep(int64_t kind, void *cache, int64_t at, const float *x, int64_t n) {
+    if (kind == F32) memcpy((float *)cache + at, x, (size_t)n * sizeof(float));
+    else for (int64_t i = 0; i < n; i += LANES) {
+        const int64_t count = n - i < LANES ? n - i : LANES;
+        const hvec half = narrow(load_some(F32, x, i, count));
+        memcpy((uint16_t *)cache + at + i, &half, (size_t)count * sizeof(uint16_t));
+    }
 }
 
 #define CHUNK 64   /* keys whose scores are kept at once */
-#define WIDEST 256 /* floats of a value */
+#define WIDEST 256 /* floats of a key or a value */
 
 /* softmax(scale·q·kᵀ)·v for one query, over the keys a chunk at a time; zeros where nothing may be read. */
-static void attend_one(const step *s, const float *q, const float *keys, const float *values, const uint8_t *allowed,
-                       float *out) {
-    float acc[WIDEST] = {0}, top = -INFINITY, total = 0;
+INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, const float *query, const void *keys,
+                       const void *values, const uint8_t *allowed, float *out) {
+    vec q[WIDEST / LANES], acc[WIDEST / LANES];
+    float top = -INFINITY, total = 0;
+    EACH(w, (key + LANES - 1) / LANES) q[w] = s->scale * load_some(F32, query, w * LANES, key - w * LANES);
+    EACH(w, (value + LANES - 1) / LANES) acc[w] = (vec){0};
     for (int64_t first = 0; first < s->filled; first += CHUNK) {
         const int64_t count = s->filled - first < CHUNK ? s->filled - first : CHUNK;
         float scores[CHUNK], best = top;
+        for (int64_t i = 0; i < CHUNK; i += LANES) {
+            vec sums[LANES] = {{0}};
+            for (int64_t j = i; j < count && j < i + LANES; j++)
+                EACH(w, (key + LANES - 1) / LANES)
+                    sums[j - i] += q[w] * load_some(kind, keys, (first + j) * key + w * LANES, key - w * LANES);
+            store(scores + i, sum_each(sums));
+        }
         for (int64_t i = 0; i < CHUNK; i++) {
-            const int read = i < count && (!allowed || allowed[first + i]);
-            scores[i] = read ? s->scale * dot(q, keys + (first + i) * s->key, s->key) : -INFINITY;
+            if (i >= count || (allowed && !allowed[first + i])) scores[i] = -INFINITY;
             best = scores[i] > best || scores[i] != scores[i] ? scores[i] : best;
         }
         if (best == -INFINITY) continue;
         if (best != top) {
             const float shrink = expf(top - best);
             total *= shrink;
-            for (int64_t i = 0; i < s->value; i++) acc[i] *= shrink;
+            EACH(w, (value + LANES - 1) / LANES) acc[w] *= shrink;
             top = best;
         }
+        vec weights = {0};
         for (int64_t i = 0; i < CHUNK; i += LANES) {
-            const vec x = load(scores + i), weights = exponential(x - top);
+            const vec x = load(scores + i);
             const ivec hidden = x == all(-INFINITY);
-            store(scores + i, (vec)(~hidden & (ivec)weights));
+            const vec some = (vec)(~hidden & (ivec)exponential(x - top));
+            weights += some;
+            store(scores + i, some);
         }
+        total += sum(weights);
         for (int64_t i = 0; i < count; i++) {
             if (allowed && !allowed[first + i]) continue;
-            total += scores[i];
-            add_scaled(acc, scores[i], values + (first + i) * s->value, s->value);
+            EACH(w, (value + LANES - 1) / LANES)
+                acc[w] += scores[i] * load_some(kind, values, (first + i) * value + w * LANES, value - w * LANES);
         }
     }
-    for (int64_t i = 0; i < s->value; i++) out[i] = total == 0 ? 0 : acc[i] / total;
+    EACH(w, (value + LANES - 1) / LANES)
+        store_some(out + w * LANES, total == 0 ? (vec){0} : acc[w] / total, value - w * LANES);
 }
 
+/* Known widths keep the query and the sums in registers. */
+#define ATTENDS(kind)                                                                                                 \
+    static void attend_##kind(const step *s, const float *q, const void *keys, const void *values,                    \
+                              const uint8_t *allowed, float *out) {                                                   \
+        switch (s->key == s->value ? s->key : 0) {                                                                    \
+        case 32: attend_one(kind, 32, 32, s, q, keys, values, allowed, out); break;                                   \
+        case 48: attend_one(kind, 48, 48, s, q, keys, values, allowed, out); break;                                   \
+        case 64: attend_one(kind, 64, 64, s, q, keys, values, allowed, out); break;                                   \
+        case 96: attend_one(kind, 96, 96, s, q, keys, values, allowed, out); break;                                   \
+        case 128: attend_one(kind, 128, 128, s, q, keys, values, allowed, out); break;                                \
+        default: attend_one(kind, s->key, s->value, s, q, keys, values, allowed, out);                                \
+        }                                                                                                             \
+    }
+ATTENDS(F32) ATTENDS(F16)
+
 /* Turn the new queries and keys, keep keys and values in their slots, attend. */
-void attend(const step *s, int threads) {
+static void share_attend(const step *s) {
     const int64_t row = s->heads * s->key + s->groups * (s->key + s->value), repeats = s->heads / s->groups;
+    const int64_t size = s->kind == F32 ? 4 : 2;
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < s->batch * s->groups; task++) {
+        const int64_t b = task / s->groups, g = task % s->groups;
+        for (int64_t t = 0; t < s->length; t++) {
+            float *qkv = s->qkv + (b * s->length + t) * row, *k = qkv + (s->heads + g) * s->key;
+            const float *v = qkv + (s->heads + s->groups) * s->key + g * s->value;
+            const float *cos = s->cos + b * s->angle_stride + t * s->pairs;
+            const float *sin = s->sin + b * s->angle_stride + t * s->pairs;
+            const int64_t slot = (b * s->groups + g) * s->size + s->slots[b * s->slot_stride + t];
+            for (int64_t h = g * repeats; h < (g + 1) * repeats; h++)
+                turn(qkv + h * s->key, cos, sin, s->pairs, s->interleaved);
+            turn(k, cos, sin, s->pairs, s->interleaved);
+            keep(s->kind, s->keys, slot * s->key, k, s->key);
+            keep(s->kind, s->values, slot * s->value, v, s->value);
+        }
+    }
+#pragma omp for schedule(static)
+    for (int64_t task = 0; task < s->batch * s->heads * s->length; task++) {
+        const int64_t b = task / (s->heads * s->length), h = task / s->length % s->heads, t = task % s->length;
+        const int64_t at = b * s->length + t, first = (b * s->groups + h / repeats) * s->size;
+        const void *keys = (const uint8_t *)s->keys + first * s->key * size;
+        const void *values = (const uint8_t *)s->values + first * s->value * size;
+        const uint8_t *allowed = s->allowed ? s->allowed + b * s->allowed_stride + t * s->filled : NULL;
+        const float *q = s->qkv + at * row + h * s->key;
+        (s->kind == F32 ? attend_F32 : attend_F16)(s, q, keys, values, allowed, s->out + at * s->stride + h * s->value);
+    }
+}
+
+void attend(const step *s, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    share_attend(s);
+}
+
+/* A block of attention and a gated feed-forward layer, each after a norm and added to what it read:
+ * h = x + out(attend(qkv(norm(x)))),  y = h + down(silu(gate(norm(h))) ∘ up(norm(h))). */
+typedef struct {
+    const matrix *qkv, *out, *gate, *up, *down;
+    const float *qkv_bias, *out_bias, *first_norm, *second_norm; /* biases may be missing */
+    float first_eps, second_eps;
+    const float *x;
+    float *y, *normed, *middle, *hidden; /* B·T rows: D; D of qkv's width; D; of down's width */
+    step attention;
+} layer;
+
+void block(const layer *l, int threads) {
+    const int64_t many = l->attention.batch * l->attention.length, dim = l->out->rows;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < s->batch * s->groups; task++) {
-            const int64_t b = task / s->groups, g = task % s->groups;
-            for (int64_t t = 0; t < s->length; t++) {
-                float *qkv = s->qkv + (b * s->length + t) * row, *k = qkv + (s->heads + g) * s->key;
-                const float *v = qkv + (s->heads + s->groups) * s->key + g * s->value;
-                const float *cos = s->cos + b * s->angle_stride + t * s->pairs;
-                const float *sin = s->sin + b * s->angle_stride + t * s->pairs;
-                const int64_t slot = (b * s->groups + g) * s->size + s->slots[b * s->slot_stride + t];
-                for (int64_t h = g * repeats; h < (g + 1) * repeats; h++)
-                    turn(qkv + h * s->key, cos, sin, s->pairs, s->interleaved);
-                turn(k, cos, sin, s->pairs, s->interleaved);
-                memcpy(s->keys + slot * s->key, k, (size_t)s->key * sizeof(float));
-                memcpy(s->values + slot * s->value, v, (size_t)s->value * sizeof(float));
-            }
-        }
-#pragma omp for schedule(static)
-        for (int64_t task = 0; task < s->batch * s->heads * s->length; task++) {
-            const int64_t b = task / (s->heads * s->length), h = task / s->length % s->heads, t = task % s->length;
-            const int64_t at = b * s->length + t, first = (b * s->groups + h / repeats) * s->size;
-            attend_one(s, s->qkv + at * row + h * s->key, s->keys + first * s->key, s->values + first * s->value,
-                       s->allowed ? s->allowed + b * s->allowed_stride + t * s->filled : NULL,
-                       s->out + (at * s->heads + h) * s->value);
-        }
+        share_norm(l->x, l->first_norm, l->first_eps, l->normed, l->qkv->padded, dim, many);
+        share_linear(l->qkv, l->qkv_bias, NULL, l->normed, l->qkv->padded, l->attention.qkv, many);
+        share_attend(&l->attention);
+        share_linear(l->out, l->out_bias, l->x, l->attention.out, l->attention.stride, l->middle, many);
+        share_norm(l->middle, l->second_norm, l->second_eps, l->normed, l->gate->padded, dim, many);
+        share_gated(l->gate, l->up, l->normed, l->gate->padded, l->hidden, l->down->padded, many);
+        share_linear(l->down, NULL, l->middle, l->hidden, l->down->padded, l->y, many);
     }
 }
 
@@ -445,28 +565,16 @@ typedef struct {
     float *conv, *out;                             /* B I; B I */
 } space;
 
-/* 16 numbers, or the `count` that there are, zeros beside them. */
-INLINE vec load_some(const float *p, int64_t count) {
-    vec v = {0};
-    if (count >= LANES) return load(p);
-    memcpy(&v, p, (size_t)count * sizeof(float));
-    return v;
-}
-
-INLINE void store_some(float *p, vec v, int64_t count) {
-    memcpy(p, &v, (size_t)(count < LANES ? count : LANES) * sizeof(float));
-}
-
 /* conv = silu(bias + Σ_k filter_k ∘ x_{t−k}); the new x takes its place among the recent ones. */
 void filter(const space *s) {
     for (int64_t b = 0; b < s->batch; b++)
         for (int64_t i = 0; i < s->inner; i += LANES) {
             const int64_t n = s->inner - i;
             float *recent = s->recent + b * s->reach * s->inner + i;
-            vec y = s->filter_bias ? load_some(s->filter_bias + i, n) : (vec){0};
+            vec y = s->filter_bias ? load_some(F32, s->filter_bias, i, n) : (vec){0};
             for (int64_t k = 0; k <= s->reach; k++) {
-                const vec x = load_some(k < s->reach ? recent + k * s->inner : s->input + b * s->stride + i, n);
-                y += x * load_some(s->filter + k * s->inner + i, n);
+                const vec x = load_some(F32, k < s->reach ? recent + k * s->inner : s->input + b * s->stride + i, 0, n);
+                y += x * load_some(F32, s->filter, k * s->inner + i, n);
                 if (k) store_some(recent + (k - 1) * s->inner, x, n);
             }
             store_some(s->conv + b * s->inner + i, silu(y), n);
@@ -480,15 +588,15 @@ void scan(const space *s, int threads) {
     for (int64_t task = 0; task < s->batch * blocks; task++) {
         const int64_t b = task / blocks, i = task % blocks * LANES, n = s->inner - i, at = b * s->inner + i;
         const float *write = s->write + b * s->selected, *read = s->read + b * s->selected;
-        const vec step = load_some(s->step + at, n), x = load_some(s->conv + at, n);
-        vec y = x * load_some(s->skip + i, n);
+        const vec step = load_some(F32, s->step, at, n), x = load_some(F32, s->conv, at, n);
+        vec y = x * load_some(F32, s->skip, i, n);
         for (int64_t z = 0; z < s->states; z++) {
             float *memory = s->memory + (b * s->states + z) * s->inner + i;
-            const vec kept = exponential(-step * power(load_some(s->decay + z * s->inner + i, n)));
-            const vec h = kept * load_some(memory, n) + step * x * write[z];
+            const vec kept = exponential(-step * power(load_some(F32, s->decay, z * s->inner + i, n)));
+            const vec h = kept * load_some(F32, memory, 0, n) + step * x * write[z];
             store_some(memory, h, n);
             y += h * read[z];
         }
-        store_some(s->out + at, y * silu(load_some(s->input + b * s->stride + s->inner + i, n)), n);
+        store_some(s->out + at, y * silu(load_some(F32, s->input, b * s->stride + s->inner + i, n)), n);
     }
 }

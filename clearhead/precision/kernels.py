@@ -37,9 +37,22 @@ class Step(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("batch", "length", "heads", "groups", "key", "value", "size", "filled")),
-        *((name, c_int64) for name in ("pairs", "interleaved", "angle_stride", "slot_stride", "allowed_stride")),
+        *((name, c_int64) for name in ("pairs", "interleaved", "kind", "stride")),
+        *((name, c_int64) for name in ("angle_stride", "slot_stride", "allowed_stride")),
         ("scale", c_float),
         *((name, c_void_p) for name in ("qkv", "cos", "sin", "slots", "allowed", "keys", "values", "out")),
+    ]
+
+
+class Layer(ctypes.Structure):
+    """`layer` of kernels.c."""
+
+    _fields_ = [
+        *((name, ctypes.POINTER(Matrix)) for name in ("qkv", "out", "gate", "up", "down")),
+        *((name, c_void_p) for name in ("qkv_bias", "out_bias", "first_norm", "second_norm")),
+        *((name, c_float) for name in ("first_eps", "second_eps")),
+        *((name, c_void_p) for name in ("x", "y", "normed", "middle", "hidden")),
+        ("attention", Step),
     ]
 
 
@@ -69,11 +82,12 @@ def kernels() -> ctypes.CDLL | None:
         return None
     matrix, pointer, whole = ctypes.POINTER(Matrix), c_void_p, c_int64
     for name, arguments in {
-        "linear": [matrix, pointer, whole, pointer, whole, c_int],
+        "linear": [matrix, pointer, pointer, whole, pointer, whole, c_int],
         "gated": [matrix, matrix, pointer, whole, pointer, whole, c_int],
         "rms_norm": [pointer, pointer, c_float, pointer, whole, whole],
         "expand": [matrix, pointer, c_int],
         "attend": [ctypes.POINTER(Step), c_int],
+        "block": [ctypes.POINTER(Layer), c_int],
         "filter": [ctypes.POINTER(Space)],
         "scan": [ctypes.POINTER(Space), c_int],
     }.items():

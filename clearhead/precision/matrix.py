@@ -23,11 +23,22 @@ FEW = 32  # rows of x up to which reading the weights takes longer than computin
 SMALL = 1 << 16  # multiplications that one thread does in the time that two need to meet
 
 
-def kernels_for(x: Float[Tensor, "... i"]) -> ctypes.CDLL | None:
-    """The compiled kernels, if they are for such an input: few rows of float32 on the CPU, without a gradient."""
-    many = x.numel() // (x.shape[-1] or 1)
-    wanted = 0 < many <= FEW and x.dtype == torch.float32 and x.is_cpu
+def kernels_on(x: Float[Tensor, "..."]) -> ctypes.CDLL | None:
+    """The compiled kernels, if they are for such an input: float32 on the CPU, without a gradient."""
+    wanted = x.numel() > 0 and x.dtype == torch.float32 and x.is_cpu
     return kernels() if wanted and not (x.requires_grad and torch.is_grad_enabled()) else None
+
+
+def kernels_for(x: Float[Tensor, "... i"]) -> ctypes.CDLL | None:
+    """Those of matrices, which are for few rows."""
+    return kernels_on(x) if x.numel() <= FEW * x.shape[-1] else None
+
+
+def readable(vector: Float[Tensor, "..."] | None) -> bool:
+    """Whether the kernels can read a bias or a gain where it lies, or there is none; one to be trained they cannot."""
+    if vector is None:
+        return True
+    return vector.dtype == torch.float32 and vector.is_cpu and vector.is_contiguous() and not vector.requires_grad
 
 
 class Packed(nn.Module):
@@ -45,12 +56,14 @@ class Packed(nn.Module):
 
     def linear(self, x: Float[Tensor, "... i"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "... o"]:
         """x Wᵀ + b. Few rows of x take the kernel that reads W once; many, or a gradient, take W in float32."""
-        library = kernels_for(x)
+        library = kernels_for(x) if readable(bias) else None
         if library is None:
             return F.linear(x, self.dense().to(x.dtype), bias)
-        flat, out = self.filled(x), torch.empty(*x.shape[:-1], self.rows)
-        library.linear(self.matrix(), flat.data_ptr(), self.width, out.data_ptr(), len(flat), self.threads(len(flat)))
-        return out if bias is None else out.add_(bias)
+        flat, out = self.filled(x), x.new_empty(*x.shape[:-1], self.rows)
+        added = None if bias is None else bias.data_ptr()
+        many = len(flat)
+        library.linear(self.matrix(), added, flat.data_ptr(), self.width, out.data_ptr(), many, self.threads(many))
+        return out
 
     def filled(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "n w"]:
         """x as rows of the width that the kernels read."""
@@ -72,7 +85,24 @@ class Packed(nn.Module):
         return self.columns
 
     def matrix(self) -> Matrix:
-        """As the kernels see it."""
+        """As the kernels see it; made anew where the numbers have moved."""
+        known: Matrix | None = self.__dict__.get("described")
+        if known is None or known.values != self.stored["values"].data_ptr():
+            known = self.__dict__["described"] = self.describe()
+        return known
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Packed:
+        """Another device, but no other type: what is stored, and as what, is the precision's."""
+        self.__dict__.pop("described", None)
+        for name, tensor in self.stored.items():
+            self._buffers[name] = tensor.to(fn(tensor).device)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has numbers of its own, or some of these."""
+        return {name: value for name, value in self.__dict__.items() if name != "described"}
+
+    def describe(self) -> Matrix:
         raise NotImplementedError
 
     def dense(self) -> Float[Tensor, "..."]:
@@ -110,7 +140,7 @@ class FloatMatrix(Packed):
             "values", weight.detach().reshape(-1, self.columns).to(FLOATS[type(precision)]).contiguous()
         )
 
-    def matrix(self) -> Matrix:
+    def describe(self) -> Matrix:
         values = self.stored["values"]
         return Matrix(KINDS[values.dtype], 0, self.rows, self.columns, self.columns, values.data_ptr(), 0, 0)
 
@@ -142,7 +172,7 @@ class GroupMatrix(Packed):
         step = max(self.group, self.run)
         return -(-self.columns // step) * step
 
-    def matrix(self) -> Matrix:
+    def describe(self) -> Matrix:
         stored = self.stored
         table = stored["table"].data_ptr() if "table" in stored else 0
         shift = self.group.bit_length() - 1
@@ -154,8 +184,8 @@ class GroupMatrix(Packed):
         if library is None:
             scaled = self.codes().unflatten(1, (-1, self.group)) * self.scales.float()[..., None]
             return scaled.flatten(1)[:, : self.columns].reshape(self.shape)
-        out = torch.empty(self.shape)
-        whole = self.matrix()
+        out = torch.empty(self.shape, dtype=torch.float32, device=self.values.device)
+        whole = self.describe()
         whole.rows = len(self.values)
         library.expand(ctypes.byref(whole), out.data_ptr(), torch.get_num_threads())
         return out
@@ -166,7 +196,7 @@ class GroupMatrix(Packed):
 
 
 class Int8Matrix(GroupMatrix):
-    """Whole numbers from −127 to 127, a byte each."""
+    """Whole numbers from −128 to 127, a byte each."""
 
     kind, run = INT8, 64
 

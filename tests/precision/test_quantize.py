@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import clearhead
-from clearhead.configs import PRECISIONS, BFloat16, ConfigError, Float16, Int4, Int8, Precision, precision
+from clearhead.configs import PRECISIONS, BFloat16, Cache, ConfigError, Float16, Int4, Int8, Precision, precision
 from clearhead.models.convert import CheckpointError
 from clearhead.precision.matrix import Packed, pack
 from clearhead.precision.rounding import round_int4, round_int8
@@ -41,14 +43,23 @@ def distance(a: Tensor, b: Tensor) -> float:
 # ---- rounding
 
 
-def test_int8_is_within_half_a_step() -> None:
+def test_int8_is_within_half_a_step_but_for_the_largest_of_a_group() -> None:
     torch.manual_seed(0)
     weight = torch.randn(6, 64)
     codes, scales = round_int8(weight, 32)
     error = (weight.view(6, 2, 32) - codes.view(6, 2, 32) * scales.float()[..., None]).abs()
-    step = scales.float()[..., None]
-    assert (error <= 0.75 * step).all()  # the largest of a group may lose a quarter more to the scale's own rounding
-    assert (error.flatten() <= 0.5 * step.expand_as(error).flatten()).float().mean() > 0.98
+    step = scales.float()[..., None].abs()
+    beyond = (error > 0.501 * step).sum(-1)
+    assert beyond.max() == 1  # cut off where that brings the others nearer
+    assert (error <= 2.5 * step).all()
+
+
+def test_int8_is_nearer_than_that_of_llama_cpp() -> None:
+    gguf = pytest.importorskip("gguf")
+    torch.manual_seed(0)
+    weight, kind = torch.randn(200, 64), gguf.GGMLQuantizationType.Q8_0
+    theirs = torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(weight.numpy(), kind), kind))
+    assert distance(weight, pack(weight, Int8()).dense()) < 0.96 * distance(weight, theirs)
 
 
 def test_int4_takes_the_nearest_entry_and_a_scale_that_cannot_be_bettered_by_much() -> None:
@@ -152,13 +163,14 @@ def test_a_text_brings_int4_nearer() -> None:
 
 
 @pytest.mark.parametrize("stored", [Int4(), Int8(), BFloat16()], ids=str)
-def test_decoding_in_pieces_equals_one_pass(stored: Precision) -> None:
-    model = clearhead.quantize(tiny("tiny-llama"), stored)
+@pytest.mark.parametrize(("cache", "tolerance"), [("float32", 1e-5), ("float16", 2e-3)])
+def test_decoding_in_pieces_equals_one_pass(stored: Precision, cache: Cache, tolerance: float) -> None:
+    model = clearhead.quantize(tiny("tiny-llama"), replace(stored, cache=cache))
     tokens = torch.randint(0, 101, (3, 12))
     with torch.inference_mode():
         whole, state = model(tokens), model.init_state(3, 12)
         pieces = [model(part, state=state) for part in tokens.split([5, 1, 1, 3, 2], 1)]
-    torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=1e-4, atol=1e-5)
+    assert distance(whole, torch.cat(pieces, 1)) < tolerance
 
 
 # ---- what is refused
@@ -194,7 +206,8 @@ def test_a_damaged_folder_says_what_is_wrong(tmp_path: Path) -> None:
     save_file({**tensors, name: tensors[name].float()}, file)
     with pytest.raises(CheckpointError, match=r"misshapen 1 tensor: .* of torch.float32, not .* of torch.float16"):
         clearhead.load(tmp_path)
-    text = (tmp_path / "config.json").read_text(encoding="utf-8")
-    (tmp_path / "config.json").write_text(text.replace('"Float16"', '"Causal"'), encoding="utf-8")
+    said = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    said["quantization_config"]["precision"] = {"kind": "Causal"}
+    (tmp_path / "config.json").write_text(json.dumps(said), encoding="utf-8")
     with pytest.raises(CheckpointError, match="is no precision"):
         clearhead.load(tmp_path)
