@@ -39,6 +39,7 @@ class MultiHeadAttention(nn.Module):
         self.widths = (key, value)
         self.mask, self.dropout = config.mask, config.dropout
         self.ring = config.ring
+        self.fused = {"qkv": self.rows}  # rows of the matrices that lie under each other in one
         self.qkv = Linear(dim, sum(self.rows), bias=config.qkv_bias)
         self.query_norm = build_part(config.qk_norm, key)
         self.key_norm = build_part(config.qk_norm, key)

@@ -76,7 +76,9 @@ class LinearAttention(nn.Module):
         key, value = config.widths(dim)
         self.widths, self.mask = (key, value), config.mask
         self.heads, self.features = config.heads, config.kernel.count(key)
-        self.qkv = Linear(dim, config.heads * (2 * key + value), bias=config.qkv_bias)
+        self.rows = (config.heads * key, config.heads * key, config.heads * value)  # of queries, keys and values
+        self.fused = {"qkv": self.rows}
+        self.qkv = Linear(dim, sum(self.rows), bias=config.qkv_bias)
         self.kernel, self.shares = build_part(config.kernel, key), config.kernel.shares
         self.out = Linear(config.heads * value, dim, bias=config.out_bias)
 
@@ -84,7 +86,7 @@ class LinearAttention(nn.Module):
         self, x: Float[Tensor, "B T D"], context: Context, state: SumState | None = None
     ) -> Float[Tensor, "B T D"]:
         key, value = self.widths
-        qkv = context.tap("qkv", self.qkv(x)).split((self.heads * key, self.heads * key, self.heads * value), dim=-1)
+        qkv = context.tap("qkv", self.qkv(x)).split(self.rows, dim=-1)
         q = context.tap("query", split_heads(qkv[0], key))
         k = context.tap("key", split_heads(qkv[1], key))
         v = context.tap("value", split_heads(qkv[2], value))

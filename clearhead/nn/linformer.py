@@ -31,6 +31,7 @@ class Linformer(nn.Module):
         self.config = config
         self.widths = key, value = config.widths(dim)
         self.parts = (config.heads * key, config.heads * key, config.heads * value)  # of queries, keys and values
+        self.fused = {"qkv": self.parts}
         self.key_rows = nn.Linear(config.length, config.rows, bias=False)
         self.value_rows = None if config.shared else nn.Linear(config.length, config.rows, bias=False)
         self.qkv = nn.Linear(dim, sum(self.parts), bias=False)

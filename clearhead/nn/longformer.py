@@ -23,6 +23,7 @@ class Longformer(nn.Module):
     def __init__(self, config: LongformerConfig, dim: int) -> None:
         super().__init__()
         self.config, self.width = config, config.width(dim)
+        self.fused = dict.fromkeys(("qkv", "global_qkv"), (dim, dim, dim))
         self.qkv = nn.Linear(dim, 3 * dim, bias=config.qkv_bias)
         self.global_qkv = nn.Linear(dim, 3 * dim, bias=config.qkv_bias)
         self.out = nn.Linear(dim, dim, bias=config.out_bias)

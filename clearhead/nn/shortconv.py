@@ -22,6 +22,7 @@ class ShortConv(nn.Module):
 
     def __init__(self, config: ShortConvConfig, dim: int) -> None:
         super().__init__()
+        self.fused = {"input": (dim, dim, dim)}
         self.input = Linear(dim, 3 * dim, bias=config.bias)
         self.filter = nn.Parameter(torch.empty(config.conv, dim))
         self.filter_bias = nn.Parameter(torch.empty(dim)) if config.conv_bias else None

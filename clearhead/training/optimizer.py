@@ -22,6 +22,8 @@ POLAR = (
     (2.3007, -1.6689, 0.4188),
 )
 
+Rows = tuple[int, ...]
+
 
 class AdamW:
     """torch's fused AdamW in groups: tables, head, other matrices, and what has one dimension."""
@@ -87,17 +89,20 @@ class Matrices:
 class Muon:
     """Every matrix of a block moves by an orthogonal one; tables, heads, norms and biases by AdamW.
 
-    The query, key and value parts of a fused projection are matrices of their own, and so is each expert. Of several
-    processes each works on some of the matrices, remembers their momentum, and tells the others where they go.
+    The query, key and value parts of a fused projection are matrices of their own, and so is each expert; `fused` has
+    the rows of each part, by name. Of several processes each works on some of the matrices, remembers their momentum,
+    and tells the others where they go.
     """
 
-    def __init__(self, config: MuonConfig, named: dict[str, nn.Parameter], mesh: Any = None) -> None:
-        self.config = config
+    def __init__(
+        self, config: MuonConfig, named: dict[str, nn.Parameter], fused: dict[str, Rows], mesh: Any = None
+    ) -> None:
+        self.config, self.fused = config, fused
         self.matrices = {name: p for name, p in named.items() if ".blocks." in name and is_matrix(name, p)}
         self.rest = AdamW(config.rest, {name: p for name, p in named.items() if name not in self.matrices})
         shapes: dict[tuple[int, int], list[tuple[str, int, bool]]] = {}
         for name, parameter in self.matrices.items():
-            for i, (rows, columns) in enumerate(part_shapes(parameter)):
+            for i, (rows, columns) in enumerate(part_shapes(parameter, fused.get(name))):
                 shapes.setdefault((min(rows, columns), max(rows, columns)), []).append((name, i, rows > columns))
         self.groups = []
         for shape, places in shapes.items():
@@ -119,7 +124,7 @@ class Muon:
     def move(self, group: Matrices, lr: float) -> None:
         config = self.config
         names = dict.fromkeys(name for name, _, _ in group.places)
-        gradients = {name: parts(whole(gradient_of(self.matrices[name]))) for name in names}
+        gradients = {name: parts(whole(gradient_of(self.matrices[name])), self.fused.get(name)) for name in names}
         wanted = [turned(gradients[name][i], tall) for name, i, tall in group.places[group.mine]]
         momentum = local(group.momentum)
         gradient = torch.stack(wanted) if wanted else torch.empty_like(momentum)
@@ -128,7 +133,7 @@ class Muon:
         update = gathered(update, group.momentum)
         short, long = update.shape[-2:]
         weights = {name: whole(self.matrices[name]) for name in names}
-        matrices = {name: parts(weight) for name, weight in weights.items()}
+        matrices = {name: parts(weight, self.fused.get(name)) for name, weight in weights.items()}
         for direction, (name, i, tall) in zip(update, group.places, strict=True):
             matrix = turned(matrices[name][i], tall)
             matrix.mul_(1 - lr * config.weight_decay)
@@ -150,20 +155,25 @@ def turned(matrix: Tensor, tall: bool) -> Tensor:
     return matrix.T if tall else matrix
 
 
-def part_shapes(weight: Tensor) -> list[tuple[int, int]]:
+def fused_rows(model: nn.Module) -> dict[str, Rows]:
+    """By a weight's name, how many of its rows each of its parts has, as the modules say themselves."""
+    named = ((path, getattr(module, "fused", {})) for path, module in model.named_modules())
+    return {f"{path}.{name}.weight": rows for path, fused in named for name, rows in fused.items()}
+
+
+def part_shapes(weight: Tensor, fused: Rows | None = None) -> list[tuple[int, int]]:
     """The shapes of `parts`, of a weight that may be spread over processes."""
     if weight.dim() == 3:
         return [(weight.shape[1], weight.shape[2])] * weight.shape[0]
     rows, columns = weight.shape
-    return [(columns, columns)] * 3 if rows == 3 * columns else [(rows, columns)]
+    return [(part, columns) for part in fused or (rows,)]
 
 
-def parts(weight: Tensor) -> list[Tensor]:
-    """The matrices of a weight: experts along a first axis; query, key and value rows where there are three alike."""
+def parts(weight: Tensor, fused: Rows | None = None) -> list[Tensor]:
+    """The matrices of a weight: experts along a first axis; or those that lie under each other, of so many rows."""
     if weight.dim() == 3:
         return list(weight)
-    rows, columns = weight.shape
-    return list(weight.unflatten(0, (3, columns))) if rows == 3 * columns else [weight]
+    return list(weight.split(fused or (len(weight),)))
 
 
 def orthogonal(x: Tensor, iterations: int) -> Tensor:
@@ -181,4 +191,4 @@ Optimizer = AdamW | Muon
 
 def make_optimizer(config: OptimizerConfig, model: nn.Module, mesh: Any = None) -> Optimizer:
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return AdamW(config, named) if isinstance(config, AdamWConfig) else Muon(config, named, mesh)
+    return AdamW(config, named) if isinstance(config, AdamWConfig) else Muon(config, named, fused_rows(model), mesh)

@@ -5,8 +5,19 @@ from __future__ import annotations
 import torch
 
 import clearhead
+from clearhead.configs import (
+    AttentionConfig,
+    LinearAttentionConfig,
+    LinformerConfig,
+    LongformerConfig,
+    ShortConvConfig,
+)
 from clearhead.configs.train import AdamWConfig, MuonConfig
-from clearhead.training.optimizer import make_optimizer, orthogonal, parts
+from clearhead.models.llama import llama
+from clearhead.training.optimizer import fused_rows, make_optimizer, orthogonal, parts
+from tests.invariants.cases import MIXERS, block, sequence
+
+FUSED = (AttentionConfig, LinearAttentionConfig, LinformerConfig, LongformerConfig, ShortConvConfig)
 
 
 def test_orthogonal_takes_singular_values_near_one() -> None:
@@ -36,7 +47,8 @@ def test_muon_moves_every_matrix_by_its_own_orthogonal_direction() -> None:
     for name, p in model.named_parameters():
         moved = p.detach() - before[name]
         if ".blocks." in name and p.dim() > 1:
-            for change, gradient in zip(parts(moved), parts(p.grad), strict=True):
+            rows = fused_rows(model).get(name)
+            for change, gradient in zip(parts(moved, rows), parts(p.grad, rows), strict=True):
                 tall = change.shape[0] > change.shape[1]
                 side = gradient.T if tall else gradient
                 wanted = orthogonal(side[None], 5)[0] * -0.1 * ((side.shape[1] / side.shape[0]) ** 0.5 if tall else 1)
@@ -46,9 +58,22 @@ def test_muon_moves_every_matrix_by_its_own_orthogonal_direction() -> None:
 
 
 def test_fused_qkv_is_three_matrices_and_experts_are_many() -> None:
-    assert [tuple(m.shape) for m in parts(torch.zeros(96, 32))] == [(32, 32)] * 3
+    assert [tuple(m.shape) for m in parts(torch.zeros(96, 32), (32, 32, 32))] == [(32, 32)] * 3
     assert [tuple(m.shape) for m in parts(torch.zeros(5, 24, 32))] == [(24, 32)] * 5
-    assert [tuple(m.shape) for m in parts(torch.zeros(64, 32))] == [(64, 32)]
+    assert [tuple(m.shape) for m in parts(torch.zeros(96, 32))] == [(96, 32)]
+    grouped = llama(dim=32, layers=1, heads=4, kv_heads=2, hidden=96, vocabulary=50)
+    optimizer = make_optimizer(MuonConfig(), clearhead.build(grouped))
+    found = sorted((name.split(".")[-2], i) for group in optimizer.groups for name, i, _ in group.places)
+    assert found == [("down", 0), ("gate", 0), ("out", 0), ("qkv", 0), ("qkv", 1), ("qkv", 2), ("up", 0)]
+    assert sorted(tuple(group.momentum.shape) for group in optimizer.groups) == [(2, 16, 32), (2, 32, 32), (3, 32, 96)]
+
+
+def test_fused_rows_are_all_the_rows_of_a_matrix() -> None:
+    for name, mixer in MIXERS.items():
+        model = clearhead.build(sequence(block(mixer)))
+        fused = fused_rows(model)
+        assert {path: len(model.get_parameter(path)) for path in fused} == {p: sum(rows) for p, rows in fused.items()}
+        assert bool(fused) == isinstance(mixer, FUSED), name
 
 
 def test_adamw_equals_torch_and_spares_vectors_from_decay() -> None:
