@@ -22,8 +22,9 @@ class SoftmaxChoiceConfig(Part):
 class GroupedChoiceConfig(Part):
     """p = sigmoid(router(x)); the experts with the largest p + b in the best groups are chosen, weighted by p alone.
 
-    The bias b keeps the experts in balance: training moves it by how busy they are, not by a gradient. A group is as
-    good as its two best experts; only the `kept` best of `groups` are looked at  (DeepSeek-V3, 2412.19437, 2.1.2).
+    The bias b keeps the experts in balance: DeepSeek's training moves it by how busy they are, not by a gradient; here
+    it stays as it was loaded, or zero. A group is as good as its two best experts; only the `kept` best of `groups` are
+    looked at  (DeepSeek-V3, 2412.19437, 2.1.2).
     """
 
     groups: int = 1

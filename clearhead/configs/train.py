@@ -188,5 +188,7 @@ class RecipeConfig(Config):
         self.require_share("label_smoothing", "validation")
         if self.batch % self.accumulate:
             raise ConfigError(f"Recipe.batch={self.batch} is not a multiple of accumulate={self.accumulate}")
+        if not -(2**63) <= self.seed < 2**64:
+            raise ConfigError(f"Recipe.seed is {self.seed}, but must be a number of 64 bits")
         if self.adapter is not None and self.start is None:
             raise ConfigError("Recipe.adapter needs a checkpoint to adapt: say which in start (--from)")

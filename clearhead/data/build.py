@@ -19,6 +19,7 @@ from tokenizers import Encoding
 
 from clearhead.tokenize import Tokenizer, TokenizerError
 
+from .chat import ANSWER
 from .corpus import DataError, Document
 from .parts import PART, parts
 from .shards import REMOVE, Index, Shard, Shards, ignored_file, is_whole, token_file
@@ -211,6 +212,7 @@ class Writer:
         self.ids.fromlist(ids)
         if not part.loss:
             self.ignore(len(ids))
+            self.index.chats |= part.text.endswith(ANSWER)
         self.tokens += len(ids)
         self.bytes += size
         self.scored_bytes += size if part.loss else 0

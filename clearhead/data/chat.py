@@ -7,6 +7,8 @@ from typing import Any
 
 from .corpus import DataError, Piece
 
+ANSWER = "<|assistant|>\n"
+"""What comes before an answer."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
@@ -36,7 +38,7 @@ def chat(messages: list[dict[str, str]], answering: bool = False) -> tuple[Piece
             asked = ""
         else:
             asked += said
-    asked += "<|assistant|>\n" if answering else ""
+    asked += ANSWER if answering else ""
     return (*pieces, (asked, False)) if asked else tuple(pieces)
 
 

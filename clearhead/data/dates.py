@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date, timedelta
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from .corpus import DataError
 from .mixing import keys, mix
 from .pairs import Pair, Pairs
-from .split import is_validation
+from .split import exact_share, is_validation
 
 LANGUAGES = (
     "en", "de", "fr", "es", "it", "pt", "nl", "sv", "da", "nb", "fi", "et", "lv", "lt", "pl", "cs", "sk", "sl", "hr",
@@ -41,7 +40,7 @@ def dates(share: float = 0.1, seed: int = 0) -> tuple[Pairs, Pairs]:
         ) from None
     read, write = ([(language, style) for language in LANGUAGES for style in styles] for styles in (READ, WRITTEN))
     read, write = ([form for form in forms if one_reading(*form)] for forms in (read, write))
-    exact = Fraction(share).limit_denominator(10**6)
+    exact = exact_share(share)
     held_out = np.array([is_validation(day, exact, seed) for day in range(DAYS)])
 
     def drawn(days: np.ndarray, count: int) -> Iterator[Pair]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import zip_longest
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from .corpus import Corpus, DataError, Document
 from .mixing import keys, shuffled
 from .shards import Shards
 from .sources import opened, undecodable
-from .split import is_validation
+from .split import exact_share, is_validation
 
 Pair = tuple[str, str]
 CELL = (2, 3)  # target and source tokens by which the lengths of a batch's pairs may differ without being told apart
@@ -36,7 +35,7 @@ class Pairs:
 
     def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
         """Pairs to train on and to validate with: of every 1/share in a row, one drawn by the seed validates."""
-        exact = Fraction(share).limit_denominator(10**6)
+        exact = exact_share(share)
 
         def part(validates: bool) -> Iterator[Pair]:
             numbered = enumerate(self)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ class Index:
     shard_tokens: int
     shards: list[Shard] = field(default_factory=list)
     complete: bool = False
+    chats: bool = False  # whether any of it is a conversation
     version: int = VERSION
 
     @classmethod
@@ -91,6 +93,7 @@ class Shards:
         self.corpus = index.shards[-1].text
         self.bytes = index.total("bytes")
         self.scored_bytes = index.total("scored_bytes")
+        self.chats = index.chats
         self.ends = np.cumsum([shard.tokens for shard in index.shards])
         self.document_starts: Int[np.ndarray, " documents"] = mapped(folder / "documents.bin", np.int64)
         self.arrays = [mapped(folder / token_file(n), index.dtype) for n in range(len(index.shards))]
@@ -116,6 +119,11 @@ class Shards:
 
     def __len__(self) -> int:
         return int(self.ends[-1])
+
+    @cached_property
+    def scored(self) -> int:
+        """The tokens on which the loss is taken."""
+        return len(self) - sum(int(np.count_nonzero(array)) for array in self.ignored_arrays if array is not None)
 
     @property
     def documents(self) -> int:

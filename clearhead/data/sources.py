@@ -97,6 +97,8 @@ def walk(folder: Path, found: Found) -> None:
 def standard_input() -> Path:
     """Standard input as a file, since a corpus is read more than once."""
     global _standard_input
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        raise DataError("standard input can be read by one process only, not by those of torchrun; give a file")
     if _standard_input is None:
         _standard_input = tempfile.NamedTemporaryFile(prefix="clearhead-stdin-")  # noqa: SIM115  (until we leave)
         while block := sys.stdin.buffer.read(READ):

@@ -20,9 +20,7 @@ def split(corpus: Corpus, share: float = 0.1, seed: int = 0) -> tuple[Corpus, Co
     A corpus of fewer documents is split by position: of each document the first part trains and the last `share` of
     its characters validates, as nanoGPT does with its one text (data/shakespeare_char/prepare.py at 6c40a08).
     """
-    exact = Fraction(share).limit_denominator(10**6)
-    if not 0 < exact < 1:
-        raise DataError(f"the share for validation is {share}, but must be above 0 and below 1")
+    exact = exact_share(share)
     lengths = lengths_of_few(corpus, math.ceil(1 / exact))
 
     def read(side: Side) -> Iterator[Document]:
@@ -32,6 +30,14 @@ def split(corpus: Corpus, share: float = 0.1, seed: int = 0) -> tuple[Corpus, Co
         Corpus(lambda: read("training"), f"the training part of {corpus.summary}"),
         Corpus(lambda: read("validation"), f"the validation part of {corpus.summary}"),
     )
+
+
+def exact_share(share: float) -> Fraction:
+    """A share that leaves something to either side."""
+    exact = Fraction(share).limit_denominator(10**6)
+    if not 0 < exact < 1:
+        raise DataError(f"the share for validation is {share}, but must be above 0 and below 1")
+    return exact
 
 
 def lengths_of_few(corpus: Corpus, few: int) -> list[int] | None:

@@ -43,11 +43,16 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        return math.exp(min(self.loss, 700))
+        return bounded_exp(self.loss)
 
     @property
     def bits_per_byte(self) -> float:
         return self.nats / math.log(2) / self.bytes
+
+
+def bounded_exp(loss: float) -> float:
+    """e^loss, and of a loss beyond all measure still a number."""
+    return math.exp(min(loss, 700))
 
 
 @torch.inference_mode()

@@ -52,6 +52,12 @@ class MarianTokenizer(Tokenizer):
         """A source as the model was taught to read it: `</s>` at its end."""
         return [*self.encode(text), *([self.end] if around and self.end is not None else [])]
 
+    def with_end(self) -> Tokenizer:
+        raise TokenizerError(
+            f"{self.folder} has a tokenizer for each language, and a model learns by one for both; train from nothing, "
+            "or from a model with a tokenizer.json"
+        )
+
     def encode_target(self, text: str) -> list[int]:
         """The ids of a text in the language of the target, for training or scoring."""
         return self.looked_up(text, self.target)
@@ -68,7 +74,7 @@ class MarianTokenizer(Tokenizer):
         pieces = [self.names.get(id, self.special[0]) for id in ids]
         return "".join(piece for piece in pieces if piece not in self.special).replace(SPACE, " ").strip()
 
-    def save(self, folder: str | Path, chat_template: str | None = None) -> None:
+    def save(self, folder: str | Path) -> None:
         """The three files, and `tokenizer_config.json`, as transformers reads them."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name in (SOURCE, TARGET, TABLE):

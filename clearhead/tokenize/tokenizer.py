@@ -62,14 +62,12 @@ class Tokenizer:
             raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from None
         return cls(inner, settings)
 
-    def save(self, folder: str | Path, chat_template: str | None = None) -> None:
+    def save(self, folder: str | Path) -> None:
         """Writes `tokenizer_config.json` and then `tokenizer.json`, as transformers reads them; each appears whole."""
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         if self.end is not None:
             settings["eos_token"] = self.inner.id_to_token(self.end)
         files = {"tokenizer_config.json": json.dumps(settings | self.settings, indent=2, ensure_ascii=False) + "\n"}
-        if chat_template is not None:
-            files["chat_template.jinja"] = chat_template
         files["tokenizer.json"] = self.json
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name, text in files.items():

@@ -92,6 +92,10 @@ def images(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say:
     if channels not in (1, 3):
         raise ConfigError(f"the model reads pictures of {channels} channels, but files have 1 (grey) or 3 (colour)")
     source = pictures(paths, size, channels) if paths else digits(size, channels)
+    if recipe.start is not None and config.head.classes != len(source.names):
+        raise ConfigError(
+            f"the checkpoint tells {config.head.classes} classes apart, but the pictures are of {len(source.names)}"
+        )
     config = replace(config, head=replace(config.head, classes=len(source.names)))
     task = Images(recipe, config, source)
     if not len(task.training) or not len(task.held_out):

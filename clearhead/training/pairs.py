@@ -14,13 +14,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.configs import ConfigError, EncoderDecoderConfig
+from clearhead.configs import ConfigError, EncoderDecoderConfig, LearnedConfig
 from clearhead.configs.train import PairsConfig, RecipeConfig
 from clearhead.data import IGNORED, Shards, build
 from clearhead.data.dates import dates
 from clearhead.data.pairs import PairBatch, PairBatches, Pairs, pairs
 from clearhead.files import write_atomically
 from clearhead.measure.bleu import bleu
+from clearhead.measure.perplexity import bounded_exp
 from clearhead.models.assemble import EncoderDecoder, Model
 from clearhead.models.checkpoint import save
 from clearhead.tasks.translate import translate
@@ -97,7 +98,7 @@ class Translation(Task):
         return loss, {}
 
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
-        return {"val/loss": loss, "val/perplexity": math.exp(loss)}
+        return {"val/loss": loss, "val/perplexity": bounded_exp(loss)}
 
     def made(self, model: EncoderDecoder) -> dict[str, Any]:
         """What was held out, translated greedily: BLEU, how much of it is right to the letter, and the first line."""
@@ -164,7 +165,15 @@ def fitted(recipe: RecipeConfig, vocabulary: int) -> EncoderDecoderConfig:
     config = recipe.model
     if not isinstance(config, EncoderDecoderConfig):
         raise ConfigError(f"a {config.kind()} writes no text from another; pairs are learned by an EncoderDecoder")
+    assert isinstance(recipe.task, PairsConfig)
+    tables = [config.source, *([] if config.target is None else [config.target])]
+    for position in (table.position for table in tables):
+        if isinstance(position, LearnedConfig) and position.length < recipe.task.length:
+            raise ConfigError(f"length={recipe.task.length}, but the model has {position.length} learned positions")
     if recipe.start is not None:
+        known = min(config.head.vocabulary, *(table.vocabulary for table in tables))
+        if known < vocabulary:
+            raise ConfigError(f"the tokenizer has {vocabulary:,} tokens, but the checkpoint knows {known:,}")
         return config
     return replace(
         config,

@@ -24,6 +24,7 @@ from clearhead.configs import (
 from clearhead.configs.data import CharactersConfig
 from clearhead.configs.train import MaskedTokensConfig, NextTokenConfig, RecipeConfig
 from clearhead.data import (
+    CHAT_TEMPLATE,
     IGNORED,
     Batch,
     Batches,
@@ -36,6 +37,8 @@ from clearhead.data import (
     standard_library,
     windows,
 )
+from clearhead.files import write_atomically
+from clearhead.measure.perplexity import bounded_exp
 from clearhead.models.assemble import Model, SequenceModel, make_context
 from clearhead.models.checkpoint import save
 from clearhead.tokenize import MASK, Tokenizer, make
@@ -91,14 +94,20 @@ class NextToken(Text):
         return loss, {}
 
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
-        bytes_per_token = self.held_out.bytes / len(self.held_out)
-        return {"val/loss": loss, "val/perplexity": math.exp(loss), "val/bpb": loss / math.log(2) / bytes_per_token}
+        bytes_per_token = self.held_out.scored_bytes / self.held_out.scored
+        return {"val/loss": loss, "val/perplexity": bounded_exp(loss), "val/bpb": loss / math.log(2) / bytes_per_token}
 
     def made(self, model: SequenceModel) -> dict[str, Any]:
         """How it goes on from the first words that it has not seen."""
         prompt = [int(token) for token in self.held_out.tokens(0, min(PROMPT_TOKENS, len(self.held_out)))]
         length = min(SAMPLE_TOKENS, self.task.context - len(prompt))
         return {"sample": continued(model, self.tokenizer, prompt, length)}
+
+    def save(self, model: Model, folder: Path) -> None:
+        """With the layout of conversations, where it has learned from any."""
+        super().save(model, folder)
+        if self.training.chats:
+            write_atomically(folder / "chat_template.jinja", CHAT_TEMPLATE)
 
 
 class MaskedTokens(Text):
@@ -135,7 +144,7 @@ class MaskedTokens(Text):
         return loss / max(len(wanted), 1), {"right": (logits.argmax(dim=-1) == wanted).sum()}
 
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
-        return {"val/loss": loss, "val/perplexity": math.exp(loss), "val/accuracy": sums["right"] / max(count, 1)}
+        return {"val/loss": loss, "val/perplexity": bounded_exp(loss), "val/accuracy": sums["right"] / max(count, 1)}
 
 
 @learns(NextTokenConfig)

@@ -76,6 +76,12 @@ def test_standard_input(data: str, names: list[str], packed: bool, monkeypatch: 
     assert list(corpus) == list(corpus), "it can be read again"
 
 
+def test_standard_input_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(DataError, match="standard input can be read by one process only"):
+        documents(["-"])
+
+
 def test_loss_is_taken_on_answers_only(tmp_path: Path) -> None:
     said = [("system", "S"), ("user", "U"), ("assistant", "A"), ("user", "V"), ("assistant", "B")]
     messages = [{"role": role, "content": content} for role, content in said]

@@ -52,6 +52,7 @@ def test_what_has_no_loss_is_marked(tmp_path: Path) -> None:
     ignored = shards.ignored_rows(np.array([0]), len(shards))
     assert ignored is not None
     assert ignored[0].astype(int).tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 1, 1]  # the end goes with the piece it ends
+    assert (len(shards), shards.scored) == (10, 6)
     assert (shards.bytes, shards.scored_bytes) == (8, 5)
 
 

@@ -98,7 +98,8 @@ def test_transformers_reads_it(config: TokenizerConfig, tmp_path: Path) -> None:
 
 def test_transformers_lays_out_a_chat_as_we_do(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    make(BytesConfig(), []).save(tmp_path, chat_template=CHAT_TEMPLATE)
+    make(BytesConfig(), []).save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     said = [("system", "Be kind."), ("user", "Two and two?"), ("assistant", "Four.\n"), ("user", "And three?")]
     messages = [{"role": role, "content": content} for role, content in said]

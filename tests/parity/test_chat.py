@@ -76,7 +76,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("answering", [True, False])
 def test_templates_say_what_transformers_says(name: str, answering: bool, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
-    make_tokenizer().save(tmp_path, chat_template=TEMPLATES[name])
+    make_tokenizer().save(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATES[name])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     wanted = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=answering)
     ours = ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path))

@@ -98,6 +98,8 @@ def test_marian_equals_transformers(marian: Path, tmp_path_factory: pytest.TempP
         want = theirs(text_target=text).input_ids
         assert [*ours.encode_target(text), ours.end] == want, text
         assert ours.decode(want) == theirs.decode(want, skip_special_tokens=True), text
+    with pytest.raises(TokenizerError, match="has a tokenizer for each language"):
+        ours.with_end()  # by which training would read both sides
     again = tmp_path_factory.mktemp("again")
     ours.save(again)
     assert in_transformers(again)(TEXTS[0]).input_ids == theirs(TEXTS[0]).input_ids

@@ -16,15 +16,16 @@ from safetensors.torch import load_file
 import clearhead
 from clearhead.cli.train import find_recipe
 from clearhead.configs import ConfigError, dumps
-from clearhead.configs.train import RecipeConfig
-from clearhead.data.dates import LANGUAGES
+from clearhead.configs.train import ImagesConfig, MaskedTokensConfig, NextTokenConfig, RecipeConfig
+from clearhead.data import DataError
+from clearhead.data.dates import LANGUAGES, dates
 from clearhead.measure.cost import cost
 from clearhead.models.presets import preset
 from clearhead.models.transformer import modern_transformer, transformer
 from clearhead.tasks.translate import translate
 from clearhead.training.checkpoint import listed
 from clearhead.training.loop import Interrupted, Report, Trainer, TrainingError, train
-from clearhead.training.pairs import Translation
+from clearhead.training.pairs import Translation, fitted
 from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
 from clearhead.training.task import prepare
@@ -118,6 +119,12 @@ def test_stopped_and_resumed_equals_uninterrupted_and_the_model_is_the_mean_of_i
     assert "step-00000011" in [path.name for path in listed(out / "checkpoints")]
     train(config, [table], out, resume=True)
     assert same(tmp_path / "whole", out)
+    with (paths[1] / "state.safetensors").open("r+b") as file:
+        file.write(b"x")
+    train(config, [table], tmp_path / "whole", resume=True, report=Report(say=said.append))
+    assert any("is damaged (state.safetensors is not what was written); the mean is taken" in text for text in said)
+    for name, mean in weights(tmp_path / "whole").items():
+        torch.testing.assert_close(mean, (found[0][f"weights.{name}"] + found[2][f"weights.{name}"]) / 2)
 
 
 def test_a_run_that_gets_no_better_gives_up_and_stays_so(
@@ -151,6 +158,8 @@ def test_files_to_validate_with_are_all_that_is_held_out(table: Path, tmp_path: 
     assert task.known == [("abc", "null eins zwei"), ("j", "neun")]
     with pytest.raises(ConfigError, match=r"of the pairs in .*numbers\.tsv a share of 0\.0001 holds out none"):
         prepare(tiny(validation=0.0001), [table], (), Run(tmp_path / "none"), lambda text: None)
+    with pytest.raises(DataError, match=r"the share for validation is 0\.0, but must be above 0"):
+        prepare(tiny(validation=0.0), [table], (), Run(tmp_path / "none"), lambda text: None)
     with pytest.raises(ConfigError, match="the built-in dates have their own to validate with"):
         prepare(tiny(), [], [held], Run(tmp_path / "other"), lambda text: None)
 
@@ -174,12 +183,21 @@ def test_a_model_without_a_decoder_is_refused(table: Path, tmp_path: Path) -> No
         train(config, [table], tmp_path / "run")
 
 
+def test_a_checkpoint_that_knows_too_little_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the tokenizer has 300 tokens, but the checkpoint knows 257"):
+        fitted(replace(tiny(), start="runs/mine"), 300)
+    assert fitted(replace(tiny(), start="runs/mine"), 257) == tiny().model
+    learned = tiny(**{"model.source.position": {"kind": "Learned", "length": 64}})
+    with pytest.raises(ConfigError, match="length=128, but the model has 64 learned positions"):
+        fitted(learned, 257)
+
+
 def test_the_modern_recipe_has_no_more_parameters_than_the_published_one() -> None:
     sizes = {name: cost(recipe(name).model).parameters.total for name in ("translate", "translate-2017")}
     assert sizes["translate"] <= sizes["translate-2017"]
 
 
-def test_an_encoder_decoder_of_ones_own_and_the_presets_train_on_the_same_path(table: Path, tmp_path: Path) -> None:
+def test_a_model_of_ones_own_and_the_presets_train_by_the_recipe_of_their_kind(table: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(dumps(preset("tiny-transformer")))
     small = (
@@ -193,6 +211,10 @@ def test_an_encoder_decoder_of_ones_own_and_the_presets_train_on_the_same_path(t
     config = find_recipe(str(file), small, steps=2)
     assert config.schedule == recipe("transformer-base").schedule
     assert train(config, [table], tmp_path / "run").config.source.vocabulary == 257
+    for name, task in (("bert", MaskedTokensConfig), ("vit", ImagesConfig), ("lstm", NextTokenConfig)):
+        file.write_text(dumps(recipe(name).model))
+        assert isinstance(find_recipe(str(file)).task, task)
+        assert find_recipe(str(file)).model == recipe(name).model
     for name in ("transformer-base", "transformer-big"):
         file.write_text(dumps(preset(name)))
         assert find_recipe(str(file)).model == preset(name)
@@ -202,6 +224,8 @@ def test_an_encoder_decoder_of_ones_own_and_the_presets_train_on_the_same_path(t
 def test_several_languages_in_one_batch_are_told_apart(tmp_path: Path) -> None:
     """The built-in dates are a mixture: texts that share a length share a batch, whatever their languages."""
     pytest.importorskip("babel")
+    with pytest.raises(DataError, match="the share for validation is 0"):
+        dates(0.0)
     config = recipe("dates").changed("task.judged", 10)
     task = prepare(config, (), (), Run(tmp_path / "run"), lambda text: None)
     assert isinstance(task, Translation)

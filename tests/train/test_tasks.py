@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,34 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.data import Batch, DataError, Hiding
+from clearhead.configs import ConfigError
+from clearhead.data import Batch, DataError, Hiding, chat
 from clearhead.data.images import augmented, digits, pictures
+from clearhead.generate.template import ChatTemplate
+from clearhead.tokenize import Tokenizer
 from clearhead.training.loop import train
 from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
+from clearhead.training.task import prepare
+
+from .tools import small
+
+# ---- conversations
+
+
+def test_a_model_of_conversations_can_be_conversed_with_and_is_judged_by_its_answers(tmp_path: Path) -> None:
+    data, out = tmp_path / "chats.jsonl", tmp_path / "run"
+    said = [("user", "what comes after one?"), ("assistant", "two")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    data.write_text((json.dumps({"messages": messages}) + "\n") * 30)
+    train(small(steps=2, evaluate_every=2, **{"task.tokenizer": {"kind": "Bytes"}}), [data], out)
+    for folder in (out, out / "best"):
+        template = ChatTemplate.load(folder, Tokenizer.load(folder))
+        assert template.render(messages, answering=False) == "".join(text for text, _ in chat(messages))
+    last = Run(out).history()[-1]
+    answer = len("two<|end|>\n")  # and a token for the end
+    assert last["val/bpb"] == pytest.approx(last["val/loss"] / np.log(2) * (answer + 1) / answer)
+
 
 # ---- hidden tokens
 
@@ -120,6 +144,12 @@ def test_pictures_come_from_folders_one_for_each_class(tmp_path: Path) -> None:
     training, validation = found.split(0.25, seed=1)
     assert len(validation) == 6
     assert sorted([*training, *validation]) == list(range(24))
+
+
+def test_a_checkpoint_of_other_classes_is_refused(tmp_path: Path) -> None:
+    config = replace(recipe("vit"), start="runs/digits")
+    with pytest.raises(ConfigError, match="the checkpoint tells 10 classes apart, but the pictures are of 2"):
+        prepare(config, [folders(tmp_path)], (), Run(tmp_path / "run"), lambda text: None)
 
 
 def test_folders_named_train_and_val_are_the_split(tmp_path: Path) -> None:
