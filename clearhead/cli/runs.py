@@ -6,6 +6,8 @@ import click
 
 from .options import console, json_option, print_json
 
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter.safetensors")  # a trained model has one
+
 
 @click.command("runs")
 @click.argument("folder", default="runs")
@@ -31,7 +33,7 @@ def command(folder: str, as_json: bool) -> None:
                 "run": str(path.parent),
                 "step": lines[-1]["step"] if lines else 0,
                 "steps": run.recipe().steps,
-                "finished": (path.parent / "model.safetensors").exists(),
+                "finished": any((path.parent / name).exists() for name in WEIGHTS),
                 "best": min(losses, default=None),
             }
         )

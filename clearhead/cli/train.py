@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -83,21 +84,27 @@ def command(
     folder = Path(out or f"runs/{Path(recipe).stem}")
     recipe = recipe if data else BUILT_IN.get(recipe, recipe)
     wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora)
+    from clearhead.training.checkpoint import listed
     from clearhead.training.loop import Interrupted, Means, TrainingError, train
 
+    first = os.environ.get("RANK", "0") == "0"  # of several processes, the one that speaks
     means = Means(shard=shard, recompute=recompute, compile=compiling)
-    with watching(wanted.steps) as report, events(folder / "tensorboard" if tensorboard else None, report):
+    with watching(wanted.steps, first) as report, events(folder if tensorboard and first else None, report):
         try:
             model = train(wanted, data, folder, validation=validation, resume=resume, report=report, means=means)
         except Interrupted as left:
             report.say(str(left))
             sys.exit(130)
         except TrainingError as error:
-            raise ValueError(f"{error}; the last checkpoint in {folder} is good") from None
-    if sample is not None:
+            kept = listed(folder / "checkpoints")
+            last = f"{kept[-1]} is from before it" if kept else "there is no checkpoint yet"
+            raise ValueError(f"{error}; {last}") from None
+    if sample is not None and first:
+        from clearhead.models.checkpoint import load
         from clearhead.tokenize import Tokenizer
         from clearhead.training.text import continued
 
+        model = load(folder) if shard else model  # of which this process held a part
         click.echo(continued(model, Tokenizer.load(folder), sample, SAMPLE_TOKENS))
 
 
@@ -111,9 +118,15 @@ def find_recipe(
 ) -> RecipeConfig:
     from dataclasses import replace
 
-    from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, loads
+    from clearhead.configs import (
+        ClassHeadConfig,
+        EncoderDecoderConfig,
+        MaskedLMHeadConfig,
+        SequenceModelConfig,
+        loads,
+    )
     from clearhead.configs.train import RecipeConfig
-    from clearhead.training.recipes import lm, recipe, transformer_base
+    from clearhead.training.recipes import bert_tiny, lm, recipe, transformer_base, vit_digits
 
     path = Path(name)
     config: Any
@@ -122,7 +135,8 @@ def find_recipe(
             raise click.UsageError(f"there is no file {name}")
         config = loads(path.read_text(encoding="utf-8"))
         if isinstance(config, SequenceModelConfig):
-            config = replace(lm(), model=config)
+            by_head: dict[type, Any] = {MaskedLMHeadConfig: bert_tiny, ClassHeadConfig: vit_digits}
+            config = replace(by_head.get(type(config.head), lm)(), model=config)
         elif isinstance(config, EncoderDecoderConfig):
             config = replace(transformer_base(), model=config)
         if not isinstance(config, RecipeConfig):
@@ -160,7 +174,7 @@ def beginning_with(config: RecipeConfig, checkpoint: str, lora: int | None) -> R
 
 @contextlib.contextmanager
 def events(folder: Path | None, report: Report) -> Iterator[None]:
-    """The numbers as TensorBoard's event files too, where they are asked for."""
+    """The numbers as TensorBoard's event files too, in a run's folder, where they are asked for."""
     if folder is None:
         yield
         return
@@ -168,7 +182,7 @@ def events(folder: Path | None, report: Report) -> Iterator[None]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise click.UsageError("--tensorboard needs its package: pip install 'clearhead[tensorboard]'") from None
-    with SummaryWriter(str(folder)) as writer:
+    with SummaryWriter(str(folder / "tensorboard")) as writer:
         show = report.show
 
         def both(numbers: dict[str, Any]) -> None:
@@ -190,10 +204,13 @@ def told(numbers: dict[str, Any]) -> str:
 
 
 @contextlib.contextmanager
-def watching(steps: int) -> Iterator[Report]:
-    """A bar on a terminal; elsewhere a line now and then. All of it on stderr."""
+def watching(steps: int, first: bool = True) -> Iterator[Report]:
+    """A bar on a terminal; elsewhere a line now and then. All of it on stderr, and by the first process alone."""
     from clearhead.training.loop import Report
 
+    if not first:
+        yield Report()
+        return
     if not sys.stderr.isatty():
         yield lines(steps)
         return
@@ -235,18 +252,17 @@ def measured(numbers: dict[str, Any]) -> str:
 def lines(steps: int) -> Report:
     from clearhead.training.loop import Report
 
-    begun = time.monotonic()
-    said, done = [begun - QUIET_SECONDS], [0]
+    said: list[tuple[float, int]] = []  # when, and of which step; the first is what the time that is left goes by
 
     def show(numbers: dict[str, Any]) -> None:
         now, step = time.monotonic(), numbers["step"]
-        done[0] = done[0] or step - 1
-        if now - said[0] < QUIET_SECONDS and "val/loss" not in numbers:
+        if said and now - said[-1][0] < QUIET_SECONDS and "val/loss" not in numbers:
             return
-        said[0] = now
-        left = (now - begun) / (step - done[0]) * (steps - step)
+        said.append((now, step))
+        begun, done = said[0]
+        left = int((now - begun) / (step - done) * (steps - step)) if step > done else None
+        clock = "" if left is None else f"  {left // 60}:{left % 60:02d} left"
         val = f"  {measured(numbers)}" if "val/loss" in numbers else ""
-        clock = f"{int(left) // 60}:{int(left) % 60:02d} left"
-        click.echo(f"step {step}/{steps}  loss {numbers['train/loss']:.4f}  {told(numbers)}  {clock}{val}", err=True)
+        click.echo(f"step {step}/{steps}  loss {numbers['train/loss']:.4f}  {told(numbers)}{clock}{val}", err=True)
 
     return Report(say=lambda text: click.echo(text, err=True), show=show)

@@ -6,16 +6,16 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from clearhead.configs import dumps, loads
 from clearhead.configs.adapter import LoRAConfig
-from clearhead.files import digest, write_atomically
+from clearhead.files import digest
 
 from .assemble import Model
-from .checkpoint import load
+from .checkpoint import json_text, load, replace_files, tensor_writer, text_writer
 from .convert import CheckpointError
 
 ADAPTER, WEIGHTS = "adapter.json", "adapter.safetensors"
@@ -59,11 +59,9 @@ def merge(model: nn.Module) -> None:
 
 def save_adapter(model: nn.Module, folder: Path, base: Path, config: LoRAConfig) -> None:
     """The differences alone, and which checkpoint they belong to."""
-    tensors = {f"{name}.{key}": t.detach() for name, m in differences(model).items() for key, t in m.named_parameters()}
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / f".{WEIGHTS}")
-    (folder / f".{WEIGHTS}").replace(folder / WEIGHTS)
+    tensors = {f"{name}.{key}": t for name, m in differences(model).items() for key, t in m.named_parameters()}
     about = {"base": str(base.resolve()), "digest": base_digest(base), "adapter": json.loads(dumps(config))}
-    write_atomically(folder / ADAPTER, json.dumps(about, indent=2) + "\n")
+    replace_files(folder, {WEIGHTS: tensor_writer(tensors), ADAPTER: text_writer(json_text(about))})
 
 
 def load_adapted(folder: Path) -> Model:

@@ -368,7 +368,10 @@ def text_writer(text: str) -> Callable[[Path], object]:
 
 def tensor_writer(tensors: Mapping[str, Tensor]) -> Callable[[Path], object]:
     def write(path: Path) -> None:
-        save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, {"format": "pt"})
+        try:
+            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, {"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(f"the weights could not be written to {path.parent}: {error}") from None
 
     return write
 

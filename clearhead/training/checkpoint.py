@@ -68,8 +68,12 @@ def write(
 def write_tensors(folder: Path, tensors: dict[str, Tensor], world: World) -> None:
     if any(map(in_parts, tensors.values())):
         from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
+        from torch.distributed.checkpoint.api import CheckpointException
 
-        save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        try:
+            save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+        except CheckpointException as error:  # no Exception, and tells of every process
+            raise OSError("; ".join(str(failure) for failure, _ in error.failures.values())) from None
     elif world.first:
         save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, folder / TENSORS)
 
@@ -87,15 +91,21 @@ def find_last(folder: Path) -> tuple[Path | None, list[str]]:
     """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
     complaints: list[str] = []
     for path in reversed(listed(folder)):
-        try:
-            state = json.loads((path / STATE).read_text())
-            for name, expected in state["digests"].items():
-                if digest(path / name) != expected:
-                    raise ValueError(f"{name} is not what was written")
+        damage = damage_of(path)
+        if not damage:
             return path, complaints
-        except (OSError, ValueError, KeyError) as error:
-            complaints.append(f"{path} is damaged ({error}); the one before it is used")
+        complaints.append(f"{path} is damaged ({damage}); the one before it is used")
     return None, complaints
+
+
+def damage_of(path: Path) -> str:
+    """What is wrong with a checkpoint; nothing where it is whole."""
+    try:
+        digests = json.loads((path / STATE).read_text())["digests"]
+        changed = [name for name, expected in digests.items() if digest(path / name) != expected]
+    except (OSError, ValueError, KeyError) as error:
+        return str(error)
+    return f"{changed[0]} is not what was written" if changed else ""
 
 
 @torch.no_grad()

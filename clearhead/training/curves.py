@@ -23,9 +23,10 @@ def draw_curves(folders: Sequence[str | Path], path: str | Path) -> None:
             losses = smoothed([line["train/loss"] for line in lines])
             axis.plot([line["step"] for line in lines], losses, color=colour, linewidth=1, label=f"{name}, training")
             measured = [(line["step"], line["val/loss"]) for line in lines if "val/loss" in line]
-            axis.plot(*zip(*measured, strict=True), "o-", color=colour, markersize=4, label=f"{name}, validation")
+            if measured:
+                axis.plot(*zip(*measured, strict=True), "o-", color=colour, markersize=4, label=f"{name}, validation")
         axis.set_xlabel("step")
-        axis.set_ylabel("loss (nats per token)")
+        axis.set_ylabel("loss (nats)")
         axis.set_title("loss")
         axis.grid(alpha=0.3)
         axis.legend(frameon=False)

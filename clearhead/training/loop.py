@@ -16,7 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from clearhead.configs import ConfigError
 from clearhead.configs.train import RecipeConfig
+from clearhead.data import DataError
 from clearhead.data.mixing import mixed
 from clearhead.measure.cost import cost
 from clearhead.measure.machine import look_for_compiler
@@ -24,12 +26,13 @@ from clearhead.measure.precision import precision_works
 from clearhead.models.adapter import adapt, save_adapter
 from clearhead.models.assemble import LAST, EncoderDecoder, Model, build
 from clearhead.models.checkpoint import load
+from clearhead.models.hub import located
 from clearhead.nn.memory import keep_memory
 
 from . import images as _images
 from . import pairs as _pairs
 from . import text as _text
-from .checkpoint import find_last, listed, read, step_of, write
+from .checkpoint import damage_of, find_last, listed, read, step_of, write
 from .objective import Objective, first_trouble
 from .optimizer import Optimizer, make_optimizer
 from .peak import matrix_peak
@@ -91,15 +94,17 @@ def train(
     """
     recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
     run = Run(out)
-    with world(means.shard) as here, run.held(here.first), leaving_well() as asked_to_leave:
+    with world(means.shard) as here, run.held(here.first):
         report = report if report is not None and here.first else Report()
         recipe = possible(recipe, here, report)
-        here.first_does(lambda: run.begin(recipe, resume or not here.first))
+        if here.first:
+            run.begin(recipe, resume)
         task = task or here.first_does(lambda: prepare(recipe, data, validation, run, report.say))
         trainer = Trainer(recipe, task, run, report, here, means)
         trainer.start(resume)
-        trainer.go(asked_to_leave)
-        return trainer.finish()
+        with leaving_well() as asked_to_leave:
+            trainer.go(asked_to_leave)
+            return trainer.finish()
 
 
 def possible(recipe: RecipeConfig, here: World, report: Report) -> RecipeConfig:
@@ -146,7 +151,8 @@ class Trainer:
         here = here or World(torch.device("cpu"))
         keep_memory()
         self.recipe, self.task, self.run, self.report, self.here, self.means = recipe, task, run, report, here, means
-        self.model = make_model(recipe, task).to(here.device)
+        model = make_model(recipe, task)
+        self.model = model if here.sharded else model.to(here.device)  # sharding takes it there block by block
         blocks = blocks_of(self.model)
         if means.recompute:
             for block in blocks:
@@ -168,6 +174,8 @@ class Trainer:
 
     def start(self, resume: bool) -> None:
         """From the last whole checkpoint, or from the beginning."""
+        if not any(batch.count for batch in self.task.validation()):
+            raise DataError("nothing that is held out has an answer to judge by; hold out more, or give --validation")
         path, complaints = find_last(self.run.checkpoints) if resume else (None, [])
         for complaint in complaints:
             self.report.say(complaint)
@@ -258,6 +266,8 @@ class Trainer:
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         size = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         norm = whole(size).item()
+        if not math.isfinite(norm):
+            raise TrainingError(f"the gradient of step {self.step + 1} has the norm {norm}: {self.where_gradient()}")
         if recipe.clip is not None and norm > recipe.clip:
             nn.utils.clip_grads_with_norm_(parameters, recipe.clip, size)
         self.step += 1
@@ -271,6 +281,12 @@ class Trainer:
             return "train it in one process, or unsharded, to be told where"
         found = (first_trouble(self.model, part) for part in parts)
         return next((place for place in found if place), "every value is finite in a second pass")
+
+    def where_gradient(self) -> str:
+        """Which weight's gradient is not finite."""
+        gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        odd = (name for name, gradient in gradients.items() if not bool(whole(gradient).isfinite().all()))
+        return next((f"the first that is not finite is that of {name}" for name in odd), "each number of it is finite")
 
     @torch.no_grad()
     def evaluate(self) -> tuple[dict[str, Any], float]:
@@ -290,7 +306,9 @@ class Trainer:
             if count >= self.recipe.evaluate_targets:
                 break
         totals = dict(zip(totals, here.sum(list(totals.values())), strict=True))
-        loss_mean = totals.pop("loss") / max(count, 1)
+        loss_mean = totals.pop("loss") / count
+        if not math.isfinite(loss_mean):
+            raise TrainingError(f"the loss on what was held out is {loss_mean} after step {self.step}")
         numbers: dict[str, Any] = self.task.measures(loss_mean, totals, count)
         if not here.sharded and here.first:
             numbers |= self.task.made(self.model)
@@ -323,7 +341,12 @@ class Trainer:
     @torch.no_grad()
     def average(self) -> None:
         """Put the mean of the last checkpoints in the place of the weights."""
-        paths = self.to_average()
+        paths = []
+        for path in self.to_average():
+            if damage := damage_of(path):
+                self.report.say(f"{path} is damaged ({damage}); the mean is taken without it")
+            else:
+                paths.append(path)
         if len(paths) < 2:
             return
         weights = {name: tensor for name, tensor in self.tensors().items() if name.startswith("weights.")}
@@ -341,14 +364,14 @@ class Trainer:
     def write_model(self, folder: Path) -> None:
         """The model as it is now, as an ordinary folder; of adapters, the differences alone."""
         recipe = self.recipe
-        model = gathered_model(self.model, self.task) if self.here.sharded else self.model
+        model = gathered_model(self.model, self.task, recipe, self.here) if self.here.sharded else self.model
         if not self.here.first:
             return
         folder.mkdir(parents=True, exist_ok=True)
         if recipe.adapter is None:
             self.task.save(model, folder)
         else:
-            save_adapter(model, folder, Path(str(recipe.start)), recipe.adapter)
+            save_adapter(model, folder, located(str(recipe.start)), recipe.adapter)
 
     def finish(self) -> Model:
         """The trained model, saved in the run's folder."""
@@ -357,6 +380,8 @@ class Trainer:
         self.write_model(self.run.folder)
         self.report.say(f"saved {self.run.folder}")
         self.here.wait()
+        for block in blocks_of(self.model):
+            vars(block).pop("forward", None)  # what recomputes
         self.model.origin = self.run.folder
         return self.model.eval()
 
@@ -366,7 +391,12 @@ def make_model(recipe: RecipeConfig, task: Task) -> Model:
     likely."""
     torch.manual_seed(recipe.seed)
     if recipe.start is not None:
-        model = load(recipe.start).float().train()
+        if recipe.adapter is not None and not located(recipe.start).is_dir():
+            raise ConfigError(f"{recipe.start} is no folder, to which an adapter could belong; save it as one first")
+        model = load(recipe.start)
+        if model.precision is not None:
+            raise ConfigError(f"{recipe.start} is quantised, and so learns nothing; train the model it was made from")
+        model.float().train()
         if recipe.adapter is not None:
             adapt(model, recipe.adapter)
         return model
@@ -384,12 +414,20 @@ def blocks_of(model: Model) -> list[nn.Module]:
     return [block for stack in stacks for block in stack.layers()]
 
 
-def gathered_model(model: Model, task: Task) -> Model:
-    """A whole copy of a model that the processes hold in parts."""
-    weights = {name: whole(tensor) for name, tensor in model.state_dict().items()}
+def gathered_model(model: Model, task: Task, recipe: RecipeConfig, here: World) -> Model:
+    """A whole copy of a model that the processes hold in parts: in the first one's memory, in the others' without
+    weights. One tensor at a time is whole on a device."""
     with torch.device("meta"):
         copy = build(task.config)
-    copy.load_state_dict(weights, assign=True)
+        if recipe.adapter is not None:
+            adapt(copy, recipe.adapter)
+    weights = {}
+    for name, tensor in model.state_dict().items():
+        gathered = whole(tensor)
+        if here.first:
+            weights[name] = gathered.cpu()
+    copy.load_state_dict(weights, strict=here.first, assign=True)
+    copy.origin = model.origin
     return copy
 
 

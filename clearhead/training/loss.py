@@ -89,5 +89,7 @@ def linear_cross_entropy(
         rows, flat = rows[counted], flat[counted]
     if torch.is_autocast_enabled(x.device.type):
         rows = rows.to(torch.get_autocast_dtype(x.device.type))
+    if not torch.is_grad_enabled():  # of which a parameter inside the function knows nothing
+        rows, weight, bias = rows.detach(), weight.detach(), None if bias is None else bias.detach()
     total = LinearCrossEntropy.apply(rows, weight, bias, flat, label_smoothing)
     return total / max(len(flat), 1)

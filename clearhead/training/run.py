@@ -20,6 +20,10 @@ except ImportError:  # Windows: no lock, as there is no such file lock
     fcntl = None  # type: ignore[assignment]
 
 
+MADE = ("metrics.jsonl", "checkpoints", "config.json", "adapter.json", "model*.safetensors")
+"""By any of these a folder was trained in, or holds a model."""
+
+
 class Run:
     """`recipe.json`, `metrics.jsonl`, `tokens/`, `checkpoints/`, `best/`, and in the end the model, each of the last
     two an ordinary checkpoint."""
@@ -46,16 +50,27 @@ class Run:
             yield
 
     def begin(self, recipe: RecipeConfig, resume: bool) -> None:
-        """Write the recipe down, or see that a resumed run is asked for the same one."""
-        if self.recipe_file.exists():
+        """Write the recipe down, or see that a resumed run is asked for the same one.
+
+        A run that never came to its first step is no run yet: it may be begun again, with another recipe too.
+        """
+        tokenizer = self.folder / "tokenizer.json"
+        made = [path.name for pattern in MADE for path in self.folder.glob(pattern)]
+        if not self.recipe_file.exists():
+            if found := [*made, *([tokenizer.name] if tokenizer.exists() else [])]:
+                raise ResumeError(
+                    f"{self.folder} holds {found[0]} but no recipe.json, so it is no run; choose another --out"
+                )
+        elif made:
             if not resume:
                 raise ResumeError(
                     f"{self.folder} holds a run already; give --resume to go on with it, or another --out"
                 )
             if difference := first_difference(self.recipe().to_dict(), recipe.to_dict()):
                 raise ResumeError(f"{self.folder} was begun with another recipe: {difference}; leave it as it was")
-        else:
-            write_atomically(self.recipe_file, dumps(recipe))
+        elif not resume or self.recipe() != recipe:
+            tokenizer.unlink(missing_ok=True)  # it may be of another text
+        write_atomically(self.recipe_file, dumps(recipe))
 
     def recipe(self) -> RecipeConfig:
         if not self.recipe_file.exists():

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 transformers = pytest.importorskip("transformers")
@@ -508,13 +508,16 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def test_a_failed_save_leaves_the_old_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [OSError, SafetensorError])
+def test_a_failed_save_leaves_the_old_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     save(random_model(LLAMA), tmp_path)
     before = contents(tmp_path)
 
     def half(tensors: Any, path: Path, metadata: Any) -> None:
         path.write_bytes(b"half")
-        raise OSError("no space left on device")
+        raise kind("no space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", half)
     with pytest.raises(OSError, match="no space left"):

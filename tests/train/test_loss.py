@@ -29,6 +29,14 @@ def test_equals_torch(monkeypatch: pytest.MonkeyPatch, chunk: int, smoothing: fl
         torch.testing.assert_close(mine, wanted, atol=1e-5, rtol=1e-5)
 
 
+def test_no_gradient_is_worked_out_where_none_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight, targets = torch.randn(3, 5), torch.nn.Parameter(torch.randn(7, 5)), torch.tensor([1, 2, 3])
+    wanted = linear_cross_entropy(x, weight, targets)
+    monkeypatch.setattr(module, "add_product", lambda *given: pytest.fail("a gradient was worked out"))
+    with torch.no_grad():
+        assert torch.equal(linear_cross_entropy(x, weight, targets), wanted)
+
+
 def test_no_target_counts() -> None:
     x = torch.randn(2, 3, 5, requires_grad=True)
     loss = linear_cross_entropy(x, torch.randn(7, 5), torch.full((2, 3), -100))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -11,7 +12,10 @@ import pytest
 import torch
 
 import clearhead
+from clearhead.cli import runs
+from clearhead.cli import train as cli_train
 from clearhead.configs import dumps
+from clearhead.training import curves
 from clearhead.training.loop import Means, Report, train
 from clearhead.training.run import Run
 
@@ -20,7 +24,8 @@ from .tools import same, small, start, weights
 
 def test_recomputing_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:
     for name, means in (("plain", Means()), ("again", Means(recompute=True))):
-        train(small(steps=4), [corpus], tmp_path / name, means=means)
+        model = train(small(steps=4), [corpus], tmp_path / name, means=means)
+        assert not any("forward" in vars(block) for block in model.stack.layers())
     assert same(tmp_path / "plain", tmp_path / "again")
 
 
@@ -32,6 +37,39 @@ def test_the_best_model_is_kept_beside_the_last(corpus: Path, tmp_path: Path) ->
     assert same(out, out / "best") == (best["step"] == 12)
     clearhead.load(out / "best")
     assert all(isinstance(line["sample"], str) and line["peak"] > 0 for line in numbers if "val/loss" in line)
+
+
+def test_the_time_that_is_left_goes_by_steps_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = iter([100.0, 120.0])
+    monkeypatch.setattr(cli_train.time, "monotonic", lambda: next(clock))
+    report = cli_train.lines(30)
+    for step in (10, 20):  # a run that was resumed, a hundred seconds after it was called
+        report.show({"step": step, "train/loss": 1.0, "tokens_per_second": 9.0, "peak": 0.1})
+    first, second = capsys.readouterr().err.splitlines()
+    assert "left" not in first
+    assert second.endswith("0:20 left")
+
+
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_a_run_that_was_never_evaluated_has_a_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, evaluated: bool
+) -> None:
+    run, drawn = Run(tmp_path), []
+    monkeypatch.setattr(curves, "save", lambda picture, path: drawn.extend(picture.axes[0].lines))
+    run.log(**{"step": 1, "train/loss": 3.0} | ({"val/loss": 2.0} if evaluated else {}))
+    curves.draw_curves([tmp_path], tmp_path / "loss.svg")
+    assert [line.get_label().split(", ")[1] for line in drawn] == ["training", "validation"][: 1 + evaluated]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "adapter.safetensors", "none"])
+def test_runs_tells_who_has_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    (tmp_path / "recipe.json").write_text(dumps(small()))
+    (tmp_path / name).touch()
+    runs.command.main([str(tmp_path), "--json"], standalone_mode=False)
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["finished"] == (name != "none")
 
 
 def test_tensorboard_reads_the_numbers(corpus: Path, tmp_path: Path) -> None:

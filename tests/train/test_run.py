@@ -8,16 +8,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from clearhead.cli.train import command
 from clearhead.configs import dumps, loads
-from clearhead.training.checkpoint import ResumeError, listed
+from clearhead.data import DataError
+from clearhead.training import loop
+from clearhead.training.checkpoint import ResumeError, listed, write
 from clearhead.training.loop import Report, Trainer, TrainingError, train
+from clearhead.training.pairs import Translation
 from clearhead.training.recipes import RECIPES, recipe
 from clearhead.training.run import Run, first_difference
+from clearhead.training.task import prepare
+from clearhead.training.world import World
 
 from .tools import COMMAND, TEXT, same, small, start, stop_at, weights
 
@@ -111,24 +118,112 @@ def test_resuming_with_another_recipe_is_refused(corpus: Path, tmp_path: Path) -
     assert (out / "recipe.json").read_text() == before
 
 
+@pytest.mark.parametrize(
+    "name", ["config.json", "adapter.json", "tokenizer.json", "model.safetensors", "model-00001-of-00002.safetensors"]
+)
+def test_a_folder_of_somebody_elses_is_left_alone(corpus: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / name).write_text("theirs")
+    for resume in (False, True):
+        with pytest.raises(ResumeError, match=rf"holds {name} but no recipe\.json, so it is no run"):
+            train(small(), [corpus], tmp_path / "model", resume=resume)
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {name, ".lock"}
+
+
+def test_a_run_that_never_began_can_be_begun_with_another_recipe(corpus: Path, tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    for resume in (False, True):
+        with pytest.raises(DataError, match="there is no file"):
+            train(small(), [tmp_path / "nothing"], run.folder, resume=resume)
+    (run.folder / "tokenizer.json").write_text("left by a killed preparation")
+    run.begin(small(), resume=True)
+    assert (run.folder / "tokenizer.json").exists()
+    train(small(batch=8, steps=1), [corpus], run.folder)
+    assert run.recipe().batch == 8
+    assert run.history()[-1]["step"] == 1
+
+
+def test_what_stops_a_preparation_is_not_put_off(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "prepare", lambda *given: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        train(small(), [corpus], tmp_path / "run")
+
+
+def test_validation_without_an_answer_is_refused(corpus: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held.jsonl"
+    held.write_text(json.dumps({"prompt": "the quick brown fox", "completion": ""}) + "\n")
+    with pytest.raises(DataError, match="nothing that is held out has an answer to judge by"):
+        train(small(), [corpus], tmp_path / "run", validation=[held])
+
+
+def test_a_loss_beyond_measure_still_has_a_perplexity(corpus: Path, tmp_path: Path) -> None:
+    task = prepare(small(), [corpus], (), Run(tmp_path / "run"), lambda text: None)
+    for measures in (task.measures, lambda *given: Translation.measures(task, *given)):
+        assert json.loads(json.dumps(measures(1e4, {}, 1), allow_nan=False))["val/perplexity"] > 1e300
+
+
 def test_a_folder_in_use_is_refused(corpus: Path, tmp_path: Path) -> None:
     with Run(tmp_path / "run").held(), pytest.raises(ResumeError, match="is in use by another process"):
         train(small(), [corpus], tmp_path / "run")
 
 
-def test_a_loss_that_is_not_finite_is_located(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def poisoned_weight(weight: torch.Tensor) -> None:
+    with torch.no_grad():
+        weight[0, 0] = torch.nan
+
+
+def poisoned_gradient(weight: torch.Tensor) -> None:
+    weight.register_hook(lambda gradient: gradient * torch.inf)
+
+
+@pytest.mark.parametrize(
+    ("poison", "sentence"),
+    [(poisoned_weight, "loss of step 7 is nan"), (poisoned_gradient, "gradient of step 7 has the norm (inf|nan)")],
+)
+def test_what_is_not_finite_is_located(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poison: Callable, sentence: str
+) -> None:
     original = Trainer.update
 
     def poisoned(self: Trainer) -> tuple[float, float]:
         if self.step == 6:
-            with torch.no_grad():
-                self.model.stack.blocks[1].ffn.up.weight[0, 0] = torch.nan
+            poison(self.model.stack.blocks[1].ffn.up.weight)
         return original(self)
 
     monkeypatch.setattr(Trainer, "update", poisoned)
-    with pytest.raises(TrainingError, match=r"loss of step 7 is nan: .* stack\.blocks\.1\.ffn\.up"):
+    with pytest.raises(TrainingError, match=rf"{sentence}: .* stack\.blocks\.1\.ffn\.up"):
         train(small(), [corpus], tmp_path / "run")
     assert [path.name for path in listed(tmp_path / "run" / "checkpoints")] == ["step-00000004"]
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_checkpoint_is_named_if_there_is_one(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    def fails(*given: object, **options: object) -> None:
+        raise TrainingError("the loss is nan")
+
+    monkeypatch.setattr(loop, "train", fails)
+    if kept:
+        (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
+    told = "step-00000004 is from before it" if kept else "there is no checkpoint yet"
+    with pytest.raises(ValueError, match=f"the loss is nan; .*{told}"):
+        command.main(["chars", "--data", str(corpus), "--out", str(tmp_path)], standalone_mode=False)
+
+
+def test_parts_that_cannot_be_written_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import checkpoint
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    def full(*given: object, **options: object) -> None:
+        raise CheckpointException("save", {1: (OSError("no space left"), None)})  # type: ignore[dict-item]
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    held = torch.zeros(3)
+    held.device_mesh = None  # as a tensor has that is held in parts
+    with pytest.raises(ResumeError, match="the checkpoint of step 8 could not be written: no space left"):
+        write(tmp_path, 8, {"weights.a": held}, {}, World(torch.device("cpu")))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.skipif(not hasattr(os, "setrlimit") and sys.platform == "win32", reason="no file size limits")
@@ -171,6 +266,7 @@ def test_first_difference_names_the_field() -> None:
         ({"accumulate": 3}, "batch=4 is not a multiple of accumulate=3"),
         ({"optimizer.iterations": 9}, "Muon.iterations is 9"),
         ({"schedule.decay": 1.5}, "Stable.decay is 1.5"),
+        ({"seed": 2**64}, "Recipe.seed is 18446744073709551616, but must be a number of 64 bits"),
         ({"stepz": 3}, "Recipe has no field 'stepz'; did you mean 'steps'?"),
     ],
 )

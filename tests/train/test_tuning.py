@@ -5,16 +5,26 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 import clearhead
-from clearhead.training.loop import Report, train
+from clearhead.cli import train as cli_train
+from clearhead.configs import ConfigError, Int8
+from clearhead.configs.adapter import LoRAConfig
+from clearhead.models.adapter import save_adapter
+from clearhead.models.quantize import quantize
+from clearhead.training import loop
+from clearhead.training.loop import Report, gathered_model, make_model, train
 from clearhead.training.run import Run
+from clearhead.training.task import Task
+from clearhead.training.world import World
 
 from .tools import TEXT, small, stop_at, weights
 
@@ -84,6 +94,50 @@ def test_an_adapter_whose_base_has_changed_is_refused(base: Path, tmp_path: Path
     (out / "adapter.json").write_text(json.dumps(about | {"base": str(tmp_path / "gone")}))
     with pytest.raises(ValueError, match="which is not there"):
         clearhead.load(out)
+
+
+def test_what_cannot_be_adapted_or_trained_is_refused_at_the_start(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    about = replace(small(), start=str(tmp_path / "model.gguf"), adapter=LoRAConfig())
+    with pytest.raises(ConfigError, match="is no folder, to which an adapter could belong"):
+        make_model(about, Task())
+    quantize(clearhead.load(base), Int8()).save(tmp_path / "int8")
+    with pytest.raises(ConfigError, match="is quantised, and so learns nothing"):
+        make_model(replace(small(), start=str(tmp_path / "int8")), Task())
+
+
+def test_a_gathered_model_has_its_adapters_and_can_be_saved(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = replace(small(), start=str(base), adapter=LoRAConfig(rank=2))
+    task, here = Task(), World(torch.device("cpu"))
+    task.config = clearhead.load(base).config
+    model = make_model(config, task)
+    copy = gathered_model(model, task, config, here)
+    assert all(torch.equal(tensor, copy.state_dict()[name]) for name, tensor in model.state_dict().items())
+    save_adapter(copy, tmp_path, base, config.adapter)
+    assert clearhead.load(tmp_path).config == task.config
+
+    def full(*given: object) -> None:
+        raise SafetensorError("no space left")
+
+    before = sorted(path.name for path in tmp_path.iterdir())
+    monkeypatch.setattr("clearhead.models.checkpoint.save_file", full)
+    with pytest.raises(OSError, match="no space left"):
+        save_adapter(copy, tmp_path, base, config.adapter)
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_of_several_processes_the_first_speaks(
+    base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str
+) -> None:
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(loop, "train", lambda *given, report, **options: report.say("saved"))
+    monkeypatch.setattr(cli_train, "SAMPLE_TOKENS", 2)
+    cli_train.command.main(["chars", "--out", str(base), "--shard", "--sample", "the quick"], standalone_mode=False)
+    told = capsys.readouterr()
+    assert (told.out.startswith("the quick"), told.err == "saved\n") == ((rank == "0",) * 2)
 
 
 def test_an_interrupted_adapter_goes_on(base: Path, tmp_path: Path) -> None:
