@@ -133,4 +133,4 @@ def uniforms(luck: torch.Generator, count: int) -> Float[Tensor, "N"]:
 
 def luck_of(seed: int, sample: int) -> torch.Generator:
     """Where the numbers come from by which the `sample`-th text of a seed is drawn."""
-    return torch.Generator().manual_seed(seed * 1_000_003 + sample)
+    return torch.Generator().manual_seed((seed * 1_000_003 + sample) % 2**64)

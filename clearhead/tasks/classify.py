@@ -33,6 +33,8 @@ def classify(
     """The `top` likeliest classes of each input: files of images for a model that reads images, else texts."""
     if isinstance(model, EncoderDecoder) or not isinstance(model.config.head, ClassHeadConfig):
         raise ValueError("this model has no class head, so it classifies nothing")
+    if top < 1:
+        raise ValueError(f"top is {top}, but must be at least 1")
     said = {} if model.origin is None else told(model.origin / "config.json")
     logits: list[Tensor] = []
     with torch.inference_mode():

@@ -91,6 +91,8 @@ def test_samples_depend_on_their_own_prompt_and_seed_only(name: str) -> None:
     assert len({tuple(tokens) for tokens in together[:3]}) == 3
     assert len({len(tokens) for tokens in together}) > 2
     assert together != tokens_of(model, PROMPTS, **options | {"seed": 8})
+    large = tokens_of(model, PROMPTS[:1], **options | {"seed": 10**30, "n": 1})
+    assert large != tokens_of(model, PROMPTS[:1], **options | {"seed": 10**30 + 1, "n": 1})
 
 
 def test_a_great_repetition_penalty_says_nothing_twice() -> None:
