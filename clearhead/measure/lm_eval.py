@@ -15,7 +15,7 @@ from clearhead.generate.complete import Task, generate
 from clearhead.models.assemble import Model, SequenceModel
 from clearhead.tokenize import Tokenizer
 
-from .perplexity import WINDOW, logprobs, perplexity
+from .perplexity import WINDOW, logprobs, perplexity, windows
 
 
 class Answers:
@@ -30,7 +30,8 @@ class Answers:
         self.context = task.context or WINDOW
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
-        """log p of each continuation after its context, and whether it is what greedy writing would say."""
+        """log p of each continuation after its context, and whether it is what greedy writing would say. One that is
+        longer than the model reads is foreseen in windows, as a whole text; a token with nothing before it is not."""
         return [self.continued(*request.args) for request in requests]
 
     def continued(self, before: str, after: str) -> tuple[float, bool]:
@@ -40,9 +41,14 @@ class Answers:
         prefix = self.tokenizer.prompt(before)
         ids = self.tokenizer.prompt(before + after)[len(prefix) :] if before else self.tokenizer.encode(after)
         prefix = prefix or self.start
-        prefix = prefix[max(0, len(prefix) + len(ids) - self.context - 1) :]
-        said, greedy = logprobs(self.model, prefix, ids)
-        return float(said.double().sum()), greedy
+        # the context gives way to the continuation, but for its last token
+        prefix = prefix[max(0, min(len(prefix) - 1, len(prefix) + len(ids) - self.context - 1)) :]
+        tokens, total, all_greedy = [*prefix, *ids], 0.0, True
+        for begin, end, counted in windows(len(tokens), self.context, self.context):
+            first = max(counted, len(prefix))
+            said, greedy = logprobs(self.model, tokens[begin:first], tokens[first:end])
+            total, all_greedy = total + float(said.double().sum()), all_greedy and greedy
+        return total, all_greedy
 
     def loglikelihood_rolling(self, requests: Sequence[Any]) -> list[float]:
         """log p of each whole text, every token counted once, in windows one after the other."""
@@ -62,8 +68,8 @@ class Answers:
         wishes |= {"temperature": asked.get("temperature", 0.0) if asked.get("do_sample") else 0.0}
         wishes |= {name: asked[name] for name in ("top_k", "top_p") if asked.get("do_sample") and name in asked}
         wishes |= {"max_new_tokens": asked.get("max_gen_toks", 256)}
-        room = self.context - wishes["max_new_tokens"]
-        ids = (self.tokenizer.prompt(before) or self.start)[-max(1, room) :]
+        room = max(self.context - wishes["max_new_tokens"], self.context // 2)  # the prompt keeps half at least
+        ids = (self.tokenizer.prompt(before) or self.start)[-room:]
         return generate(self.model, ids, tokenizer=self.tokenizer, seed=0, **wishes)[0].text
 
 

@@ -59,11 +59,12 @@ def bounded_exp(loss: float) -> float:
 def logprobs(
     model: SequenceModel, prefix: Sequence[int], continuation: Sequence[int]
 ) -> tuple[Float[Tensor, "T"], bool]:
-    """log p of each token of a continuation, and whether each is the likeliest in its place, in one pass."""
+    """log p of each token of a continuation after one token or more, and whether each is the likeliest in its place, in
+    one pass."""
     tokens = torch.tensor([[*prefix, *continuation]], device=next(model.parameters()).device)
     said, likeliest = token_logprobs(model, tokens)
-    count = len(continuation)
-    return said[0, -count:], bool((likeliest[0, -count:] == tokens[0, -count:]).all())
+    first = len(prefix)
+    return said[0, first - 1 :], bool((likeliest[0, first - 1 :] == tokens[0, first:]).all())
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.configs import BytesConfig
+from clearhead.configs import BytesConfig, CharactersConfig
 from clearhead.measure.lm_eval import Answers, adapter
 from clearhead.measure.perplexity import perplexity, perplexity_of, windows
 from clearhead.tokenize import make
@@ -109,7 +109,7 @@ def asked(monkeypatch):
 @torch.no_grad()
 def test_the_harness_gets_log_probabilities(asked) -> None:
     answers, model, tokenizer = asked
-    pairs = [("The quick", " brown"), ("", "fox"), ("to ", "be"), ("x" * 80, "end")]
+    pairs = [("The quick", " brown"), ("", "fox"), ("to ", "be"), ("x" * 80, "end"), ("to be", ""), ("x" * 80, "")]
     found = answers.loglikelihood([Request(pair) for pair in pairs])
     for (before, after), (said, greedy) in zip(pairs, found, strict=True):
         tokens = [*([] if before else [256]), *tokenizer.encode(before + after)]
@@ -119,6 +119,36 @@ def test_the_harness_gets_log_probabilities(asked) -> None:
         places = range(len(tokens) - count, len(tokens))
         assert said == pytest.approx(sum(float(logits[place - 1, tokens[place]]) for place in places), rel=1e-4)
         assert greedy == all(int(logits[place - 1].argmax()) == tokens[place] for place in places)
+
+
+def test_a_continuation_longer_than_the_context_is_foreseen_whole(asked) -> None:
+    answers, model, tokenizer = asked
+    after = TEXT * 2
+    ((said, greedy),) = answers.loglikelihood([Request(("The quick", after))])
+    score = perplexity(model, tokenizer.encode("k" + after), 1, context=64, stride=64)
+    assert said == pytest.approx(-score.nats, rel=1e-5)
+    assert score.tokens == len(after.encode())
+    assert greedy is False
+
+
+@torch.no_grad()
+def test_without_a_start_token_the_first_token_is_not_foreseen() -> None:
+    model, tokenizer = bytes_model(), make(CharactersConfig(), ["fox"])
+    answers = Answers(model, tokenizer)
+    assert answers.start == []
+    one, three = answers.loglikelihood([Request(("", "f")), Request(("", "fox"))])
+    f, o, x = tokenizer.encode("fox")
+    logits = model(torch.tensor([[f, o]]))[0].log_softmax(-1)
+    assert one == (0.0, True)
+    assert three[0] == pytest.approx(float(logits[0, o] + logits[1, x]), rel=1e-5)
+
+
+def test_a_prompt_keeps_half_of_the_context(asked) -> None:
+    answers, model, tokenizer = asked
+    for before, kept in {TEXT: 32, TEXT[:20]: 20}.items():
+        (wanted,) = model.generate(tokenizer.encode(before)[-kept:], tokenizer=tokenizer, temperature=0)
+        assert len(wanted.tokens) == 64 - kept or wanted.reason == "end"
+        assert answers.generate_until([Request((before, {"until": [], "max_gen_toks": 90}))]) == [wanted.text]
 
 
 def test_the_harness_gets_rolling_texts_and_continuations(asked) -> None:
