@@ -39,6 +39,8 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     if form != "gguf" and dtype is not None and dtype not in DTYPES:
         raise ValueError(f"{dtype} is a precision of GGUF; {form} takes {', '.join(DTYPES)}")
     loaded = load_model(model)
+    if loaded.precision is not None:
+        raise ValueError(f"{model} is quantised, which only clearhead reads; export the model that it was made from")
     import torch
 
     from clearhead.models.gguf import save_gguf

@@ -74,6 +74,10 @@ KEPT_FIELDS = (
     "label2id",
 )
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+CONVERT = (
+    "Convert it where you trust it: load it in transformers with from_pretrained, and write safetensors with "
+    "save_pretrained"
+)
 
 
 def load(path: str | Path) -> Model:
@@ -131,7 +135,7 @@ def save(
     if shard_bytes <= 0:
         raise ValueError(f"shard_bytes is {shard_bytes}, but must be positive")
     origin = model.origin if model.origin is not None and model.origin.is_dir() else None
-    said = {**kept_fields(origin), **(extra or {})}
+    said = {**kept_fields(model.origin), **(extra or {})}
     packed = model.precision is not None
     hf, tensors = as_packed(model, said) if packed else as_theirs(model.config, named_weights(model), said)
     if "eos_token_id" in hf and hf["eos_token_id"] is None:
@@ -157,9 +161,18 @@ def save(
 
 
 def kept_fields(origin: Path | None) -> dict[str, Any]:
-    """What the `config.json` that a model came from says of tokens and lengths, which no config of ours knows."""
-    hf = {} if origin is None or not (origin / "config.json").exists() else read_json(origin / "config.json")
+    """What the place that a model came from says of tokens and lengths, which no config of ours knows."""
+    hf = config_json(origin)
     return {name: hf[name] for name in KEPT_FIELDS if hf.get(name) is not None}
+
+
+def config_json(origin: Path | None) -> dict[str, Any]:
+    """The `config.json` of the place that a model came from, or what a GGUF file amounts to; empty without one."""
+    if origin is not None and origin.suffix == ".gguf" and origin.is_file():
+        from .gguf import gguf_fields  # whose writing needs this file
+
+        return gguf_fields(origin)
+    return {} if origin is None or not (origin / "config.json").exists() else read_json(origin / "config.json")
 
 
 # ---- what a folder says it holds
@@ -284,7 +297,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     names = shard_names(folder)
     if missing := [name for name in names if not (folder / name).is_file()]:
         refuse_pickles(folder)
-        raise CheckpointError(f"{folder}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing")
+        pickles = f"; pickles are neither fetched nor opened. If it has only those: {CONVERT}"
+        told = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
+        raise CheckpointError(f"{folder}: {told}{pickles if missing == [WEIGHTS] else ''}")
     tensors: dict[str, Tensor] = {}
     for name in names:
         try:
@@ -306,12 +321,11 @@ def shard_names(folder: Path) -> list[str]:
 
 
 def refuse_pickles(folder: Path) -> None:
-    if not (pickled := sorted(path.name for path in folder.glob("pytorch_model*.bin"))):
-        return
-    raise CheckpointError(
-        f"{folder} has its weights only as pickles ({pickled[0]}), which can run any code when opened. Convert it "
-        "where you trust it: load it in transformers with from_pretrained, and write safetensors with save_pretrained"
-    )
+    """Of a model on the Hub only their index is here, to tell of them."""
+    if pickled := sorted(path.name for path in folder.glob("pytorch_model*.bin*")):
+        raise CheckpointError(
+            f"{folder} has its weights only as pickles ({pickled[0]}), which can run any code when opened. {CONVERT}"
+        )
 
 
 def check_floating(weights: Mapping[str, Tensor]) -> None:

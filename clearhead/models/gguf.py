@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from clearhead.configs import Llama3Scaling, ModelConfig, RotaryConfig, YarnScaling
 from clearhead.tokenize import Tokenizer
-from clearhead.tokenize.gguf import gguf_package, metadata, open_gguf, write_tokenizer
+from clearhead.tokenize.gguf import ROLES, TOKENS, gguf_package, metadata, open_gguf, write_tokenizer
 
 from .assemble import Model, bare
 from .convert import CheckpointError, family
@@ -78,6 +79,17 @@ def gguf_config(path: Path) -> ModelConfig:
         return family(hf).config(hf)
 
 
+def gguf_fields(path: Path) -> dict[str, Any]:
+    """The `config.json` that the file amounts to; read once, and again when the file has changed."""
+    return read_fields(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def read_fields(path: Path, changed: int) -> dict[str, Any]:
+    with told_of(path):
+        return described(path)[0]
+
+
 @contextmanager
 def told_of(path: Path) -> Iterator[None]:
     """What is wrong with a file names it."""
@@ -109,6 +121,7 @@ def hf_config(said: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, 
 
     heads, dim, experts = field("attention.head_count"), field("embedding_length"), field("expert_count", 0)
     kind = "mixtral" if experts else arch
+    ids = {f"{key}_id": said.get(f"{TOKENS}{role}_token_id") for role, key in ROLES.items()}
     return {
         "model_type": kind,
         "architectures": [f"{CLASSES[kind]}ForCausalLM"],
@@ -127,7 +140,7 @@ def hf_config(said: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, 
         "num_experts_per_tok": field("expert_used_count", 0),
         "hidden_act": "gelu_pytorch_tanh" if arch == "gemma" else "silu",
         "rope_parameters": rope(field, tensors.get("rope_freqs.weight")),
-    }
+    } | {name: id for name, id in ids.items() if id is not None}
 
 
 def rope(field: Any, factors: Any) -> dict[str, Any]:
@@ -218,12 +231,12 @@ def shifted(array: Tensor, part: str, hf: Mapping[str, Any], by: int) -> Tensor:
 
 def save_gguf(model: Model, path: Path, tokenizer: Tokenizer | None, precision: str = "f32") -> None:
     """Write the file that llama.cpp runs; matrices in `precision`, vectors in float32."""
-    from .checkpoint import as_theirs, named_weights
+    from .checkpoint import as_theirs, kept_fields, named_weights
 
     if precision not in PRECISIONS:
         raise ValueError(f"the precision {precision!r} cannot be written to GGUF; {', '.join(PRECISIONS)} can")
     package = gguf_package()
-    hf, tensors = as_theirs(model.config, named_weights(model), {})
+    hf, tensors = as_theirs(model.config, named_weights(model), kept_fields(model.origin))
     if hf["model_type"] not in WRITTEN or hf["architectures"][0].endswith(("Model", "Classification")):
         raise CheckpointError(
             f"a {hf['architectures'][0]} ({hf['model_type']}) has no place in GGUF here; "

@@ -11,7 +11,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from .pieces import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Pieces, from_pieces
+from .pieces import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Pieces, begin_with, from_pieces
 from .tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -63,7 +63,10 @@ def from_gguf(path: Path) -> Tokenizer:
     settings: dict[str, Any] = {
         key: names[id] for role, key in ROLES.items() if (id := said.get(f"{TOKENS}{role}_token_id")) is not None
     }
-    settings["add_bos_token"] = bool(said.get(f"{TOKENS}add_bos_token", kind == "llama"))
+    usual = kind == "llama" or said.get(f"{TOKENS}pre") == "llama-bpe"  # where the file does not say
+    settings["add_bos_token"] = bool(said.get(f"{TOKENS}add_bos_token", usual))
+    if settings["add_bos_token"]:
+        begin_with(inner, said.get(f"{TOKENS}bos_token_id"))
     if template := said.get("tokenizer.chat_template"):
         settings["chat_template"] = template
     return Tokenizer(inner, settings)
@@ -140,7 +143,7 @@ def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) ->
             found = tokenizer.end
         if found is not None:
             writer.add_uint32(f"{TOKENS}{role}_token_id", found)
-    writer.add_add_bos_token(bool(tokenizer.settings.get("add_bos_token", not bytewise)))
+    writer.add_add_bos_token(tokenizer.prompt("")[:1] == [tokenizer.token("bos_token")])
     if isinstance(template := tokenizer.settings.get("chat_template"), str):
         writer.add_chat_template(template)
 

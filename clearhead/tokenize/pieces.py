@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, processors
 
 from .tokenizer import TokenizerError
 
@@ -119,6 +119,13 @@ def from_pieces(pieces: Pieces) -> tokenizers.Tokenizer:
     inner.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in pieces.of(UNKNOWN, CONTROL)])
     inner.add_tokens([AddedToken(name, normalized=False) for name in pieces.of(USER_DEFINED)])
     return inner
+
+
+def begin_with(inner: tokenizers.Tokenizer, id: int | None) -> None:
+    """Put this token before every prompt, where there is one: only `tokenizer.json` says so by itself."""
+    if id is not None:
+        name = inner.id_to_token(id)
+        inner.post_processor = processors.TemplateProcessing(single=[name, "$A"], special_tokens=[(name, id)])
 
 
 def unigram(pieces: Pieces) -> models.Unigram:

@@ -174,11 +174,17 @@ class Tokenizer:
 
 
 def from_sentencepiece(folder: Path, settings: dict[str, Any]) -> Tokenizer | None:
-    """Marian's two models and their table, or the one `tokenizer.model` of LLaMA's time."""
+    """Marian's two models and their table, or the one `tokenizer.model` of LLaMA's time, whose prompts begin with `<s>`
+    unless its settings say otherwise."""
     from .marian import SOURCE, MarianTokenizer  # which is a tokenizer too
-    from .pieces import from_pieces, read_pieces
+    from .pieces import begin_with, from_pieces, read_pieces
 
     if (folder / SOURCE).exists():
         return MarianTokenizer(folder, settings)
     model = folder / "tokenizer.model"
-    return Tokenizer(from_pieces(read_pieces(model)), settings) if model.exists() else None
+    if not model.exists():
+        return None
+    found = Tokenizer(from_pieces(read_pieces(model)), {"bos_token": "<s>"} | settings)
+    if settings.get("add_bos_token", True):
+        begin_with(found.inner, found.token("bos_token"))
+    return found

@@ -54,6 +54,14 @@ def test_eval_in_few_bits_is_near(folder: Path) -> None:
     assert first == pytest.approx(second, rel=0.02)
 
 
+def test_what_is_quantised_is_not_exported(folder: Path) -> None:
+    run("quantize", folder / "whole", folder / "eight")
+    for form in ("hf", "gguf", "onnx"):
+        with pytest.raises(ValueError, match="eight is quantised, which only clearhead reads; export the model that"):
+            run("export", folder / "eight", "--to", form, folder / "out", "--dtype", "f16")
+        assert not (folder / "out").exists()
+
+
 def test_a_bad_group_is_one_sentence(folder: Path) -> None:
     with pytest.raises(ValueError, match="group is 7, but must be a power of two"):
         run("quantize", folder / "whole", folder / "bad", "--group", 7)

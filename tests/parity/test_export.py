@@ -11,11 +11,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+import tokenizers.processors
 import torch
 from click.testing import CliRunner
 
 from clearhead.cli.main import cli
 from clearhead.configs import BytePairConfig, Causal, LinearScaling, Llama3Scaling, RMSNormConfig, Window, YarnScaling
+from clearhead.generate.complete import Task
 from clearhead.models.assemble import build
 from clearhead.models.checkpoint import load, save
 from clearhead.models.convert import CheckpointError
@@ -24,6 +27,7 @@ from clearhead.models.llama import llama, mixtral
 from clearhead.models.onnx import save_onnx
 from clearhead.models.presets import preset
 from clearhead.tokenize import Tokenizer, make
+from clearhead.tokenize.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, begin_with, from_pieces
 
 from .test_transformers import randomise
 
@@ -140,6 +144,54 @@ def test_the_tokenizer_survives_gguf(tokenizer: Tokenizer, tmp_path: Path) -> No
     for text in ("the cat  sat", "Ünïcode ☃\n\n1234", ""):
         assert again.encode(text) == tokenizer.encode(text)
         assert again.decode(again.encode(text)) == text
+
+
+def starting(tokenizer: Tokenizer) -> Tokenizer:
+    """The same with a token before every prompt, as LLaMA 3 has it."""
+    inner = tokenizers.Tokenizer.from_str(tokenizer.json)
+    inner.add_special_tokens(["<s>"])
+    marks = [("<s>", inner.token_to_id("<s>"))]
+    inner.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=marks)
+    return Tokenizer(inner, tokenizer.settings | {"bos_token": "<s>"})
+
+
+def pieces() -> Tokenizer:
+    """LLaMA's kind, as little as llama.cpp takes."""
+    names = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *"abcdefghijklmnopqrst"]
+    merged = ["▁t", "he", "at", "▁the", "▁s", "▁sat"]
+    types = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * (len(names) + len(merged) - 259)]
+    scores = [*[-100.0] * len(names), *(-float(place) for place in range(len(merged)))]
+    inner = from_pieces(Pieces(names=[*names, *merged], scores=scores, types=types, trimmed=False))
+    begin_with(inner, 1)
+    return Tokenizer(inner, {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"})
+
+
+@pytest.mark.parametrize("kind", ["byte pairs", "byte pairs that begin", "pieces"])
+def test_a_file_begins_and_ends_where_its_folder_does(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The start token, the text that is written, and how much is read; llama.cpp begins with the same tokens."""
+    named = Tokenizer(tokenizer.inner, {"bos_token": tokenizer.inner.id_to_token(5)})
+    own = {"byte pairs": named, "byte pairs that begin": starting(tokenizer), "pieces": pieces()}[kind]
+    model = randomise(build(llama(**SIZES | {"vocabulary": own.vocabulary})))
+    start = own.token("bos_token")
+    save(model, tmp_path / "mine", tokenizer=own, extra={"max_position_embeddings": 48, "bos_token_id": start})
+    mine, file, there = (str(tmp_path / name) for name in ("mine", "m.gguf", "again"))
+    for words in ([mine, "--to", "gguf", file], [file, "--to", "hf", there]):
+        assert CliRunner().invoke(cli, ["export", *words]).exit_code == 0
+    tasks = [Task.of(load(place)) for place in (mine, file, there)]
+    want = own.prompt("the cat sat")
+    assert (want[0] == start) is (kind != "byte pairs")
+    for task in tasks:
+        assert task.ids("the cat sat") == want
+        assert task.ids("") == [start]
+        assert task.config.ends == (own.end,)
+        with pytest.raises(ValueError, match="but the model reads at most 48"):
+            task.ids("the cat sat " * 20)
+    texts = [task.model.generate("the cat sat", max_new_tokens=4, temperature=0)[0].tokens for task in tasks]
+    assert texts[0] == texts[1] == texts[2]
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    theirs = llama_cpp.Llama(file, n_ctx=64, n_threads=1, verbose=False)
+    assert theirs.tokenize(b"the cat sat", add_bos=True) == want
+    assert theirs.metadata["llama.context_length"] == "48"
 
 
 @pytest.mark.parametrize(

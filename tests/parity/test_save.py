@@ -639,8 +639,15 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "quantised": (lambda f: foreign(f, quantization_config={"quant_method": "gptq"}), "is quantised by gptq"),
     "pickles": (pickled, r"only as pickles \(pytorch_model\.bin\).*from_pretrained, and write safetensors with save_p"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"run: model\.safetensors is missing"),
-    "a shard missing": (sharded, r"run: model-00002-of-0000\d\.safetensors is missing"),
+    "pickles left on the Hub": (
+        lambda f: (f / "model.safetensors").rename(f / "pytorch_model.bin.index.json"),
+        r"only as pickles \(pytorch_model\.bin\.index\.json\).*write safetensors with save_pretrained",
+    ),
+    "no weights": (
+        lambda f: (f / "model.safetensors").unlink(),
+        r"run: model\.safetensors is missing; pickles are neither fetched .* write safetensors with save_pretrained",
+    ),
+    "a shard missing": (sharded, r"run: model-00002-of-0000\d\.safetensors is missing$"),
     "an index that points out": (escaping, "has no weight_map from tensors to files of its folder"),
     "an empty index": (
         lambda f: ((f / "model.safetensors").unlink(), (f / "model.safetensors.index.json").write_text("{}")),
