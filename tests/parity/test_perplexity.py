@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import types
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -165,6 +167,42 @@ def test_the_harness_gets_rolling_texts_and_continuations(asked) -> None:
     assert cut == plain.text[: plain.text.index(stop)]
     (tokens,) = answers.loglikelihood([Request(("The quick", plain.text))])
     assert tokens[1] is True or "\ufffd" in plain.text
+
+
+@pytest.mark.filterwarnings("default")
+@torch.no_grad()
+def test_the_harness_itself_runs_tasks(tmp_path: Path, monkeypatch) -> None:
+    """Choices, whole texts and continuations of a local file, by the harness's own tasks and metrics."""
+    monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    lm_eval = pytest.importorskip("lm_eval")
+    model, tokenizer = bytes_model(), make(BytesConfig(), [])
+    choices = [" brown", " fox jumps", " dog"]
+    said = []
+    for choice in choices:
+        tokens = tokenizer.encode("The quick" + choice)
+        logits = model(torch.tensor([tokens]))[0].log_softmax(-1)
+        said.append(sum(float(logits[place - 1, tokens[place]]) for place in range(9, len(tokens))))
+    (plain,) = model.generate("The quick", tokenizer=tokenizer, max_new_tokens=5, temperature=0)
+    right, wrong = (said.index(max(said)), plain.text), (said.index(min(said)), "otherwise")
+    row = {"text": "The quick", "choices": choices, "whole": TEXT}
+    rows = [row | {"answer": answer, "written": written} for answer, written in (right, wrong)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    shared = {"dataset_path": "json", "test_split": "test", "doc_to_text": "{{text}}"}
+    shared["dataset_kwargs"] = {"data_files": {"test": str(tmp_path / "rows.jsonl")}}
+    tasks = [
+        {"task": "chosen", "output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "answer"},
+        {"task": "written", "output_type": "generate_until", "doc_to_target": "written",
+         "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5}, "metric_list": [{"metric": "exact_match"}]},
+        {"task": "foreseen", "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{whole}}",
+         "metric_list": [{"metric": "bits_per_byte"}]},
+    ]  # fmt: skip
+    answers = adapter(model, tokenizer)
+    found = lm_eval.simple_evaluate(model=answers, tasks=[shared | task for task in tasks], bootstrap_iters=0)
+    assert found["results"]["chosen"]["acc,none"] == 0.5
+    assert found["results"]["written"]["exact_match,none"] == 0.5
+    bits = perplexity_of(model, TEXT, tokenizer=tokenizer, context=64, stride=64).bits_per_byte
+    assert found["results"]["foreseen"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-5)
 
 
 def test_without_the_harness_it_says_how_to_get_it(monkeypatch) -> None:
