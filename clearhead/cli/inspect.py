@@ -34,8 +34,8 @@ VIEWS = ("maps", "rollout", "lens", "norms", "ablation", "patching")
     help="What to print, draw or write down.",
 )
 @click.option("--token", default=None, metavar="TEXT", help="Whose log-probability changes.  [default: the likeliest]")
-@click.option("--at", "row", type=int, default=-1, show_default=True, help="After which position it is asked for.")
-@click.option("--other", default=None, metavar="TEXT", help="The prompt into which values are patched.")
+@click.option("--at", "row", type=int, default=-1, show_default=True, help="At which position it is asked for.")
+@click.option("--other", default=None, metavar="INPUT", help="The input into whose run values are patched.")
 @click.option(
     "--part",
     type=click.Choice(["residual", "mixer", "ffn", "heads"]),
@@ -66,9 +66,9 @@ def command(
     clearhead inspect runs/mine "ten" --show patching --other "two" --out patching.png
     """
     if view == "patching" and asked["other"] is None:
-        raise click.UsageError("--show patching needs --other TEXT, the prompt into which values are put")
+        raise click.UsageError("--show patching needs --other INPUT, into whose run values are put")
     looked = look(model, text, as_ids, asked)
-    grid = None if view == "maps" else grid_of(looked, view, asked)
+    grid = None if view == "maps" else grid_of(looked, view, as_ids, asked)
     for path in out:
         if Path(path).suffix == ".html":
             looked.save(path, grids=[] if grid is None else [grid])
@@ -77,7 +77,7 @@ def command(
         else:
             grid.save(path, theme)
     if as_json:
-        print_json(told(looked, grid))
+        print_json(told(looked, grid, asked["row"]))
     else:
         show(looked, grid, asked["row"])
         for path in out:
@@ -138,11 +138,13 @@ def numbers(text: str | None, what: str) -> list[int] | None:
         if match is None:
             raise click.UsageError(f"--{what} takes numbers and ranges, such as 0,3-5, not {text!r}")
         first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or first < 0 <= last:
+            raise click.UsageError(f"--{what} {part} holds nothing: a range goes up from one end, as 3-5 or -3--1")
         found += range(first, last + 1)
     return found
 
 
-def grid_of(looked: Inspection, view: str, asked: dict[str, Any]) -> Grid:
+def grid_of(looked: Inspection, view: str, as_ids: bool, asked: dict[str, Any]) -> Grid:
     token, row = asked["token"], asked["row"]
     if view == "rollout":
         return looked.rollout()
@@ -152,8 +154,7 @@ def grid_of(looked: Inspection, view: str, asked: dict[str, Any]) -> Grid:
         return looked.norms()
     if view == "ablation":
         return looked.ablate(token, row)
-    other = asked["other"] if looked.subject.tokenizer is not None else ids_of(asked["other"])
-    return looked.patch(other, token, row, asked["part"])
+    return looked.patch(read_input(asked["other"], as_ids, looked.subject.model), token, row, asked["part"])
 
 
 def show(looked: Inspection, grid: Grid | None, row: int) -> None:
@@ -166,11 +167,10 @@ def show(looked: Inspection, grid: Grid | None, row: int) -> None:
     following = looked.next(row, 5) if looked.subject.says else []
     show(looked, out)
     if following:
-        what = f"next, after {looked.subject.labels[row]!r}" if looked.subject.speaks else "class"
-        show_next(following, what, out)
+        show_next(following, looked.subject.asked(row), out)
 
 
-def told(looked: Inspection, grid: Grid | None) -> dict[str, Any]:
+def told(looked: Inspection, grid: Grid | None, row: int) -> dict[str, Any]:
     subject = looked.subject
     data: dict[str, Any] = {"model": subject.name, "tokens": subject.labels, "written": subject.written}
     if subject.source_labels is not None:
@@ -188,4 +188,6 @@ def told(looked: Inspection, grid: Grid | None) -> dict[str, Any]:
             "texts": grid.texts,
             "note": grid.note,
         }
-    return data | {"heads": [vars(head) for head in looked.heads], "without_maps": looked.unseen}
+    following = looked.next(row) if subject.says else []
+    named = [{"token": word, "id": id, "probability": share} for word, id, share in following]
+    return data | {"heads": [vars(head) for head in looked.heads], "without_maps": looked.unseen, "next": named}

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from clearhead.training.loop import Report
 
 NAMES = ("parametric", "isoflop", "envelope", "size", "data")
-law_option = click.option("--law", type=click.Choice(NAMES), default="parametric", show_default=True)
 draws_option = click.option("--draws", type=int, default=1000, show_default=True, help="Behind the intervals.")
 seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
 figure_option = click.option("--figure", default=None, metavar="FILE", help="Draw it into a .png, .svg or .pdf.")
@@ -139,11 +138,11 @@ def between(interval: tuple[float, float] | None, text: Callable[[float], str] =
     show_default=True,
     help="A .json of `fit --save`, a table.csv, or published constants: chinchilla, reanalysis.",
 )
-@law_option
+@click.option("--law", type=click.Choice(NAMES), default=None, help="Fitted to a table.csv.  [default: parametric]")
 @draws_option
 @seed_option
 @json_option
-def plan_command(flops: tuple[float, ...], source: str, law: str, draws: int, seed: int, as_json: bool) -> None:
+def plan_command(flops: tuple[float, ...], source: str, law: str | None, draws: int, seed: int, as_json: bool) -> None:
     """Say how a budget of C FLOPs is best spent: on how many parameters N, and on how many tokens D.
 
     \b
@@ -164,16 +163,20 @@ def plan_command(flops: tuple[float, ...], source: str, law: str, draws: int, se
         show_plan(plan)
 
 
-def find_fit(source: str, law: str, draws: int, seed: int) -> Fit:
+def find_fit(source: str, law: str | None, draws: int, seed: int) -> Fit:
     from clearhead.configs.base import nearest
     from clearhead.scaling import PUBLISHED, FitError, fit, read_fit, read_table
 
+    path = Path(source)
+    if law is not None and (source in PUBLISHED or path.suffix == ".json"):
+        raise click.UsageError(f"--law is fitted to a table.csv, and {source} has its law already")
     if source in PUBLISHED:
         return PUBLISHED[source]
-    path = Path(source)
     if not path.suffix and not path.exists():
         raise FitError(f"there are no constants {source!r}{nearest(source, PUBLISHED)}; or name a .json or a .csv")
-    return read_fit(path) if path.suffix == ".json" else fit(read_table(path), law, draws=draws, seed=seed)
+    if path.suffix == ".json":
+        return read_fit(path)
+    return fit(read_table(path), law or "parametric", draws=draws, seed=seed)
 
 
 def show_plan(plan: Plan) -> None:

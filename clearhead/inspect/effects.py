@@ -65,11 +65,9 @@ def patch(
     token  by default what the model says after `subject`
     part   residual, mixer, ffn: by layer and position; heads: by layer and head, over all positions
     """
-    if len(subject.labels) != len(other.labels):
-        raise ValueError(
-            f"the prompts are {len(subject.labels)} and {len(other.labels)} tokens; values of one can stand in the "
-            f"other only if they are equally long: {'|'.join(subject.labels)} and {'|'.join(other.labels)}"
-        )
+    check_alike(subject.labels, other.labels)
+    if part == "heads":
+        check_alike(subject.source_labels or [], other.source_labels or [])
     id = likeliest(subject, row) if token is None else subject.token(token)
     here, there = (log_probabilities(each, id, row)[0] for each in (subject, other))
     if part == "heads":
@@ -79,14 +77,15 @@ def patch(
         lines = [
             (f"layer {i}", f"{subject.place}.blocks.{i}.{patched(block, part)}", every)
             for i, block in enumerate(subject.blocks)
+            if part == "residual" or getattr(block, part) is not None
         ]
+    if not lines:
+        raise ValueError(f"no layer of {subject.name} that was looked at has {part} to be put into another run")
     clean = Taps(read=[path for _, path, _ in lines])
     subject.run(clean)
     width = max(max(at) for _, _, at in lines) + 1
     values = np.full((len(lines), width), np.nan)
     for line, (_, path, places) in enumerate(lines):
-        if path not in clean.values:
-            continue
         for at in batches(places, len(subject.labels)):
             taps = Taps(replace={path: putting(at, clean.values[path][0, at])})
             values[line, at] = log_probabilities(other, id, row, taps, len(at)) - there
@@ -106,6 +105,14 @@ def patch(
         signed=True,
         note=f"log p is {here:.2f} after this prompt and {there:.2f} after the other",
     )
+
+
+def check_alike(these: Sequence[str], those: Sequence[str]) -> None:
+    if len(these) != len(those):
+        raise ValueError(
+            f"the prompts are {len(these)} and {len(those)} tokens; values of one can stand in the "
+            f"other only if they are equally long: {'|'.join(these)} and {'|'.join(those)}"
+        )
 
 
 def putting(at: Sequence[int], value: Tensor | int) -> Callable[[Tensor], Tensor]:

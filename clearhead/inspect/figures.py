@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .draw import SEQUENTIAL, figure, heat, label, save
+from .draw import DIVERGING, SEQUENTIAL, figure, heat, label, save
 
 if TYPE_CHECKING:
     from .look import Inspection
@@ -37,10 +38,11 @@ def draw_words(inspection: Inspection, heads: list[tuple[Map, int]], path: str |
         axes = picture.subplots(lines, columns, squeeze=False).ravel()
         grids = [inspection.map(map.layer, head, map.place) for map, head in heads]
         cells = sum(grid.values.size for grid in grids)
+        scale = scale_of([grid.values for grid in grids], signed=any(grid.signed for grid in grids))
         for axis in axes[len(grids) :]:
             axis.set_axis_off()
         for axis, grid in zip(axes, grids, strict=False):
-            image = heat(axis, grid.values, cells=cells)
+            image = heat(axis, grid.values, *scale, cells=cells)
             label(axis, grid.rows, grid.columns)
             axis.set_title(grid.title, fontsize=8)
             axis.set_ylabel("reads", fontsize=8)
@@ -51,21 +53,33 @@ def draw_words(inspection: Inspection, heads: list[tuple[Map, int]], path: str |
 
 def draw_thumbnails(inspection: Inspection, path: str | Path, theme: str) -> None:
     """Layers from top to bottom, heads from left to right."""
-    maps = inspection.maps
+    maps, all_rows = inspection.maps, inspection.rows is None
+    shown = [map.thumbnails if all_rows else map.weights(rows=inspection.rows_of(map)) for map in maps]
+    tags = {head.name: head.tag for head in inspection.heads} if all_rows else {}
+    low, high, cmap = scale_of(shown, signed=not all(map.shares for map in maps))
     columns = max(len(map.heads) for map in maps)
     with figure(0.95 * columns + 1.6, 1.05 * len(maps) + 1.0, theme) as picture:
         axes = picture.subplots(len(maps), columns, squeeze=False)
-        for line, map in zip(axes, maps, strict=True):
+        for line, map, squares in zip(axes, maps, shown, strict=True):
             for axis in line:
                 axis.set_axis_off()
-            for axis, small, head in zip(line, map.thumbnails, map.described, strict=False):
+            for axis, small, head in zip(line, squares, map.heads, strict=False):
                 axis.set_axis_on()
-                image = axis.imshow(small, cmap=SEQUENTIAL, vmin=0, vmax=1, interpolation="nearest", aspect="auto")
+                image = axis.imshow(small, cmap=cmap, vmin=low, vmax=high, interpolation="nearest", aspect="auto")
                 axis.set(xticks=[], yticks=[])
-                axis.set_title(f"{head.head} {head.tag}".strip(), fontsize=5.5, pad=2)
+                tag = tags.get(f"{map.place} layer {map.layer} head {head}", "")
+                axis.set_title(f"{head} {tag}".strip(), fontsize=5.5, pad=2)
             line[0].set_ylabel(f"{map.place}\nlayer {map.layer}", fontsize=6)
         finish(picture, inspection, image, axes)
         save(picture, path)
+
+
+def scale_of(values: Sequence[np.ndarray], *, signed: bool) -> tuple[float, float, str]:
+    """Between which weights the colours of a figure run, and which they are: from 0 to 1, or both ways from 0."""
+    if not signed:
+        return 0.0, 1.0, SEQUENTIAL
+    most = max(float(abs(each).max(initial=0)) for each in values) or 1.0
+    return -most, most, DIVERGING
 
 
 def draw_over_image(inspection: Inspection, path: str | Path, theme: str) -> None:
@@ -85,9 +99,10 @@ def draw_over_image(inspection: Inspection, path: str | Path, theme: str) -> Non
             assert map.grid is not None, "maps of an image know its patches"
             for axis, head, weights in zip(line[1:], map.heads, map.weights(rows=[row])[:, 0], strict=False):
                 patches = weights[1:].reshape(map.grid, map.grid)
-                top = float(patches.max()) or 1.0
+                top = float(abs(patches).max()) or 1.0
+                low, cmap = (0, SEQUENTIAL) if map.shares else (-1, DIVERGING)
                 axis.imshow(subject.image.mean(-1), extent=extent, cmap="gray", vmin=0, vmax=255)
-                image = axis.imshow(patches / top, extent=extent, cmap=SEQUENTIAL, alpha=0.7, vmin=0, vmax=1)
+                image = axis.imshow(patches / top, extent=extent, cmap=cmap, alpha=0.7, vmin=low, vmax=1)
                 axis.set_title(f"layer {map.layer} head {head}\nmost {top:.2f}", fontsize=6.5)
         title = f"what {subject.labels[row]!r} of {subject.name} reads of the image"
         picture.suptitle(title, fontsize=10)

@@ -97,3 +97,18 @@ class Grid:
         out = io.BytesIO()
         self.draw(out)
         return f'<img alt="{self.title}" src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'
+
+
+def pooled(values: Float[np.ndarray, "R C"], down: int, across: int) -> Float[np.ndarray, "Rows Columns"]:
+    """Of each so many rows and columns the value farthest from 0."""
+    padded = np.full((-(-values.shape[0] // down) * down, -(-values.shape[1] // across) * across), np.nan)
+    padded[: values.shape[0], : values.shape[1]] = values
+    blocks = padded.reshape(padded.shape[0] // down, down, padded.shape[1] // across, across)
+    filled = np.where(np.isnan(blocks), 0, blocks)
+    lowest, highest = filled.min((1, 3)), filled.max((1, 3))
+    return np.where(-lowest > highest, lowest, highest)
+
+
+def pooling(down: int, across: int) -> str:
+    """What to say of it."""
+    return f"each cell is the largest of {down} × {across}"

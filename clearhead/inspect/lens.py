@@ -22,11 +22,11 @@ def streams(subject: Subject) -> dict[str, Tensor]:
     named = dict(subject.streams())
     taps = Taps(read=list(named.values()))
     subject.run(taps)
-    return {name: taps.values[path][0] for name, path in named.items() if path in taps.values}
+    return {name: taps.values[path][0] for name, path in named.items()}
 
 
 def lens(subject: Subject, rows: Sequence[int] | None = None) -> Grid:
-    """The likeliest next token by layer and position: each layer's stream through the final norm and the head.
+    """The likeliest token by layer and position: each layer's stream through the final norm and the head.
 
     nostalgebraist (2020), "interpreting GPT: the logit lens".
     """
@@ -40,9 +40,8 @@ def lens(subject: Subject, rows: Sequence[int] | None = None) -> Grid:
         best = logits.float().softmax(-1).reshape(-1, logits.shape[-1]).max(-1)
         sure.append(best.values.numpy())
         said.append([subject.word(id) for id in best.indices.tolist()])
-    what = "next token" if subject.speaks else "class"
     return Grid(
-        title=f"logit lens: the likeliest {what} if {subject.name} stopped at a layer",
+        title=f"logit lens: the likeliest {subject.answers} if {subject.name} stopped at a layer",
         values=np.stack(sure)[::-1],
         rows=list(found)[::-1],
         columns=[subject.labels[i] for i in at]
@@ -56,14 +55,15 @@ def lens(subject: Subject, rows: Sequence[int] | None = None) -> Grid:
     )
 
 
-def norms(subject: Subject) -> Grid:
+def norms(subject: Subject, rows: Sequence[int] | None = None) -> Grid:
     """‖x‖ of the residual stream by layer and position."""
     found = streams(subject)
+    at = list(range(len(subject.labels))) if rows is None else rows
     return Grid(
         title="length of the residual stream, ‖x‖",
-        values=np.stack([x.float().norm(dim=-1).cpu().numpy() for x in found.values()])[::-1],
+        values=np.stack([x[at].float().norm(dim=-1).cpu().numpy() for x in found.values()])[::-1],
         rows=list(found)[::-1],
-        columns=subject.labels,
+        columns=[subject.labels[i] for i in at],
         row_axis="after",
         column_axis="position",
         unit="‖x‖",
@@ -71,7 +71,7 @@ def norms(subject: Subject) -> Grid:
 
 
 def following(subject: Subject, logits: Tensor, row: int = -1, top: int = 10) -> list[tuple[str, int, float]]:
-    """The likeliest next tokens after a position, or classes: text, id and probability."""
+    """The likeliest tokens after a position, or at it, or classes: text, id and probability."""
     sure = said_at(subject, logits, row)[0].softmax(-1)
     chance, id = sure.topk(min(top, len(sure)))
     return [(subject.word(i), i, p) for i, p in zip(id.tolist(), chance.tolist(), strict=True)]
@@ -79,8 +79,7 @@ def following(subject: Subject, logits: Tensor, row: int = -1, top: int = 10) ->
 
 def said_at(subject: Subject, logits: Tensor, row: int) -> Float[Tensor, "B V"]:
     """The logits after one position, or of the whole input where the model says one thing."""
-    if not subject.says:
-        raise ValueError(f"{subject.name} has no head over words or classes, so there is nothing that it says")
+    subject.check_says()
     if not subject.speaks:
         return logits.float().cpu()
     return logits[:, checked([row], logits.shape[1], "position", "positions")[0]].float().cpu()

@@ -20,7 +20,7 @@ from .draw import SUFFIXES
 from .effects import Part, ablate, patch
 from .grid import TABLES, Grid
 from .lens import following, lens, norms
-from .maps import Head, Map, checked, rollout
+from .maps import Head, Map, checked, rollout, with_global
 from .subject import Subject, make_subject
 
 if TYPE_CHECKING:
@@ -44,17 +44,18 @@ class Inspection:
         """One head's map: the row is the token that reads, the column the one that is read."""
         found = self.at(layer, place)
         queries, keys = self.names(found)
-        rows = range(found.shape[0]) if self.rows is None else self.rows
-        described = next(each for each in found.described if each.head == head) if head in found.heads else None
-        tag = f", {described.tag}" if described is not None and described.tag else ""
+        rows = self.rows_of(found)
+        values = found.weights(head, rows)[0]
+        tags = {each.head: each.tag for each in found.described} if self.rows is None else {}  # a tag is of all rows
         return Grid(
-            title=f"{found.place} layer {found.layer}, head {head}{tag}",
-            values=found.weights(head, self.rows)[0],
+            title=", ".join(filter(None, (f"{found.place} layer {found.layer}", f"head {head}", tags.get(head)))),
+            values=values,
             rows=[queries[i] for i in rows],
             columns=keys,
             row_axis="reads",
             column_axis="is read",
             unit="weight",
+            signed=not found.shares,
         )
 
     @property
@@ -70,11 +71,12 @@ class Inspection:
         if len(maps) < layers or not maps:
             missing = "; ".join(self.unseen) or "not all layers were looked at"
             raise ValueError(f"a rollout goes through the maps of all {layers} layers of {place!r}, but {missing}")
-        queries, keys = self.names(maps[0])
-        flow, rows = rollout(maps), range(len(queries)) if self.rows is None else self.rows
+        if other := [map.layer for map in maps if not (map.selfish and map.shares)]:
+            raise ValueError(f"a rollout is of shares of the positions themselves, and layer {other[0]} has none")
+        (queries, keys), rows = self.names(maps[0]), self.rows_of(maps[0])
         return Grid(
             title=f"rollout through {layers} layers",
-            values=flow[list(rows)],
+            values=rollout(maps)[rows],
             rows=[queries[i] for i in rows],
             columns=keys,
             row_axis="last position",
@@ -83,15 +85,15 @@ class Inspection:
         )
 
     def lens(self, rows: Sequence[int] | None = None) -> Grid:
-        """The likeliest next token by layer and position (`lens.lens`)."""
+        """The likeliest token by layer and position (`lens.lens`)."""
         return lens(self.subject, self.rows if rows is None else rows)
 
     def norms(self) -> Grid:
         """‖x‖ of the residual stream by layer and position."""
-        return norms(self.subject)
+        return norms(self.subject, self.rows)
 
     def next(self, row: int = -1, top: int = 10) -> list[tuple[str, int, float]]:
-        """The likeliest next tokens after a position, or classes: text, id and probability."""
+        """The likeliest tokens after a position (of a masked language model, at it) or classes: text, id, share."""
         return following(self.subject, self.answer, row, top)
 
     def ablate(self, token: str | int | None = None, row: int = -1) -> Grid:
@@ -104,6 +106,10 @@ class Inspection:
         target = None if mine.source is None else mine.inputs
         second = make_subject(mine.model, other, target, tokenizer=mine.tokenizer, name=mine.name)
         return patch(mine, second, self.maps, token, row, part)
+
+    def rows_of(self, map: Map) -> list[int]:
+        """The queries of a map that are shown. What is chosen is the target's: of a source all are."""
+        return list(range(map.shape[0])) if self.rows is None or map.place == "encoder" else self.rows
 
     def at(self, layer: int, place: str | None = None) -> Map:
         """The map of a layer."""
@@ -140,13 +146,13 @@ class Inspection:
 
     def write_table(self, path: Path) -> None:
         """Every weight of what was chosen, in the model's numbers."""
-        cells = sum(len(m.heads) * m.shape[1] * len(self.rows or range(m.shape[0])) for m in self.maps)
+        cells = sum(len(m.heads) * m.shape[1] * len(self.rows_of(m)) for m in self.maps)
         if cells > CELLS:
             raise ValueError(
                 f"the maps hold {cells:,} weights, and a table takes {CELLS:,}: choose layers, heads or rows"
             )
         if path.suffix == ".npz":
-            arrays = {f"{m.place}.{m.layer}": m.weights(rows=self.rows) for m in self.maps}
+            arrays = {f"{m.place}.{m.layer}": m.weights(rows=self.rows_of(m)) for m in self.maps}
             heads = {f"{m.place}.{m.layer}.heads": np.array(m.heads) for m in self.maps}
             labels = {"tokens": np.array(self.subject.labels)}
             if self.subject.source_labels is not None:
@@ -158,10 +164,10 @@ class Inspection:
             out.writerow(("place", "layer", "head", "query", "query token", "key", "key token", "weight"))
             for map in self.maps:
                 queries, keys = self.names(map)
-                rows = list(range(map.shape[0])) if self.rows is None else self.rows
+                rows = self.rows_of(map)
                 for head in map.heads:
-                    weights = map.weights(head, self.rows)[0]
-                    for r, j in np.argwhere(weights > 0).tolist():
+                    weights = map.weights(head, rows)[0]
+                    for r, j in np.argwhere(weights != 0).tolist():
                         i = rows[r]
                         named = (map.place, map.layer, head, i, queries[i], j, keys[j])
                         out.writerow((*named, repr(float(weights[r, j]))))
@@ -202,7 +208,8 @@ def inspect(
 
     inputs  a text, token ids, an image or its file; of an encoder–decoder the source, with a target
     tokenizer  where the model was not loaded from a folder that holds one
-    layers, heads, rows  what to look at; the rest costs nothing
+    layers, heads  what to look at; the rest costs nothing
+    rows    which queries maps, pictures and tables show, of an encoder–decoder the target's; tags and pages are of all
     write   let the model go on for so many tokens, and look at those too
     """
     subject = make_subject(model, inputs, target, tokenizer=tokenizer, labels=labels, write=write, name=name)
@@ -227,13 +234,16 @@ def look(
             wanted[f"{stack}.blocks.{i}.mixer"] = (stack, i, blocks[i].mixer.kind())
             if getattr(blocks[i], "cross", None) is not None:
                 wanted[f"{stack}.blocks.{i}.cross"] = ("cross", i, "Attention")
-    answer = subject.run(Taps(look=dict.fromkeys(wanted, keep)))
+    places = (*wanted, *(f"{path}.global" for path in wanted))
+    answer = subject.run(Taps(look=dict.fromkeys(places, keep)))
     maps, unseen = [], []
     for path, (place, i, kind) in wanted.items():
         if path not in seen:
             unseen.append(f"{place} layer {i} ({kind}) keeps no attention map")
             continue
         chosen, attending = seen[path]
+        if f"{path}.global" in seen:
+            attending = with_global(attending, seen[f"{path}.global"][1])
         ids = subject.source if place == "encoder" else subject.inputs
         patches = subject.model.config.embedding if subject.image is not None else None  # type: ignore[union-attr]
         side = patches.image // patches.patch if isinstance(patches, PatchEmbeddingConfig) else None

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.nn.attention import Looked
+from clearhead.nn.attention import Looked, Rows
 
 THUMBNAIL = 128  # most rows and columns of a thumbnail; each of its points is the largest of those it stands for
 CHUNK = 2**20  # weights written out at a time
@@ -23,13 +23,14 @@ TAGS = ("previous token", "first-token sink", "induction", "diagonal", "uniform"
 
 @dataclass(frozen=True)
 class Head:
-    """What one head does over this input. Means are over the queries; None where there was nothing to measure."""
+    """What one head does over this input. Means are over the queries; None where there was nothing to measure, as where
+    weights are no shares."""
 
     place: str
     layer: int
     head: int
     tag: str  # one of TAGS, or "" where none fits
-    entropy: float  # bits
+    entropy: float | None  # bits
     distance: float | None  # positions between query and key; None between two different sequences
     scores: dict[str, float | None]  # the share of weight that each tag asks about
 
@@ -85,9 +86,10 @@ class Map:
         pool = tuple(-(-n // THUMBNAIL) for n in self.shape)
         small, sums = [], Sums(len(self.heads))
         for rows, weights in self.chunks(pool[0]):
-            pooled = weights if pool == (1, 1) else F.max_pool2d(weights, pool, ceil_mode=True)
+            pooled = weights if pool == (1, 1) else largest(weights, pool, signed=not self.shares)
             small.append(F.pad(pooled, (0, -(-self.shape[1] // pool[1]) - pooled.shape[2])))
-            sums.add(self, rows, weights)
+            if self.shares:
+                sums.add(self, rows, weights)
         thumbnails = torch.cat(small, 1).numpy() if small else np.zeros((len(self.heads), 0, 0), np.float32)
         return thumbnails, sums.heads(self)
 
@@ -95,6 +97,11 @@ class Map:
     def selfish(self) -> bool:
         """Whether queries and keys are the same sequence: not in cross-attention, nor where keys are mixtures."""
         return self.attending.context.key_positions is self.attending.context.positions
+
+    @property
+    def shares(self) -> bool:
+        """Whether the weights of a query are above 0 and sum to 1: not in linear attention that is never divided."""
+        return getattr(self.attending, "shares", True)
 
     def distances(self, rows: slice) -> Float[Tensor, "R S"]:
         """In positions; between patches of an image in patches, the class token being nowhere."""
@@ -163,7 +170,7 @@ class Sums:
                     layer=map.layer,
                     head=head,
                     tag=tag_of(scores),
-                    entropy=self.mean("entropy", at) or 0.0,
+                    entropy=(self.mean("entropy", at) or 0.0) if map.shares else None,
                     distance=self.mean("distance", at),
                     scores=scores,
                 )
@@ -179,6 +186,31 @@ def tag_of(scores: dict[str, float | None]) -> str:
     return "uniform" if (scores["uniform"] or 0.0) >= EVEN else ""
 
 
+def largest(x: Float[Tensor, "H R S"], pool: tuple[int, int], *, signed: bool) -> Float[Tensor, "H Rows Keys"]:
+    """The largest of neighbours; of signed numbers the one farthest from 0."""
+    high = F.max_pool2d(x, pool, ceil_mode=True)
+    low = -F.max_pool2d(-x, pool, ceil_mode=True) if signed else high
+    return torch.where(-low > high, low, high)
+
+
+@dataclass(frozen=True)
+class WithGlobal(Looked):
+    """A Longformer's layer over one text: its global tokens read by projections of their own."""
+
+    local: Looked
+    everywhere: Looked  # the queries of the global tokens
+
+    def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
+        at = self.context.positions[0][rows][:, None] == self.everywhere.context.positions[0]
+        own = self.everywhere.weights(heads, slice(None), keys)
+        own = torch.einsum("rn,bhns->bhrs", at.to(own.dtype), own)
+        return torch.where(at.any(-1)[:, None], own, self.local.weights(heads, rows, keys))
+
+
+def with_global(local: Looked, everywhere: Looked) -> WithGlobal:
+    return WithGlobal(local.q, local.k, local.mask, local.context, local, everywhere)
+
+
 def rollout(maps: Sequence[Map]) -> Float[np.ndarray, "T S"]:
     """Whose input reached whom through all layers: the product of (mean over heads + identity)/2, from the bottom up.
 
@@ -192,7 +224,9 @@ def rollout(maps: Sequence[Map]) -> Float[np.ndarray, "T S"]:
 
 
 def checked(numbers: Sequence[int], size: int, what: str, of: str) -> list[int]:
-    """Numbers in range, negative ones counted from the end."""
+    """Numbers in range and at least one, negative ones counted from the end."""
+    if not len(numbers):
+        raise ValueError(f"no {what} is chosen of the {size} {of}, 0 to {size - 1}")
     for number in numbers:
         if not -size <= number < size:
             raise ValueError(f"{what} {number} is not one of the {size} {of}, 0 to {size - 1}")

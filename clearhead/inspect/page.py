@@ -9,6 +9,7 @@ import base64
 import html
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,13 +21,15 @@ from torch import Tensor
 from clearhead.nn.attention import Attending, bias_of_rows
 
 from .draw import DIVERGING, SEQUENTIAL, STOPS
-from .grid import Grid
+from .grid import Grid, pooled, pooling
+from .maps import THUMBNAIL, largest
 
 if TYPE_CHECKING:
     from .look import Inspection
     from .maps import Head, Map
 
 LIMIT = 25_000_000  # bytes
+ZERO = 128  # the byte of a weight of 0 where weights are signed
 WEB = Path(__file__).with_name("web")
 
 
@@ -78,7 +81,7 @@ def data_of(inspection: Inspection, grids: Sequence[Grid], room: int) -> dict[st
         "unseen": inspection.unseen,
         "grids": [grid_data(grid) for grid in (*default_grids(inspection), *grids)],
         "next": [[word, share] for word, _, share in inspection.next()] if subject.says else [],
-        "nextTitle": f"Next, after “{subject.labels[-1]}”" if subject.speaks else "Class",
+        "nextTitle": (title := subject.asked(-1))[0].upper() + title[1:] if subject.says else "",
         "sequential": stops(SEQUENTIAL),
         "signed": stops(DIVERGING),
     }
@@ -115,9 +118,19 @@ def default_grids(inspection: Inspection) -> list[Grid]:
 
 
 def grid_data(grid: Grid) -> dict[str, Any]:
+    """A grid of many cells comes pooled, as thumbnails do."""
+    limits, down, across = grid.limits, *(-(-n // THUMBNAIL) for n in grid.values.shape)
+    if grid.texts is None and grid.values.size > THUMBNAIL**2:
+        grid = replace(
+            grid,
+            values=pooled(grid.values, down, across),
+            rows=grid.rows[::down],
+            columns=grid.columns[::across],
+            note="; ".join(filter(None, (pooling(down, across), grid.note))),
+        )
     values = [[None if not np.isfinite(x) else float(f"{x:.5g}") for x in line] for line in grid.values.tolist()]
     named = {key: getattr(grid, key) for key in ("title", "rows", "columns", "row_axis", "column_axis", "unit", "note")}
-    return named | {"values": values, "limits": grid.limits, "signed": grid.signed, "texts": grid.texts}
+    return named | {"values": values, "limits": limits, "signed": grid.signed, "texts": grid.texts}
 
 
 def image_data(inspection: Inspection) -> dict[str, Any] | None:
@@ -131,6 +144,7 @@ def image_data(inspection: Inspection) -> dict[str, Any] | None:
 def map_data(map: Map, masks: list[dict[str, str]], shared: dict[bytes, int]) -> dict[str, Any]:
     """A layer without its q, k and v."""
     attending, small = map.attending, map.thumbnails
+    top = 1.0 if map.shares else float(abs(small).max(initial=0)) or 1.0
     width, scale = attending.q.shape[3], getattr(attending, "scale", None)
     return {
         "place": map.place,
@@ -145,7 +159,8 @@ def map_data(map: Map, masks: list[dict[str, str]], shared: dict[bytes, int]) ->
         "pool": [-(-n // max(m, 1)) for n, m in zip(map.shape, small.shape[1:], strict=True)],
         "thumbRows": small.shape[1],
         "thumbColumns": small.shape[2],
-        "thumb": encoded(np.ceil(small * 255).astype(np.uint8)),
+        "top": None if map.shares else top,  # of signed weights, for which the bytes 1 to 255 stand
+        "thumb": encoded((np.ceil(small * 255) if map.shares else np.rint(ZERO + 127 * small / top)).astype(np.uint8)),
         "read": {},  # by group: keys and values, which several heads may share
         "detail": [None] * len(map.heads),
     }
@@ -154,7 +169,8 @@ def map_data(map: Map, masks: list[dict[str, str]], shared: dict[bytes, int]) ->
 def head_data(head: Head) -> dict[str, Any]:
     short = {name: None if share is None else round(share, 4) for name, share in head.scores.items()}
     far = None if head.distance is None else round(head.distance, 3)
-    return {"head": head.head, "tag": head.tag, "entropy": round(head.entropy, 4), "distance": far, "scores": short}
+    bits = None if head.entropy is None else round(head.entropy, 4)
+    return {"head": head.head, "tag": head.tag, "entropy": bits, "distance": far, "scores": short}
 
 
 def mask_number(map: Map, masks: list[dict[str, str]], shared: dict[bytes, int]) -> int | None:
@@ -180,14 +196,14 @@ def shrink_thumbnails(maps: list[dict[str, Any]], room: int) -> list[str]:
         for map in maps:
             shape = (len(map["heads"]), map["thumbRows"], map["thumbColumns"])
             small = np.frombuffer(base64.b64decode(map["thumb"]), np.uint8).reshape(shape)
-            pooled = torch.nn.functional.max_pool2d(torch.from_numpy(small.astype(np.float32)), 2, ceil_mode=True)
+            zero = 0 if map["top"] is None else ZERO
+            fewer = largest(torch.from_numpy(small.astype(np.float32)) - zero, (2, 2), signed=bool(zero)) + zero
             map["pool"] = [2 * n for n in map["pool"]]
-            map["thumbRows"], map["thumbColumns"] = pooled.shape[1:]
-            map["thumb"] = encoded(pooled.numpy().astype(np.uint8))
-    first = next(iter(maps), None)
-    if first is None or first["pool"] == [1, 1]:
-        return []
-    return [f"A point of a thumbnail is the largest of {first['pool'][0]} × {first['pool'][1]} weights."]
+            map["thumbRows"], map["thumbColumns"] = fewer.shape[1:]
+            map["thumb"] = encoded(fewer.numpy().astype(np.uint8))
+    pools = sorted({tuple(map["pool"]) for map in maps} - {(1, 1)})
+    each = " or ".join(f"{down} × {across}" for down, across in pools)
+    return [f"A point of a thumbnail is the largest of {each} weights."] if pools else []
 
 
 def add_details(inspection: Inspection, maps: list[dict[str, Any]], room: int) -> str:
@@ -209,7 +225,7 @@ def add_details(inspection: Inspection, maps: list[dict[str, Any]], room: int) -
     if whole == len(every):
         return ""
     if whole == len(order):
-        return "Of layers without a softmax over q·k only thumbnails are here."
+        return "Of layers whose rows are not one softmax over q·k only thumbnails are here."
     return (
         f"q, k and v of {len(order) - whole} of {len(order)} heads were left out to keep the page small: "
         "those with an orange dot can be opened down to a cell; choose others with --layers and --heads."

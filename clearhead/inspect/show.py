@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .draw import DIVERGING, SEQUENTIAL, STOPS
+from .grid import pooled, pooling
 from .maps import TAGS
 
 if TYPE_CHECKING:
@@ -40,9 +41,10 @@ def show(inspection: Inspection, out: Console) -> None:
         for map in inspection.maps:
             for head in map.heads:
                 show_grid(inspection.map(map.layer, head, map.place), out)
-                found = next(each for each in map.described if each.head == head)
-                far = "" if found.distance is None else f", mean distance {found.distance:.1f}"
-                out.print(Text(f"entropy {found.entropy:.2f} bits{far}", "dim"))
+                if inspection.rows is None and map.shares:  # means are over all rows
+                    found = next(each for each in map.described if each.head == head)
+                    far = "" if found.distance is None else f", mean distance {found.distance:.1f}"
+                    out.print(Text(f"entropy {found.entropy:.2f} bits{far}", "dim"))
 
 
 def show_heads(inspection: Inspection, out: Console) -> None:
@@ -92,7 +94,7 @@ def show_grid(grid: Grid, out: Console) -> None:
 
     out.print()
     out.print(Text(grid.title, "bold"))
-    values, rows, columns, pooled = fitted(grid, out.width)
+    values, rows, columns, shrunk = fitted(grid, out.width)
     names = [short(name, 12) for name in rows]
     left = max(map(len, names), default=0)
     low, high = grid.limits
@@ -112,7 +114,7 @@ def show_grid(grid: Grid, out: Console) -> None:
         ends = "".join(f"{short(name, 8):<9}" for name in columns)
         out.print(Text(f"{'':>{left}} {ends}", "dim"), no_wrap=True, crop=True)
     root = "" if grid.signed else ", shaded by its root"
-    told = "; ".join(filter(None, (f" {high:.3g} {grid.unit}{root}", pooled, grid.note)))
+    told = "; ".join(filter(None, (f" {high:.3g} {grid.unit}{root}", shrunk, grid.note)))
     steps = [low + (high - low) * (n / 8) ** (1 if grid.signed else 2) for n in range(9)]
     scale = Text().append(f"{low:.3g} ", "dim")
     for value in steps:
@@ -136,13 +138,7 @@ def fitted(grid: Grid, width: int) -> tuple[np.ndarray, list[str], list[str], st
     down = step if values.shape[0] > room else 1
     if step == 1 and down == 1:
         return values, grid.rows, grid.columns, ""
-    padded = np.full((-(-values.shape[0] // down) * down, -(-values.shape[1] // step) * step), np.nan)
-    padded[: values.shape[0], : values.shape[1]] = values
-    blocks = padded.reshape(padded.shape[0] // down, down, padded.shape[1] // step, step)
-    filled = np.where(np.isnan(blocks), 0, blocks)
-    lowest, highest = filled.min((1, 3)), filled.max((1, 3))
-    pooled = np.where(-lowest > highest, lowest, highest)
-    return pooled, grid.rows[::down], grid.columns[::step], f"each cell is the largest of {down} × {step}"
+    return pooled(values, down, step), grid.rows[::down], grid.columns[::step], pooling(down, step)
 
 
 def headings(columns: list[str]) -> list[str]:

@@ -70,16 +70,13 @@ class Subject:
 
     def streams(self) -> Iterator[tuple[str, str]]:
         """What to call the residual stream after the embedding and after each block, and its tap."""
-        embedding = "target" if isinstance(self.model, EncoderDecoder) else "embedding"
-        if self.image is None:
-            yield "embedding", f"{embedding}.norm"
+        yield "embedding", "target" if isinstance(self.model, EncoderDecoder) else "embedding"
         for i, block in enumerate(self.blocks):
             yield f"layer {i}", f"{self.place}.blocks.{i}.{output_of(block)}"
 
     def head(self, x: Float[Tensor, "B T D"]) -> Tensor:
         """What the model would say if x were the stack's last word: the final norm and the head."""
-        if not self.says:
-            raise ValueError(f"{self.name} has no head over words or classes, so there is nothing that it says")
+        self.check_says()
         at = torch.arange(x.shape[1], device=x.device)[None]
         own = isinstance(self.model, SequenceModel)
         embedding: Any = self.model.embedding if own else self.model.target or self.model.source
@@ -98,27 +95,60 @@ class Subject:
         head = self.model.config.head
         return self.speaks or (head is not None and head.kind() == "ClassHead")
 
+    def check_says(self) -> None:
+        if not self.says:
+            raise ValueError(f"{self.name} has no head over words or classes, so there is nothing that it says")
+
+    @property
+    def answers(self) -> str:
+        """What it says: the next token, of a masked language model the token that stands there, or a class."""
+        head: Any = self.model.config.head
+        return {"LMHead": "next token", "MaskedLMHead": "token", "ClassHead": "class"}[head.kind()]
+
+    def asked(self, row: int) -> str:
+        """Where it says that."""
+        place = {"next token": "next, after ", "token": "in the place of "}.get(self.answers)
+        return "class" if place is None else place + repr(self.labels[row])
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """The names of classes by their numbers, where the model's folder tells them."""
+        return {} if self.model.origin is None else told(self.model.origin / "config.json").get("id2label") or {}
+
     def word(self, id: int) -> str:
         """A token's text, or a class's name; its number where there is none."""
         if not self.speaks:
-            classes = {} if self.model.origin is None else told(self.model.origin / "config.json").get("id2label") or {}
-            return classes.get(str(id), str(id))
+            return self.classes.get(str(id), str(id))
         return pieces(self.tokenizer, [id, id])[1]  # the second of two has its space
 
     def token(self, text: str | int) -> int:
-        """The id of a token, given by its text or its number."""
-        if isinstance(text, int):
-            return text
+        """The id of a token or the number of a class, given by its text or its number."""
+        self.check_says()
+        id = text if isinstance(text, int) else self.token_of(text) if self.speaks else self.class_of(text)
+        head: Any = self.model.config.head
+        what, size = ("token", head.vocabulary) if self.speaks else ("class", head.classes)
+        if not 0 <= id < size:
+            raise ValueError(f"{what} {id} is nothing that {self.name} can say, which has 0 to {size - 1}")
+        return id
+
+    def token_of(self, text: str) -> int:
         if self.tokenizer is None:
             if text.isdigit():
                 return int(text)
             raise ValueError(f"{self.name} has no tokenizer, so give the token {text!r} by its number")
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode_target(text)
         if len(ids) != 1:
             raise ValueError(
                 f"{text!r} is {len(ids)} tokens ({' '.join(map(repr, pieces(self.tokenizer, ids)))}), not one"
             )
         return ids[0]
+
+    def class_of(self, text: str) -> int:
+        number = next((number for number, name in self.classes.items() if name == text), text)
+        if not number.isdigit():
+            known = f" among {', '.join(self.classes.values())}" if self.classes else "; give its number"
+            raise ValueError(f"{self.name} has no class {text!r}{known}")
+        return int(number)
 
 
 def output_of(block: BlockConfig | ParallelBlockConfig) -> str:
@@ -162,15 +192,18 @@ def make_subject(
 def translation(
     model: EncoderDecoder, source: Any, target: Any, tokenizer: Tokenizer | None, write: int, name: str
 ) -> Subject:
-    """The target is given, or else written."""
+    """The target is given, as a text or as ids from its beginning, or else written."""
     if (target is None) == (write == 0):
         raise ValueError(f"{name} is an encoder–decoder: give the target as far as it goes, or let it write one")
-    start = defaults(model, tokenizer).start if target is None else None
-    if target is None and start is None:
-        raise ValueError(f"nothing says which token a target of {name} begins with; give the target itself (--target)")
-    given = as_ids(source, tokenizer, name)
+    given, by_ids = as_ids(source, tokenizer, name), target is not None and not isinstance(target, str)
+    start = None if by_ids else defaults(model, tokenizer).start
+    if start is None and not by_ids:
+        raise ValueError(f"nothing says which token a target of {name} begins with; give its ids (--ids, --target)")
     new = written(model, given, tokenizer, write)
-    ids = [start, *new] if start is not None else as_ids(target, tokenizer, name)
+    if start is None:
+        ids = as_ids(target, tokenizer, name)
+    else:
+        ids = [start, *(new if target is None else known(tokenizer, name).encode_target(target))]
     labels, sources = pieces(tokenizer, ids), pieces(tokenizer, given)
     return Subject(
         model, torch.tensor([ids]), labels, torch.tensor([given]), sources, tokenizer, written=len(new), name=name
@@ -187,9 +220,7 @@ def written(model: Model, ids: list[int], tokenizer: Tokenizer | None, write: in
 
 def as_ids(inputs: Any, tokenizer: Tokenizer | None, name: str) -> list[int]:
     if isinstance(inputs, str):
-        if tokenizer is None:
-            raise ValueError(f"{name} has no tokenizer, so a text cannot be read; give token ids")
-        inputs = tokenizer.prompt(inputs)
+        inputs = known(tokenizer, name).prompt(inputs)
     ids = torch.as_tensor(inputs).long()
     ids = ids[None] if ids.dim() == 1 else ids
     if ids.dim() != 2 or len(ids) != 1 or ids.shape[1] == 0:
@@ -197,16 +228,21 @@ def as_ids(inputs: Any, tokenizer: Tokenizer | None, name: str) -> list[int]:
     return ids[0].tolist()
 
 
+def known(tokenizer: Tokenizer | None, name: str) -> Tokenizer:
+    if tokenizer is None:
+        raise ValueError(f"{name} has no tokenizer, so a text cannot be read; give token ids")
+    return tokenizer
+
+
 def pieces(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
     """The text that each token adds; a special token's name; numbers where there is no tokenizer."""
     if tokenizer is None:
         return [str(id) for id in ids]
-    special = {id for id, token in tokenizer.inner.get_added_tokens_decoder().items() if token.special}
     out = []
     for n, id in enumerate(ids):
         before = list(ids[max(0, n - 3) : n])
-        text = "" if id in special else tokenizer.decode([*before, id])[len(tokenizer.decode(before)) :]
-        out.append(text or str(tokenizer.inner.id_to_token(id) or id).replace("▁", " "))
+        text = "" if id in tokenizer.specials else tokenizer.decode([*before, id])[len(tokenizer.decode(before)) :]
+        out.append(text or str(tokenizer.name(id) or id).replace("▁", " "))
     return out
 
 

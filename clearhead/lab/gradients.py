@@ -165,7 +165,7 @@ def gradients(
         columns=COLUMNS,
         rows=rows,
         draw=lambda picture, theme: draw(picture, layers, runs, parts, max(depths)),
-        size=(11, 8),
+        size=(15, 8),
         more={
             "by_block": layers,
             "training": {name: [moment.told() for moment in run] for name, run in runs.items()},
@@ -188,8 +188,9 @@ class Moment:
     root: float  # √ of the mean of v̂
     update: float  # mean of |m̂|/√v̂
 
-    def told(self) -> dict[str, float]:
-        return {"step": self.step, "loss": self.loss, "second_moment_root": self.root, "update": self.update}
+    def told(self) -> dict[str, Any]:
+        numbers = {"step": self.step, "loss": self.loss, "second_moment_root": self.root, "update": self.update}
+        return numbers | {"by_block": self.norms}
 
 
 def trained(
@@ -268,7 +269,8 @@ def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int) -
         f"last's in pre-norm and {ratio['plain', 'post', 'on']:.2g} times in post-norm; if what a branch adds starts "
         f"smaller by the root of their number, {ratio['scaled', 'pre', 'on']:.2g} and "
         f"{ratio['scaled', 'post', 'on']:.2g}; without residuals {ratio['plain', 'pre', 'off']:.2g} and "
-        f"{ratio['plain', 'post', 'off']:.2g}, since norms make up for what is lost. After {steps} steps the losses "
+        f"{ratio['plain', 'post', 'off']:.2g}{made_up(ratio['plain', 'pre', 'off'], ratio['plain', 'post', 'off'])}. "
+        f"After {steps} steps the losses "
         f"are {losses}, and without residuals the first block's gradient is {ends(cut.norms)[2]:.0e} of the last's. "
         f"{worth} Adam's first update is {first[0].update:.2f} of the rate for every weight, whatever its gradient, "
         f"the last {first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm {parts.identity:.3g}, and "
@@ -276,21 +278,25 @@ def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int) -
     )
 
 
+def made_up(*ratios: float) -> str:
+    """Why gradients are even without residuals, where they are."""
+    return ", since norms make up for what is lost" if all(0.1 < ratio < 10 for ratio in ratios) else ""
+
+
 def draw(picture: Any, layers: dict[str, list[float]], runs: dict[str, list[Moment]], parts: Split, depth: int) -> None:
-    (start, loss), (adam, terms) = picture.subplots(2, 2)
+    (start, end, loss), (adam, terms, spare) = picture.subplots(2, 3)
+    spare.set_axis_off()
     lines = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)))
     for (name, norms), line in zip(layers.items(), lines, strict=True):
         start.semilogy(range(1, len(norms) + 1), [max(n, 1e-300) for n in norms], linestyle=line, label=name)
     start.set(xlabel="block", ylabel="gradient norm of its weights", title=f"at the start, {depth} blocks")
     for (name, run), line in zip(runs.items(), lines, strict=False):
-        steps = [moment.step for moment in run]
+        steps, norms = [moment.step for moment in run], run[-1].norms
+        end.semilogy(range(1, len(norms) + 1), [max(n, 1e-300) for n in norms], linestyle=line, label=name)
         loss.plot(steps, [moment.loss for moment in run], linestyle=line, label=name, linewidth=1.2)
         adam.semilogy(steps, [moment.root for moment in run], linestyle=line, label=name, linewidth=1.2)
-    loss.set(
-        xlabel="step",
-        ylabel="loss (nats per token)",
-        title=f"in training, {len(next(iter(runs.values()))[0].norms)} blocks",
-    )
+    end.set(xlabel="block", ylabel="gradient norm of its weights", title=f"after {steps[-1]} steps")
+    loss.set(xlabel="step", ylabel="loss (nats per token)", title=f"in training, {len(norms)} blocks")
     adam.set(xlabel="step", ylabel="√ of the mean of v̂", title="Adam's second moment")
     places = range(len(parts.corrections))
     terms.bar(places, parts.corrections, label="through a branch last")
@@ -298,4 +304,4 @@ def draw(picture: Any, layers: dict[str, list[float]], runs: dict[str, list[Mome
     terms.axhline(parts.total, linestyle=":", color="gray", label="their sum, ∂L/∂x₀")
     terms.set(xlabel="branch, from the first (attention, feed-forward, …)", ylabel="norm")
     terms.set_title(f"∂L/∂x₀ in pieces, pre-norm, {depth} blocks")
-    tidy(start, loss, adam, terms)
+    tidy(start, end, loss, adam, terms)

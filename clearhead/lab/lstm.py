@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead.configs import SequenceModelConfig
@@ -95,8 +96,12 @@ def recall(config: SequenceModelConfig, half: int, steps: int, batch: int, seed:
             say(f"step {step} of {steps}, loss {loss:.2f}")
     tokens, again = texts(TESTED, WORDS, half, torch.Generator().manual_seed(seed + 1))
     with torch.inference_mode():
-        right = model.eval()(tokens[:, :-1]).argmax(-1) == tokens[:, 1:]
-    period = (~again).sum(1) - 1
+        return by_distance(model.eval()(tokens[:, :-1]).argmax(-1), tokens, again)
+
+
+def by_distance(said: Int[Tensor, "B N"], tokens: Int[Tensor, "B T"], again: Bool[Tensor, "B T"]) -> dict[int, float]:
+    """Of the tokens that came before, the share foretold in the texts of each period."""
+    right, period = said == tokens[:, 1:], (~again).sum(1) - 1
     return {int(far): float(right[period == far][again[period == far, 1:]].float().mean()) for far in period.unique()}
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from torch import Tensor
 
 from clearhead.configs import (
     AlibiConfig,
@@ -90,11 +92,17 @@ def moved(config: SequenceModelConfig, length: int, draws: int, seed: int) -> tu
     out = model(tokens)
     each, pooled = [], []
     for _ in range(draws):
-        order = torch.randperm(length)
+        order = reordered(length)
         again = model(tokens[:, order])
         each.append(float((again - out[:, order]).norm() / out.norm()))
         pooled.append(float((again.mean(1) - out.mean(1)).norm() / out.mean(1).norm()))
     return sum(each) / draws, sum(pooled) / draws
+
+
+def reordered(length: int) -> Int[Tensor, "T"]:
+    """An order by chance, but another one."""
+    order = torch.randperm(length)
+    return reordered(length) if torch.equal(order, torch.arange(length)) else order
 
 
 def draw(picture: Any, rows: list[Any]) -> None:

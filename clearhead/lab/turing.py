@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -143,7 +144,7 @@ def built(machine: Machine, length: int, dtype: torch.dtype = torch.float64) -> 
     causal = AttentionConfig(heads=1, head_dim=1, value_dim=1, mask=Causal())
     gated = GatedFeedForwardConfig(hidden=4, activation="relu")
     lookup = AttentionConfig(heads=1, head_dim=5, value_dim=len(symbols), mask=Causal())
-    table = FeedForwardConfig(hidden=len(machine.rules) + len(states), activation="relu", bias=False)
+    table = FeedForwardConfig(hidden=len(states) * len(symbols), activation="relu", bias=False)
     blocks = [
         BlockConfig(mixer=mixer, ffn=ffn, norm=SILENT)
         for mixer, ffn in ((causal, gated), (causal, gated), (lookup, table))
@@ -235,16 +236,15 @@ def look_up(mixer: Any, at: Fields, sharp: float) -> None:
 
 
 def follow_rules(ffn: Any, machine: Machine, at: Fields) -> None:
-    """A unit for each rule, on where both the state and the symbol are its own; and one for each state that stops."""
+    """A unit for each state and symbol, on where both are there: it says the step of their rule, or "end"."""
     words = Words(machine)
-    for unit, ((state, symbol), (written, move, after)) in enumerate(machine.rules.items()):
+    for unit, (state, symbol) in enumerate(product(machine.states, machine.symbols)):
         ffn.up.weight[unit, at.at("state", machine.states.index(state))] = 1
         ffn.up.weight[unit, at.at("read", machine.symbols.index(symbol))] = 1
         ffn.up.weight[unit, at.at("one")] = -1
-        ffn.down.weight[at.at("next", words.step((after, written, move))), unit] = 1
-    for unit, state in enumerate(machine.stopping, len(machine.rules)):
-        ffn.up.weight[unit, at.at("state", machine.states.index(state))] = 1
-        ffn.down.weight[at.at("next", 1), unit] = 1
+        rule = machine.rules.get((state, symbol))
+        said = 1 if rule is None else words.step((rule[2], rule[0], rule[1]))
+        ffn.down.weight[at.at("next", said), unit] = 1
 
 
 def decoded(machine: Machine, most: int, dtype: torch.dtype = torch.float64) -> list[Step]:

@@ -76,7 +76,7 @@ class SequenceModel(nn.Module):
         state: State | None = None,
     ) -> Float[Tensor, "B T D"]:
         """What the head reads."""
-        x = self.embedding(inputs, context.at("embedding"), segments)
+        x = context.tap("embedding", self.embedding(inputs, context.at("embedding"), segments))
         if state is not None:  # only now: a token that is refused must not have moved it
             state.advance(context.positions, context.readable)
         return self.stack(x, context.at("stack"), None if state is None else state.blocks)
@@ -181,7 +181,8 @@ class EncoderDecoder(nn.Module):
         """The encoder's output."""
         check_ids(source)
         context = make_context(len(source), source.shape[1], source.device, readable, None, None, None, taps, fused)
-        return self.encoder(self.source(source, context.at("source")), context.at("encoder"))
+        x = context.tap("source", self.source(source, context.at("source")))
+        return self.encoder(x, context.at("encoder"))
 
     def decode(
         self,
@@ -229,7 +230,7 @@ class EncoderDecoder(nn.Module):
 
     def decoded(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T D"]:
         embedding = self.source if self.target is None else self.target
-        x = embedding(target, context.at("target"))
+        x = context.tap("target", embedding(target, context.at("target")))
         if state is not None:
             state.advance(context.positions, context.readable)
         return self.decoder(x, context.at("decoder"), None if state is None else state.blocks)

@@ -79,7 +79,7 @@ class Block(nn.Module):
 
 @builds(ParallelBlockConfig)
 class ParallelBlock(nn.Module):
-    """x + mixer(norm(x)) + ffn(norm(x))."""
+    """x + mixer(norm(x)) + ffn(norm(x)). The taps of its branches are called as in any block."""
 
     def __init__(self, config: ParallelBlockConfig, dim: int) -> None:
         super().__init__()
@@ -93,7 +93,9 @@ class ParallelBlock(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         h = context.tap("norm", self.norm(x))
         mixed = self.mixer(h, context.at("mixer"), None if state is None else state.mixer)
-        return context.tap("residual", x + self.dropout(mixed + self.ffn(h, context.at("ffn"))))
+        mixed = context.tap("mixer_residual.inside", mixed)
+        fed = context.tap("ffn_residual.inside", self.ffn(h, context.at("ffn")))
+        return context.tap("residual", x + self.dropout(mixed + fed))
 
     def init_state(self, room: Room) -> BlockState:
         return BlockState(self.mixer.init_state(room))

@@ -156,7 +156,7 @@ def sequence_model(
     config: SequenceModelConfig, inputs: np.ndarray, segments: np.ndarray | None, here: Here
 ) -> np.ndarray:
     """embedding -> stack -> head."""
-    x = here.run("embedding", config.embedding, inputs, segments=segments)
+    x = here.note("embedding", here.run("embedding", config.embedding, inputs, segments=segments))
     x = here.run("stack", config.stack, x)
     return here.run("head", config.head, x, table=here.weights.get("embedding.tokens.weight"))
 
@@ -176,7 +176,8 @@ def encoder_decoder(
     if state is not None and "memory" in state.kept:
         memory = state.kept["memory"]
     else:
-        memory = reader.run("encoder", config.encoder, reader.run("source", config.source, source))
+        x = reader.note("source", reader.run("source", config.source, source))
+        memory = reader.run("encoder", config.encoder, x)
     if state is not None:
         state.kept["memory"] = memory
     writer = place(weights, len(target), target.shape[1], readable, state, record)
@@ -186,7 +187,7 @@ def encoder_decoder(
     writer = replace(writer, cross=cross)
     table = "source" if config.target is None else "target"
     embedded = replace(writer, weights=renamed(weights, table, "target"))
-    x = embedded.run("target", config.target or config.source, target)
+    x = embedded.note("target", embedded.run("target", config.target or config.source, target))
     x = writer.run("decoder", config.decoder, x)
     return writer.run("head", config.head, x, table=weights[f"{table}.tokens.weight"])
 

@@ -35,7 +35,9 @@ def parallel_block(
 ) -> Float[np.ndarray, "B T D"]:
     """x + mixer(norm(x)) + ffn(norm(x))."""
     h = here.note("norm", here.run("norm", config.norm, x))
-    return here.note("residual", x + here.run("mixer", config.mixer, h) + here.run("ffn", config.ffn, h))
+    mixed = here.note("mixer_residual.inside", here.run("mixer", config.mixer, h))
+    fed = here.note("ffn_residual.inside", here.run("ffn", config.ffn, h))
+    return here.note("residual", x + mixed + fed)
 
 
 @runs(StackConfig)

@@ -71,7 +71,10 @@ def read_table(path: str | Path) -> Table:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise TableError(f"{path} is not a CSV in UTF-8") from None
-    rows = list(csv.reader(io.StringIO(text)))
+    try:
+        rows = list(csv.reader(io.StringIO(text)))
+    except csv.Error as error:
+        raise TableError(f"{path} is not a CSV: {error}") from None
     if not rows or not any(rows[0]):
         raise TableError(f"{path} is empty; its first line should name the columns, such as N,D,loss")
     places = columns(rows[0], path)

@@ -62,6 +62,13 @@ class MarianTokenizer(Tokenizer):
         """The ids of a text in the language of the target, for training or scoring."""
         return self.looked_up(text, self.target)
 
+    def name(self, id: int) -> str | None:
+        return self.names.get(id)
+
+    @cached_property
+    def specials(self) -> frozenset[int]:
+        return frozenset(self.ids[name] for name in self.special if name in self.ids)
+
     def looked_up(self, text: str, model: tokenizers.Tokenizer) -> list[int]:
         """The pieces by the model, their ids by the table. What no piece covers is looked up as it stands."""
         found = LANGUAGE.match(text)

@@ -66,7 +66,7 @@ class Tokenizer:
         """Writes `tokenizer_config.json` and then `tokenizer.json`, as transformers reads them; each appears whole."""
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         if self.end is not None:
-            settings["eos_token"] = self.inner.id_to_token(self.end)
+            settings["eos_token"] = self.name(self.end)
         files = {"tokenizer_config.json": json.dumps(settings | self.settings, indent=2, ensure_ascii=False) + "\n"}
         files["tokenizer.json"] = self.json
         Path(folder).mkdir(parents=True, exist_ok=True)
@@ -96,6 +96,10 @@ class Tokenizer:
         """The ids of each text, on all cores."""
         return [encoding.ids for encoding in self.encodings(texts)]
 
+    def encode_target(self, text: str) -> list[int]:
+        """The ids of a text as the model would write it: the same, but where a target has a tokenizer of its own."""
+        return self.encode(text)
+
     def encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
         """As `encode_batch`, before the ids become Python numbers, which takes a moment of the interpreter's time."""
         if self.alphabet is not None:
@@ -119,6 +123,15 @@ class Tokenizer:
         """The id of a special token by its role in the settings: `bos_token`, `mask_token`, …"""
         named = self.settings.get(name)
         return self.inner.token_to_id(named["content"] if isinstance(named, dict) else named) if named else None
+
+    def name(self, id: int) -> str | None:
+        """What the vocabulary calls a token."""
+        return self.inner.id_to_token(id)
+
+    @cached_property
+    def specials(self) -> frozenset[int]:
+        """The tokens that are no part of a text."""
+        return frozenset(id for id, token in self.inner.get_added_tokens_decoder().items() if token.special)
 
     @cached_property
     def plain(self) -> tokenizers.Tokenizer:

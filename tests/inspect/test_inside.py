@@ -17,6 +17,9 @@ from clearhead.cli.main import cli
 from clearhead.inspect.effects import log_probabilities
 from clearhead.inspect.subject import pieces
 from clearhead.models.checkpoint import load
+from clearhead.nn.tap import Taps
+from tests.invariants.cases import CASES
+from tests.invariants.tools import fresh, model_of
 from tests.parity.test_transformers import LLAMA, VOCABULARY, randomise
 
 from .tools import letters, small, writer
@@ -112,12 +115,49 @@ def test_patching_is_one_hidden_state_put_into_another_run(theirs: Any, ours: An
 
 
 @pytest.mark.parametrize("part", ["mixer", "ffn", "heads"])
-def test_patching_a_branch(ours: Any, part: str) -> None:
-    looked, same = ours.inspect(ids(0)), ours.inspect(ids(1))
-    grid = looked.patch(ids(1), 5, part=part)
+def test_patching_a_branch_is_its_value_put_into_another_run(theirs: Any, ours: Any, part: str) -> None:
+    """What a head mixed is read by the matrix after it; what a branch adds is what its last matrix says."""
+    grid = ours.inspect(ids(0)).patch(ids(1), 5, part=part)
     assert grid.values.shape == ((3, 6) if part == "heads" else (3, 8))
+
+    def log_p(tokens: torch.Tensor) -> float:
+        with torch.no_grad():
+            return float(theirs(tokens).logits[0, -1].log_softmax(-1)[5])
+
+    there = log_p(ids(1))
+    for layer, at in ((0, 3), (1, 0), (2, 5)):
+        block, kept = theirs.model.layers[layer], []
+        matrix = block.mlp.down_proj if part == "ffn" else block.self_attn.o_proj
+        where = (slice(None), slice(None), slice(8 * at, 8 * at + 8)) if part == "heads" else (slice(None), at)
+
+        def put(module: Any, given: Any, out: Any = None, kept: list = kept, where: Any = where) -> Any:
+            x = (given[0] if out is None else out).clone()
+            kept.append(x.clone())
+            x[where] = kept[0][where]
+            return (x,) if out is None else x
+
+        hook = matrix.register_forward_pre_hook(put) if part == "heads" else matrix.register_forward_hook(put)
+        log_p(ids(0))
+        assert grid.values[layer, at] == pytest.approx(log_p(ids(1)) - there, abs=1e-4)
+        hook.remove()
     assert abs(grid.values).max() > 1e-3
-    assert_allclose(same.patch(ids(1), 5, part=part).values, 0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("part", "tap"), [("mixer", "mixer.out"), ("ffn", "ffn.down")])
+def test_patching_a_branch_of_a_parallel_block(part: str, tap: str) -> None:
+    model, path = model_of("mha; parallel"), f"stack.blocks.0.{tap}"
+    clean = Taps(read=[path])
+
+    def put(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((x[:, :-1], clean.values[path][:, -1:]), 1)
+
+    with torch.no_grad():
+        model(torch.tensor([[4, 5, 6]]), taps=clean)
+        runs = [model(torch.tensor([[7, 8, 9]]), taps=taps) for taps in (None, Taps(replace={path: put}))]
+    there, patched = (float(logits[0, -1].log_softmax(-1)[3]) for logits in runs)
+    assert model.inspect([4, 5, 6]).patch([7, 8, 9], 3, part=part).values[0, -1] == pytest.approx(
+        patched - there, abs=1e-5
+    )
 
 
 def test_patching_a_translator_takes_another_source() -> None:
@@ -129,6 +169,21 @@ def test_patching_a_translator_takes_another_source() -> None:
     here, there = (float(logits[0, -1].log_softmax(-1)[4]) for logits in runs)
     assert grid.values[-1, -1] == pytest.approx(here - there, abs=1e-5)
     assert grid.columns == ["1", "2", "3"]
+    assert looked.patch([9, 6], 4).values.shape == (2, 3), "the decoder's stream is as long for any source"
+    with pytest.raises(ValueError, match="the prompts are 4 and 2 tokens"):
+        looked.patch([9, 6], 4, part="heads")
+
+
+def test_a_translators_rows_are_the_targets(tmp_path: Path) -> None:
+    looked = small("tiny-transformer").inspect([5, 6, 7], [1, 2, 3, 4, 5, 6], rows=[-1])
+    for name in ("maps.csv", "maps.npz", "maps.svg"):
+        looked.save(tmp_path / name)
+    with np.load(tmp_path / "maps.npz") as arrays:
+        shapes = [arrays[f"{place}.1"].shape for place in ("encoder", "decoder", "cross")]
+    assert shapes == [(4, 3, 3), (4, 1, 6), (4, 1, 3)]
+    assert looked.rollout().values.shape == (3, 3)
+    assert looked.map(1, 0, "cross").rows == ["6"]
+    assert not any("summary" in vars(map) for map in looked.maps), "nobody asked about the other rows"
 
 
 def test_prompts_of_different_length_are_refused(ours: Any) -> None:
@@ -153,6 +208,8 @@ def test_a_translator_writes_its_target(tmp_path: Path) -> None:
     (found,) = model.generate([[5, 6, 7]], max_new_tokens=4)
     assert looked.subject.inputs[0].tolist() == [9, *found.tokens]
     assert looked.at(1, "cross").weights().shape == (4, 5, 3)
+    told = model.inspect([5, 6, 7], "cab", tokenizer=letters())
+    assert told.subject.inputs[0].tolist() == [9, *letters().encode("cab")], "a text comes after the start"
     looked.save(tmp_path / "maps.svg")
     assert f"reads “5 6 7”, says “{' '.join(map(str, [9, *found.tokens]))}”" in (tmp_path / "maps.svg").read_text()
 
@@ -161,7 +218,38 @@ def test_rows_are_chosen() -> None:
     looked = writer().inspect(TEXT, tokenizer=letters(), rows=[-1, 3])
     grid = looked.map(0, 1)
     assert (grid.rows, len(grid.columns)) == ([".", " "], len(TEXT))
-    assert_allclose(grid.values, writer().inspect(TEXT, tokenizer=letters()).map(0, 1).values[[-1, 3]], atol=1e-6)
+    assert "summary" not in vars(looked.at(0)), "the other rows were not computed"
+    whole = writer().inspect(TEXT, tokenizer=letters())
+    assert_allclose(grid.values, whole.map(0, 1).values[[-1, 3]], atol=1e-6)
+    assert looked.norms().columns == [".", " "]
+    assert_allclose(looked.norms().values, whole.norms().values[:, [-1, 3]], rtol=1e-6)
+    with pytest.raises(ValueError, match="no head is chosen of the 4 heads, 0 to 3"):
+        writer().inspect(TEXT, tokenizer=letters(), heads=[])
+
+
+def test_a_masked_language_model_says_what_stands_there() -> None:
+    looked = model_of("head: masked lm").inspect([4, 5, 6])
+    assert looked.lens().title == "logit lens: the likeliest token if model stopped at a layer"
+    assert looked.subject.asked(1) == "in the place of '5'"
+    assert "In the place of '6'" in looked.html()
+
+
+def test_classes_are_named_or_numbered(tmp_path: Path) -> None:
+    model = fresh(CASES["head: classes of the mean"])
+    subject = model.inspect("cab", tokenizer=letters()).subject
+    assert (subject.token("1"), subject.token(12)) == (1, 12)
+    for bad, sentence in {
+        "13": "class 13 is nothing that model can say",
+        "cat": "has no class 'cat'; give its number",
+    }.items():
+        with pytest.raises(ValueError, match=sentence):
+            subject.token(bad)
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "dog", "1": "cat"}}))
+    model.origin = tmp_path
+    subject = model.inspect("cab", tokenizer=letters()).subject
+    assert (subject.token("cat"), subject.word(1)) == (1, "cat")
+    with pytest.raises(ValueError, match="has no class 'cow' among dog, cat"):
+        subject.token("cow")
 
 
 def test_pieces_are_what_each_token_adds() -> None:
@@ -183,7 +271,10 @@ def test_classes_of_an_image(tmp_path: Path) -> None:
     looked = small("tiny-vit").inspect(tmp_path / "half.png")
     pixels = looked.subject.inputs
     assert (pixels.shape, pixels[0, 0, 0, 0], pixels[0, 0, -1, 0]) == ((1, 1, 16, 16), 1.0, -1.0)
-    assert len(looked.lens().values) == 2
+    assert looked.lens().rows == ["layer 1", "layer 0", "embedding"]
+    assert_allclose(looked.lens().values[0, 0], looked.next()[0][2], rtol=1e-5)
+    other = run("tiny-vit", str(tmp_path / "half.png"), "--show", "patching", "--other", str(tmp_path / "half.png"))
+    assert other.exit_code == 0, other.output
     assert sum(share for _, _, share in looked.next()) == pytest.approx(1)
     assert looked.subject.image is not None
     assert (looked.subject.image[0, 0] == 255).all()
@@ -239,6 +330,10 @@ def test_the_command_tells_what_heads_do(folder: Path) -> None:
     assert "next, after '.'" in out
     heads = json.loads(run(str(folder), TEXT, "--json").output)["heads"]
     assert [(head["layer"], head["head"]) for head in heads] == [(i, h) for i in range(2) for h in range(4)]
+    following = json.loads(run(str(folder), TEXT, "--json", "--at", "3").output)["next"]
+    want = writer().inspect(TEXT, tokenizer=letters()).next(3)
+    assert [(each["token"], each["id"]) for each in following] == [(word, id) for word, id, _ in want]
+    assert_allclose([each["probability"] for each in following], [share for _, _, share in want], rtol=1e-5)
     one = run(str(folder), "a cat", "--layers", "1", "--heads", "2").output
     assert "stack layer 1, head 2" in one
     assert "entropy" in one
@@ -252,14 +347,16 @@ def test_the_command_tells_what_heads_do(folder: Path) -> None:
         ("norms",),
         ("ablation", "--token", "c"),
         ("patching", "--other", "a dog", "--part", "heads"),
+        ("patching", "--ids", "--other", "5 6 7"),
     ],
 )
 def test_the_command_shows_each_view(folder: Path, arguments: tuple[str, ...], tmp_path: Path) -> None:
     out = tmp_path / "view.png"
-    shown = run(str(folder), "a cat", "--show", *arguments, "--out", str(out))
+    text = "1 2 3" if "--ids" in arguments else "a cat"
+    shown = run(str(folder), text, "--show", *arguments, "--out", str(out))
     assert shown.exit_code == 0, shown.output
     assert out.stat().st_size > 4000
-    told = json.loads(run(str(folder), "a cat", "--show", *arguments, "--json").output)
+    told = json.loads(run(str(folder), text, "--show", *arguments, "--json").output)
     assert len(told["values"]) == len(told["rows"])
     assert len(told["values"][0]) == len(told["columns"])
 
@@ -278,7 +375,18 @@ def test_log_probabilities_are_of_every_copy() -> None:
         (("FOLDER", "a cat", "--heads", "4"), "head 4 is not one of the 4 heads, 0 to 3"),
         (("FOLDER", "a cat", "--rows", "9"), "row 9 is not one of the 5 queries, 0 to 4"),
         (("FOLDER", "a cat", "--layers", "x"), "--layers takes numbers and ranges, such as 0,3-5, not 'x'"),
-        (("FOLDER", "a cat", "--show", "patching"), "--show patching needs --other TEXT"),
+        (("FOLDER", "a cat", "--show", "patching"), "--show patching needs --other INPUT"),
+        (("FOLDER", "a cat", "--rows", "3--1"), "--rows 3--1 holds nothing: a range goes up from one end"),
+        (("FOLDER", "a cat", "--heads", "2-1"), "--heads 2-1 holds nothing: a range goes up from one end"),
+        (("tiny-gpt", "1 2", "--ids", "--show", "ablation", "--token", "500"), "token 500 is nothing that tiny-gpt"),
+        (
+            ("tiny-mamba", "1 2", "--ids", "--show", "patching", "--other", "3 4", "--part", "heads"),
+            "no layer of tiny-mamba with fresh weights that was looked at has heads",
+        ),
+        (
+            ("tiny-mamba", "1 2", "--ids", "--show", "patching", "--other", "3 4", "--part", "ffn"),
+            "no layer of tiny-mamba with fresh weights that was looked at has ffn",
+        ),
         (("FOLDER", "a cat", "--show", "patching", "--other", "a"), "the prompts are 5 and 1 tokens"),
         (("FOLDER", "a cat", "--show", "ablation", "--token", "at"), "'at' is 2 tokens ('a' 't'), not one"),
         (("FOLDER", "A cat"), "the character 'A'"),
@@ -294,7 +402,7 @@ def test_log_probabilities_are_of_every_copy() -> None:
             ("tiny-transformer", "1 2", "--ids"),
             "give the target as far as it goes, or let it write one",
         ),
-        (("tiny-transformer", "1 2", "--ids", "--write", "3"), "begins with; give the target itself (--target)"),
+        (("tiny-transformer", "1 2", "--ids", "--write", "3"), "begins with; give its ids (--ids, --target)"),
         (("tiny-bert", "1 2", "--ids", "--show", "lens"), "has no head over words or classes"),
         (("nowhere", "a"), "there is no preset 'nowhere'"),
     ],

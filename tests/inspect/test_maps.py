@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from numpy.testing import assert_allclose
 
 from clearhead.configs import Causal, Full, Mask
 from clearhead.inspect.look import inspect
-from clearhead.inspect.maps import Map, rollout
+from clearhead.inspect.maps import Map, largest, rollout
 from clearhead.models.checkpoint import load
 from clearhead.nn.attention import Attending
 from clearhead.nn.context import Context
@@ -33,6 +36,8 @@ def test_the_answer_is_the_same_bit_for_bit(name: str) -> None:
     looked = inspect(model, *inputs)
     for map in looked.maps:
         assert len(map.described) == len(map.heads) == len(map.thumbnails)
+    assert looked.norms().rows[-1] == "embedding"
+    assert '"grids":[{"title"' in looked.html(), "the lens and the lengths"
     with torch.inference_mode():
         assert torch.equal(looked.answer, model(*inputs))
     assert looked.maps or looked.unseen
@@ -183,6 +188,9 @@ def test_rollout_is_the_product_of_half_identities() -> None:
     assert_allclose(looked.rollout().values.sum(1), 1, atol=1e-5)
     with pytest.raises(ValueError, match="a rollout goes through the maps of all 2 layers"):
         inspect(model, ids, layers=[1]).rollout()
+    for name in ("linformer; pre", "linear, undivided; pre"):
+        with pytest.raises(ValueError, match="shares of the positions themselves, and layer 0 has none"):
+            inspect(model_of(name), inputs_of(CASES[name])[0][:1]).rollout()
 
 
 def test_distances_between_patches_are_on_the_image() -> None:
@@ -211,7 +219,42 @@ def test_weights_that_are_no_softmax_come_as_thumbnails_only() -> None:
     assert_allclose(map.weights(), whole.weights()[[2, 0]], atol=1e-6)
     text = looked.html()
     assert '"detail":[null,null]' in text
-    assert "Of layers without a softmax over q·k only thumbnails are here." in text
+    assert "Of layers whose rows are not one softmax over q·k only thumbnails are here." in text
+
+
+def test_global_tokens_read_by_projections_of_their_own() -> None:
+    name = "longformer, global projections; pre"
+    model, ids, taps = model_of(name), inputs_of(CASES[name])[0][:1], Taps(read=["*.weights"])
+    with torch.no_grad():
+        model(ids, taps=taps)
+    want = taps.values["stack.blocks.0.mixer.weights"][0].clone()
+    want[:, :2] = taps.values["stack.blocks.0.mixer.global.weights"][0]
+    looked = inspect(model, ids)
+    map = looked.at(0)
+    assert_allclose(map.weights(), want, atol=1e-6)
+    assert_allclose(map.thumbnails, want, atol=1e-6)
+    assert_allclose(inspect(model, ids, heads=[3]).at(0).weights(3, [5, 1]), want[3:4, [5, 1]], atol=1e-6)
+    assert "only thumbnails are here" in looked.html()
+
+
+def test_weights_that_are_no_shares_have_signs_and_no_tags(tmp_path: Path) -> None:
+    name = "linear, undivided; pre"
+    looked = inspect(model_of(name), inputs_of(CASES[name])[0][:1])
+    weights = looked.at(0).weights()
+    assert weights.min() < 0
+    head = looked.heads[0]
+    assert (head.tag, head.entropy, head.distance, set(head.scores.values())) == ("", None, None, {None})
+    assert looked.map(0, 1).limits == (-abs(weights[1]).max(), abs(weights[1]).max())
+    (map,) = json.loads(re.search(r'id="data">(.*?)</script>', looked.html(), re.DOTALL)[1])["maps"]
+    small = np.frombuffer(base64.b64decode(map["thumb"]), np.uint8).reshape(weights.shape)
+    assert_allclose((small.astype(float) - 128) / 127 * map["top"], weights, atol=map["top"] / 200)
+    for name in ("maps.csv", "maps.png"):
+        looked.save(tmp_path / name)
+    assert len((tmp_path / "maps.csv").read_text().splitlines()) == 1 + np.count_nonzero(weights)
+    assert "stack layer 0, head 0" in str(inspect(looked.subject.model, looked.subject.inputs, heads=[0]))
+    x = torch.tensor([[[-3.0, 1.0, 2.0], [2.0, 0.0, -1.0]]])
+    assert largest(x, (2, 2), signed=True).tolist() == [[[-3, 2]]]
+    assert largest(x, (2, 2), signed=False).tolist() == [[[2, 2]]]
 
 
 def test_a_layer_without_a_map_says_so() -> None:

@@ -16,8 +16,9 @@ import pytest
 from numpy.testing import assert_allclose
 
 from clearhead.configs import AlibiConfig, Window
+from clearhead.inspect.grid import Grid
 from clearhead.inspect.look import Inspection, inspect
-from clearhead.inspect.page import page
+from clearhead.inspect.page import grid_data, page, shrink_thumbnails
 from clearhead.models.assemble import build
 from clearhead.models.presets import preset
 from tests.invariants.tools import randomise
@@ -128,6 +129,9 @@ def test_the_keyboard_alone(opened: Callable[..., Watched]) -> None:
     assert "(10)" in seen.text("#cell")
     seen.press("Escape", "]")
     assert "layer 1, head 3" in seen.text("#crumbs")
+    seen.page.evaluate("move(0, 0)")
+    seen.press("[", "]")
+    assert "(0) reads “t” (0)" in seen.text("#readout")
     seen.press("+")
     assert seen.page.evaluate("window_(data.maps[state.map]).span") == 16
     seen.press("0", "Escape")
@@ -216,6 +220,24 @@ def test_a_notebook_shows_it_in_a_frame(opened: Callable[..., Watched], tmp_path
     frame = seen.page.frame_locator("iframe")
     frame.locator(".thumb").nth(3).click()
     assert "layer 0, head 3" in frame.locator("#crumbs").inner_text()
+
+
+def test_large_grids_are_pooled() -> None:
+    values = np.random.default_rng(0).normal(size=(300, 260))
+    names = [str(n) for n in range(300)]
+    grid = Grid("effects", values, names, names[:260], "layer", "position", "nats", signed=True, note="of one run")
+    small = grid_data(grid)
+    assert small["note"] == "each cell is the largest of 3 × 3; of one run"
+    assert (small["rows"][1], small["columns"][1]) == ("3", "3")
+    far = values[:3, :3].flat[abs(values[:3, :3]).argmax()]
+    assert np.shape(small["values"]) == (100, 87)
+    assert small["values"][0][0] == pytest.approx(far, rel=1e-4)
+    assert small["limits"] == grid.limits
+
+
+def test_each_pooling_of_thumbnails_is_said() -> None:
+    maps = [{"thumbRows": 9, "thumbColumns": 9, "thumb": "", "pool": pool} for pool in ([1, 1], [1, 3], [2, 3], [1, 3])]
+    assert shrink_thumbnails(maps, 10) == ["A point of a thumbnail is the largest of 1 × 3 or 2 × 3 weights."]
 
 
 def test_text_cannot_end_the_script() -> None:

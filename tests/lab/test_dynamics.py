@@ -5,15 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.configs import AttentionConfig, Causal, FeedForwardConfig
-from clearhead.lab.gradients import Size, by_block, gradients, loss_of, made, split, text, without_residual
+from clearhead.configs import (
+    AttentionConfig,
+    BlockConfig,
+    Causal,
+    FeedForwardConfig,
+    LearnedConfig,
+    LMHeadConfig,
+    SequenceModelConfig,
+    TokenEmbeddingConfig,
+)
+from clearhead.inspect.draw import figure
+from clearhead.lab.gradients import Size, by_block, gradients, loss_of, made, made_up, split, text, without_residual
+from clearhead.lab.hand import SILENT, Fields, blank, silent_stack
 from clearhead.lab.induction import induction, look, texts
 from clearhead.lab.learn import learn, moments
-from clearhead.lab.lstm import NAMES, contestant, kept, recall
+from clearhead.lab.lstm import NAMES, by_distance, contestant, kept
 from clearhead.lab.shape import config, corpus, narrowed, shape
 from clearhead.measure.compare import Size as CompareSize
 from clearhead.measure.compare import parameters
-from clearhead.models.assemble import build
+from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 
 SMALL = Size(dim=16, heads=2, length=8, batch=3, vocabulary=11)
@@ -75,11 +86,54 @@ def test_what_gradients_finds() -> None:
     for run in runs.values():
         assert run[0]["update"] == pytest.approx(1, abs=0.02)  # Adam's first step is a sign
         assert run[-1]["update"] < 0.9
+        assert len(run[-1]["by_block"]) == 2
+    ends = [(row[7], row[8]) for row in found.rows if row[0] == "end"]
+    assert [(run[-1]["by_block"][0], run[-1]["by_block"][-1]) for run in runs.values()] == ends
     assert found.more["split"]["error"] < 1e-13
+    with figure(15, 8) as picture:
+        found.draw(picture, "light")
+        after = next(axis for axis in picture.axes if axis.get_title() == "after 6 steps")
+        assert [line.get_ydata().tolist() for line in after.lines] == [run[-1]["by_block"] for run in runs.values()]
+
+
+def test_norms_make_up_for_residuals_only_where_gradients_are_even() -> None:
+    assert made_up(0.5, 2.0) != ""
+    assert made_up(0.5, 1e-4) == made_up(30.0, 1.0) == ""
+
+
+def inductive(vocabulary: int, length: int) -> SequenceModel:
+    """By hand: the first layer tells each token who came before it, the second searches by that."""
+    at = Fields(token=vocabulary, place=length, before=vocabulary, said=vocabulary)
+    first, second = (
+        BlockConfig(
+            mixer=AttentionConfig(heads=1, head_dim=width, value_dim=vocabulary, mask=Causal()), ffn=None, norm=SILENT
+        )
+        for width in (length, vocabulary)
+    )
+    config = SequenceModelConfig(
+        embedding=TokenEmbeddingConfig(vocabulary=vocabulary, position=LearnedConfig(length=length)),
+        stack=silent_stack(at.dim, first, second),
+        head=LMHeadConfig(vocabulary=vocabulary),
+    )
+    model = blank(config, torch.float32)
+    back_one, same = torch.eye(length).roll(1, 1), torch.eye(vocabulary)
+    with torch.no_grad():
+        model.embedding.tokens.weight[:, at["token"]] = same
+        model.embedding.position.weight[:, at["place"]] = torch.eye(length)
+        asked = (("place", "place", "before", back_one), ("token", "before", "said", same))
+        for block, (own, of, into, fits) in zip(model.stack.layers(), asked, strict=True):
+            query, key, value = block.mixer.qkv.weight.split(block.mixer.rows)
+            query[:, at[own]], key[:, at[of]] = 60 * len(fits) ** 0.5 * fits, torch.eye(len(fits))
+            value[:, at["token"]] = block.mixer.out.weight[at[into]] = same
+        model.head.weight[:, at["said"]] = 10 * same
+    return model
 
 
 def test_scores_know_an_induction_head_when_they_see_one() -> None:
-    """A text twice: in a fresh model no head stands out, and the second half is as hard as the first."""
+    """A model by hand has both heads. In a fresh one none stands out, and what came before is as hard as the rest."""
+    seen = look(inductive(100, 12), *texts(16, 100, 6, torch.Generator().manual_seed(0)), 0)
+    assert min(seen.induction, seen.previous) > 0.95
+    assert seen.second < 0.5 < 3 < seen.first
     mixer = AttentionConfig(heads=2, mask=Causal())
     model = build(decoder(dim=16, layers=2, mixer=mixer, ffn=FeedForwardConfig(), vocabulary=9))
     seen = look(model, *texts(64, 9, 10, torch.Generator().manual_seed(0)), 0)
@@ -137,13 +191,11 @@ def test_contestants_are_alike_in_size_and_a_recurrence_keeps_as_much_at_any_len
     assert kept(theirs, 100) == kept(theirs, 10) == 2 * 2 * 32  # layers, h and c
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_recall_is_told_by_distance(name: str) -> None:
-    """After a few steps of one layer nobody recalls much, at any of the distances that there are."""
-    size = CompareSize(dim=16, layers=1, heads=4, vocabulary=128)
-    shares = recall(contestant(name, size), 6, 30, 16, 0, lambda text: None)
-    assert set(shares) == {4, 5, 6}  # the periods
-    assert all(0 <= share < 0.5 for share in shares.values())
+def test_recall_is_told_by_distance() -> None:
+    """Who foretells all that came before but in texts of period 5, and nothing that is new."""
+    tokens, again = texts(60, 100, 6, torch.Generator().manual_seed(0))
+    knows = again[:, 1:] & ((~again).sum(1, keepdim=True) - 1 != 5)
+    assert by_distance(torch.where(knows, tokens[:, 1:], 100), tokens, again) == {4: 1.0, 5: 0.0, 6: 1.0}
 
 
 def test_the_loop_yields_every_step_and_moments_end_with_the_last() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.lab.dictionary import dictionary
-from clearhead.lab.permutation import permutation
+from clearhead.lab.permutation import permutation, reordered
 from clearhead.lab.scores import jacobian_norm, scores
 
 
@@ -37,6 +37,7 @@ def test_a_cold_lookup_is_the_best_value_to_the_bit_and_never_beyond_its_bound()
 
 
 def test_only_attention_that_is_told_no_order_is_equivariant() -> None:
+    assert all(reordered(2).tolist() == [1, 0] for _ in range(20)), "the same order is no other one"
     found = permutation(length=7, dim=16, heads=2, draws=2)
     kept = {
         name for name, each in zip(found.column("model"), found.column("equivariant"), strict=True) if each == "yes"

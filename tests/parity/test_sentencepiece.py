@@ -134,6 +134,19 @@ def test_a_marian_folder_translates_as_transformers_does(marian: Path) -> None:
     found = translate(clearhead.load(marian), texts, max_new_tokens=12, length_penalty=Wu(0.0))
     assert [best.text for (best,) in found] == [text.strip() for text in wanted]
     assert len(set(wanted)) > 1
+    ours, target = clearhead.load(marian), GERMAN.splitlines()[0]
+    seen = ours.inspect(texts[0], target).subject
+    ids = [tokenizer.pad_token_id, *tokenizer(text_target=target).input_ids[:-1]]
+    assert seen.inputs[0].tolist() == ids
+    assert (seen.labels[0], seen.source_labels[-1]) == ("<pad>", "</s>")
+    assert "".join(seen.labels[1:]).split() == tokenizer.decode(ids, skip_special_tokens=True).split()
+    alone = [
+        (id, label)
+        for id, label in zip(ids, seen.labels, strict=True)
+        if tokenizer(text_target=label).input_ids[:-1] == [id]
+    ]
+    assert alone
+    assert [seen.token(label) for _, label in alone] == [id for id, _ in alone]
 
 
 @pytest.mark.parametrize(

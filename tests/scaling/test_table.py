@@ -71,6 +71,8 @@ def test_bytes_that_are_no_text_are_said(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00N")
     with pytest.raises(TableError, match="not a CSV in UTF-8"):
         read_table(tmp_path / "t.csv")
+    with pytest.raises(TableError, match="not a CSV: field larger than"):
+        read_table(write(tmp_path / "t.csv", f"N,D,loss\n{'1' * 200_000},1,1\n"))
 
 
 def call(*arguments: str) -> str:
@@ -114,6 +116,8 @@ def test_bad_sources_and_options_are_said(tmp_path: Path) -> None:
     for arguments, words in {
         ("plan", "--flops", "1e21", "--from", "chinchila"): "did you mean 'chinchilla'?",
         ("plan", "--flops", "0"): "cannot be spent",
+        ("plan", "--flops", "1e21", "--law", "isoflop"): "--law is fitted to a table.csv, and reanalysis has its law",
+        ("plan", "--flops", "1e21", "--from", "fit.json", "--law", "size"): "and fit.json has its law already",
         ("plan", "--flops", "much"): "not a valid float",
         ("plan", "--flops", "1e20", "--from", str(tmp_path / "none.csv")): "No such file",
         ("fit", str(tmp_path / "none.csv")): "No such file",

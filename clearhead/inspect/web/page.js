@@ -124,7 +124,7 @@ const title = (map, head) => `${map.place === "stack" ? "" : map.place + " "}lay
 
 function describe(map, head) {
   const found = map.heads[head], lines = [title(map, head) + (found.tag ? `: ${found.tag}` : "")];
-  lines.push(`entropy ${found.entropy.toFixed(2)} bits` + (found.distance === null ? "" : `, mean distance ${found.distance.toFixed(1)}`));
+  if (found.entropy !== null) lines.push(`entropy ${found.entropy.toFixed(2)} bits` + (found.distance === null ? "" : `, mean distance ${found.distance.toFixed(1)}`));
   for (const [tag, share] of Object.entries(found.scores)) if (share !== null) lines.push(`${tag === "uniform" ? "evenness" : tag} ${share.toFixed(2)}`);
   return lines.join("\n");
 }
@@ -198,7 +198,7 @@ function paintThumb(canvas, map, head) {
   const context = canvas.getContext("2d"), pixels = context.createImageData(map.thumbColumns, map.thumbRows), small = thumbnail(map, head);
   for (let r = 0; r < map.thumbRows; r++) {
     const line = small.subarray(r * map.thumbColumns, (r + 1) * map.thumbColumns), top = Math.max(...line) / 255;
-    for (let c = 0; c < map.thumbColumns; c++) pixels.data.set([...shade(line[c] / 255, top), line[c] ? 255 : 0], 4 * (r * map.thumbColumns + c));
+    for (let c = 0; c < map.thumbColumns; c++) pixels.data.set(map.top === null ? [...shade(line[c] / 255, top), line[c] ? 255 : 0] : [...colour((line[c] - 1) / 254, SIGNED), line[c] === 128 ? 0 : 255], 4 * (r * map.thumbColumns + c));
   }
   context.putImageData(pixels, 0, 0);
 }
@@ -412,9 +412,9 @@ function labels(context, map, shown, edge, wide, high, ink) {
 
 function legend(map) {
   const bar = make("canvas", { width: 128, height: 10 }), context = bar.getContext("2d");
-  for (let x = 0; x < 128; x++) { context.fillStyle = `rgb(${colour(x / 127)})`; context.fillRect(x, 0, 1, 10); }
+  for (let x = 0; x < 128; x++) { context.fillStyle = `rgb(${colour(x / 127, map.top === null ? CIVIDIS : SIGNED)})`; context.fillRect(x, 0, 1, 10); }
   const shown = window_(map), coarse = pooled(map, shown) && Math.max(map.queries, map.keys) > Math.max(map.thumbRows, map.thumbColumns);
-  const scale = { weight: ["0", "1"], root: ["0", "1, by its root"], row: ["0", "the row's largest"] }[$("scale").value];
+  const scale = map.top !== null ? [digits(-map.top), digits(map.top)] : { weight: ["0", "1"], root: ["0", "1, by its root"], row: ["0", "the row's largest"] }[$("scale").value];
   const note = coarse ? `; each point is the largest of ${map.pool[0]} × ${map.pool[1]} weights${vectors(map, state.head) ? ", zoom in for all (+)" : ""}` : "";
   return make("div", { class: "legend" }, scale[0], bar, scale[1] + note);
 }
@@ -423,7 +423,8 @@ function cellText(map, i, j) {
   const names = `“${word(queries(map)[i])}” (${i}) reads “${word(keys(map)[j])}” (${j})`;
   if (vectors(map, state.head)) return `${names}: ${digits(row(map, state.head, i).weights[j])}`;
   const r = Math.floor((i * map.thumbRows) / map.queries), c = Math.floor((j * map.thumbColumns) / map.keys);
-  return `${names}: ${map.pool[0] * map.pool[1] > 1 ? "at most " : "about "}${(thumbnail(map, state.head)[r * map.thumbColumns + c] / 255).toFixed(2)}`;
+  const byte = thumbnail(map, state.head)[r * map.thumbColumns + c], weight = map.top === null ? byte / 255 : ((byte - 128) / 127) * map.top;
+  return `${names}: ${map.pool[0] * map.pool[1] > 1 ? (map.top === null ? "at most " : "of its neighbours the largest is ") : "about "}${weight.toFixed(2)}`;
 }
 
 // ---- one cell
@@ -479,7 +480,7 @@ function open(map, head) {
   Object.assign(state, { view: "head", map, head, span: null });
   tip("");
   const found = data.maps[map];
-  state.i = clamp(state.i || data.row, 0, found.queries - 1);
+  state.i = clamp(state.i, 0, found.queries - 1);
   state.j = clamp(state.j, 0, found.keys - 1);
   state.at = [state.i, state.j];
   draw();
