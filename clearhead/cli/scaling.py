@@ -156,11 +156,14 @@ def plan_command(flops: tuple[float, ...], source: str, law: str | None, draws: 
         if warning := found.beyond(budget):
             click.echo(f"clearhead: {warning}", err=True)
     if as_json:
-        print_json({"law": found.law.name, "equation": found.equation(), "plans": [plan.to_dict() for plan in plans]})
+        told = {"law": found.law.name, "equation": found.equation(), "notes": list(found.notes)}
+        print_json(told | {"plans": [plan.to_dict() for plan in plans]})
         return
     click.echo(f"{found.equation()}  ({found.source})")
     for plan in plans:
         show_plan(plan)
+    for note in found.notes:
+        click.echo(note)
 
 
 def find_fit(source: str, law: str | None, draws: int, seed: int) -> Fit:

@@ -6,9 +6,10 @@ print(found.equation(), found.plan(flops=1e21))
 
 from __future__ import annotations
 
-from .laws import LAWS, PUBLISHED, Fit, FitError, Plan, read_fit
+from .laws import LAWS, Fit, FitError, Plan, read_fit
 from .lines import fit_data, fit_envelope, fit_isoflop, fit_size
 from .parametric import fit_parametric
+from .published import PUBLISHED
 from .table import Table, TableError, make_table, read_table
 
 FITS = {

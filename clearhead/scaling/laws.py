@@ -223,16 +223,6 @@ class Fit:
         write_atomically(Path(path), json.dumps(self.to_dict() | {"draws": draws}) + "\n")
 
 
-def published(name: str, e: float, a: float, b: float, alpha: float, beta: float) -> Fit:
-    return Fit(LAWS["parametric"], np.array([e, a, b, alpha, beta]), np.empty((0, 5)), name)
-
-
-PUBLISHED = {
-    "chinchilla": published("Hoffmann et al. 2022, equation 10", 1.69, 406.4, 410.7, 0.34, 0.28),
-    "reanalysis": published("Besiroglu et al. 2024", 1.82, 482.0, 2085.0, 0.348, 0.366),
-}
-
-
 def read_fit(path: str | Path) -> Fit:
     """What `save` wrote."""
     try:

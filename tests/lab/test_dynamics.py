@@ -132,7 +132,8 @@ def inductive(vocabulary: int, length: int) -> SequenceModel:
 def test_scores_know_an_induction_head_when_they_see_one() -> None:
     """A model by hand has both heads. In a fresh one none stands out, and what came before is as hard as the rest."""
     seen = look(inductive(100, 12), *texts(16, 100, 6, torch.Generator().manual_seed(0)), 0)
-    assert min(seen.induction, seen.previous) > 0.95
+    assert seen.previous > 0.99
+    assert seen.induction > 0.85, "all but where the first token, which has none before it, took itself"
     assert seen.second < 0.5 < 3 < seen.first
     mixer = AttentionConfig(heads=2, mask=Causal())
     model = build(decoder(dim=16, layers=2, mixer=mixer, ffn=FeedForwardConfig(), vocabulary=9))
