@@ -83,7 +83,7 @@ class Map:
     @cached_property
     def summary(self) -> tuple[np.ndarray, list[Head]]:
         """One walk over the rows: thumbnails, and the numbers that tell what a head does."""
-        pool = tuple(-(-n // THUMBNAIL) for n in self.shape)
+        pool = -(-self.shape[0] // THUMBNAIL), -(-self.shape[1] // THUMBNAIL)
         small, sums = [], Sums(len(self.heads))
         for rows, weights in self.chunks(pool[0]):
             pooled = weights if pool == (1, 1) else largest(weights, pool, signed=not self.shares)
