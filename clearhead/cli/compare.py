@@ -10,7 +10,10 @@ import click
 from .options import WHOLES, bytes_text, console, count_text, find_config, json_option, print_json, progress
 
 if TYPE_CHECKING:
+    from clearhead.configs.train import RecipeConfig
     from clearhead.measure.compare import Comparison, Contestant, Growth, Size
+
+ONE_OR_MORE = click.IntRange(min=1)
 
 
 @click.command("compare")
@@ -18,7 +21,7 @@ if TYPE_CHECKING:
 @click.option(
     "--lengths", type=WHOLES, default="256,512,1024,2048", show_default=True, help="Tokens, separated by commas."
 )
-@click.option("--batch", "-b", type=int, default=1, show_default=True, help="Rows.")
+@click.option("--batch", "-b", type=ONE_OR_MORE, default=1, show_default=True, help="Rows.")
 @click.option("--dim", type=int, default=256, show_default=True, help="Width, of models made of a mixer.")
 @click.option("--layers", type=int, default=2, show_default=True, help="Blocks, of models made of a mixer.")
 @click.option("--heads", type=int, default=4, show_default=True, help="Heads, of models made of a mixer.")
@@ -30,11 +33,11 @@ if TYPE_CHECKING:
     show_default=True,
     help="What models made of mixers have in common with the first.",
 )
-@click.option("--rounds", type=int, default=3, show_default=True, help="Runs, of which the median is told.")
+@click.option("--rounds", type=ONE_OR_MORE, default=3, show_default=True, help="Runs, of which the median is told.")
 @click.option("--out", default=None, metavar="FILE", help="Draw the curves into a .png, .svg or .pdf.")
 @click.option("--train", "data", multiple=True, metavar="PATH", help="Train each on this text and tell its loss.")
-@click.option("--steps", type=int, default=200, show_default=True, help="With --train: steps for each.")
-@click.option("--context", type=int, default=128, show_default=True, help="With --train: tokens in a row.")
+@click.option("--steps", type=ONE_OR_MORE, default=200, show_default=True, help="With --train: steps for each.")
+@click.option("--context", type=ONE_OR_MORE, default=128, show_default=True, help="With --train: tokens in a row.")
 @json_option
 def command(
     names: tuple[str, ...],
@@ -61,79 +64,81 @@ def command(
     \b
     clearhead compare full flash window --lengths 512,1024,2048 --out growth.svg
     clearhead compare flash lstm --equal compute --train notes/ --steps 500
-    clearhead compare tiny-gpt tiny-llama --json
+    clearhead compare tiny-gpt tiny-llama --lengths 16,32,64 --json
     """
     from clearhead.measure.compare import Size, compare
 
+    check_picture(out)
     size = Size(dim=dim, layers=layers, heads=heads, causal=not both_ways)
     contestants = [contestant(name, size) for name in names]
     common = None if equal == "no" else equal
+    planned = recipes(contestants, data, steps, context, common) if data else []
     say = progress()
     found = compare(contestants, lengths, batch=batch, rounds=rounds, equal=common, say=say)
-    losses = trained(contestants, data, steps, context, common, say) if data else None
+    if not as_json:
+        show(found)
     told = [result.to_dict() for result in found]
-    if losses is not None:
-        told = [one | {"training": loss} for one, loss in zip(told, losses, strict=True)]
+    if data:
+        for one, recipe in zip(told, planned, strict=True):
+            say(f"{one['name']}, {steps} steps")
+            one["training"] = None if recipe is None else trained(recipe, data)
+    if as_json:
+        print_json({"batch": batch, "equal": common, "models": told})
+    elif data:
+        show_losses(told)
     if out is not None:
         from clearhead.inspect.growth import draw_growth
 
         draw_growth(told, out)
-    if as_json:
-        print_json({"batch": batch, "equal": common, "models": told})
-        return
-    show(found)
-    if losses is not None:
-        show_losses(found, losses)
-    if out is not None:
-        click.echo(out)
+        if not as_json:
+            click.echo(out)
+
+
+def check_picture(out: str | None) -> None:
+    """Before anything is measured, not after."""
+    from clearhead.inspect.draw import SUFFIXES
+
+    if out is not None and Path(out).suffix.lower() not in SUFFIXES:
+        raise click.UsageError(f"--out is {out}, but a picture is one of {', '.join(SUFFIXES)}")
 
 
 def contestant(name: str, size: Size) -> Contestant:
     """A mixer by name or config, put into a model, or a whole model."""
-    from clearhead.configs import ConfigError, SequenceModelConfig, loads
+    from clearhead.configs import ConfigError, PatchEmbeddingConfig, SequenceModelConfig, loads
     from clearhead.configs.base import nearest
     from clearhead.measure.compare import Contestant, mixers, of_mixer
     from clearhead.models.presets import PRESETS
 
     known = mixers(size)
     if name in known:
-        return of_mixer(name, known[name], size)
+        return of_mixer(name, known[name], size, fused=name != "full")
     path = Path(name)
     if path.suffix == ".json" and path.is_file() and '"model_type"' not in path.read_text(encoding="utf-8"):
         config: Any = loads(path.read_text(encoding="utf-8"))
         if hasattr(config, "mask"):
             return of_mixer(path.stem, lambda length: config, size)
-    if not path.exists() and path.suffix != ".json" and name not in PRESETS:
+    if not path.exists() and path.suffix != ".json" and "/" not in name and name not in PRESETS:
         raise ConfigError(f"there is no mixer or model {name!r}{nearest(name, [*known, *PRESETS])}")
     model = find_config(name)
     if not isinstance(model, SequenceModelConfig):
         raise click.UsageError(f"{name} is an encoder–decoder, which has two lengths; compare takes models of one")
+    if isinstance(model.embedding, PatchEmbeddingConfig):
+        raise click.UsageError(f"{name} reads images, which have one length; compare takes models that read tokens")
     return Contestant(name, lambda length: model, fixed=True)
 
 
-def trained(
-    contestants: list[Contestant], data: tuple[str, ...], steps: int, context: int, equal: str | None, say: Any
-) -> list[dict[str, float] | None]:
-    """The loss of each after as many steps on the same text; None for one that reads later tokens."""
-    import tempfile
-    import time
-
+def recipes(
+    contestants: list[Contestant], data: tuple[str, ...], steps: int, context: int, equal: str | None
+) -> list[RecipeConfig | None]:
+    """How each is trained, as many steps on the same text; None for one that reads later tokens."""
     from clearhead.configs.data import CharactersConfig
     from clearhead.configs.train import AdamWConfig, CosineConfig, NextTokenConfig, RecipeConfig
-    from clearhead.measure.compare import matched
-    from clearhead.training.loop import train
-    from clearhead.training.run import Run
+    from clearhead.data.sources import documents
+    from clearhead.measure.compare import causal, configs
 
-    results: list[dict[str, float] | None] = []
-    for one in contestants:
-        config = one.make(context)
-        if not all(block.mixer.mask.causal for block in config.stack.blocks):
-            results.append(None)
-            continue
-        if equal is not None and not one.fixed:
-            config = matched(config, contestants[0].make(context), equal, context, one.name)
-        say(f"{one.name}, {steps} steps")
-        recipe = RecipeConfig(
+    documents(data)  # which says what is not there
+    return [
+        RecipeConfig(
             model=config,
             task=NextTokenConfig(tokenizer=CharactersConfig(), context=context),
             optimizer=AdamWConfig(lr=2e-3),
@@ -143,17 +148,32 @@ def trained(
             evaluate_every=steps,
             save_every=steps,
         )
-        with tempfile.TemporaryDirectory() as folder:
-            start = time.perf_counter()
-            train(recipe, data, folder)
-            taken, last = time.perf_counter() - start, Run(folder).history()[-1]
-        results.append({"loss": last["val/loss"], "bits_per_byte": last["val/bpb"], "seconds": taken})
-    return results
+        if causal(config)
+        else None
+        for config in configs(contestants, context, equal)
+    ]
+
+
+def trained(recipe: RecipeConfig, data: tuple[str, ...]) -> dict[str, float]:
+    """The loss that it comes to."""
+    import tempfile
+    import time
+
+    from clearhead.training.loop import train
+    from clearhead.training.run import Run
+
+    with tempfile.TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        train(recipe, data, folder)
+        taken, last = time.perf_counter() - start, Run(folder).history()[-1]
+    return {"loss": last["val/loss"], "bits_per_byte": last["val/bpb"], "seconds": taken}
 
 
 def show(found: list[Comparison]) -> None:
     from rich.table import Table
     from rich.text import Text
+
+    from clearhead.measure.compare import PASSES
 
     longest = max(m.length for m in found[0].measured)
     out = console()
@@ -168,6 +188,7 @@ def show(found: list[Comparison]) -> None:
         "decode",
         "peak forward",
         "peak backward",
+        "peak decode",
         "error",
     )
     for heading in headings:
@@ -179,11 +200,8 @@ def show(found: list[Comparison]) -> None:
             result.name,
             count_text(last.parameters),
             count_text(last.flops),
-            *(
-                grown(milliseconds(last.seconds[p]), result.growth("seconds", p))
-                for p in ("forward", "backward", "decode")
-            ),
-            *(grown(bytes_or_none(last.peak[p]), result.growth("peak", p)) for p in ("forward", "backward")),
+            *(grown(milliseconds(last.seconds[p]), result.growth("seconds", p)) for p in PASSES),
+            *(grown(bytes_or_none(last.peak[p]), result.growth("peak", p)) for p in PASSES),
             f"{errors[-1]:.3f}" if errors else "–",
         )
     out.print(table)
@@ -207,19 +225,20 @@ def bytes_or_none(count: int | None) -> str | None:
     return None if count is None else bytes_text(count)
 
 
-def show_losses(found: list[Comparison], losses: list[dict[str, float] | None]) -> None:
+def show_losses(told: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     for heading in ("model", "validation loss", "bits per byte", "seconds"):
         table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
-    for result, loss in zip(found, losses, strict=True):
-        told = (
+    for one in told:
+        loss = one["training"]
+        numbers = (
             ("–",) * 3
             if loss is None
             else (f"{loss['loss']:.4f}", f"{loss['bits_per_byte']:.4f}", f"{loss['seconds']:.1f}")
         )
-        table.add_row(result.name, *told)
+        table.add_row(one["name"], *numbers)
     out = console()
     out.print()
     out.print(table)

@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Count the parameters, FLOPs and memory of MODEL without allocating anything.
 
-    A multiply-add is 2 FLOPs; matrix products only; what a causal mask throws away is counted, since it is computed.
+    A multiply-add is 2 FLOPs; matrix products only; what a causal mask throws away is counted.
 
     \b
     clearhead cost gpt3-175b

@@ -175,8 +175,8 @@ class Scattered(Mask):
 
     def check(self) -> None:
         self.require_positive("among")
-        if not 0 <= self.keys <= self.among:
-            raise ConfigError(f"Scattered.keys is {self.keys}, but must be between 0 and among={self.among}")
+        if not 1 <= self.keys <= self.among:
+            raise ConfigError(f"Scattered.keys is {self.keys}, but must be between 1 and among={self.among}")
         if self.seed < 0:
             raise ConfigError(f"Scattered.seed is {self.seed}, but must be at least 0")
 
@@ -276,3 +276,8 @@ class Or(Mask):
     def within(self, length: int) -> Mask:
         left, right = self.left.within(length), self.right.within(length)
         return Full() if Full() in (left, right) else left if left == right else Or(left, right)
+
+
+def check_causal(mask: Mask) -> None:
+    if not mask.causal:
+        raise ValueError(f"the mask {mask} reads later tokens, so the model cannot be run piece by piece with a state")

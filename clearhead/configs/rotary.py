@@ -78,7 +78,9 @@ class YarnScaling(Config):
     whole: bool = True  # the ramp starts and ends at whole dimensions
 
     def check(self) -> None:
-        self.require_positive("factor", "length", "fast", "slow")
+        self.require_positive("factor", "length", "slow", "rotation")
+        if self.fast <= self.slow:
+            raise ConfigError(f"YarnScaling.fast is {self.fast}, but must be above slow, {self.slow}")
 
     def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
         dim = 2 * len(frequencies)
@@ -114,6 +116,8 @@ class RotaryConfig(Config):
 
     def check(self) -> None:
         self.require_positive("theta")
+        if isinstance(self.scaling, YarnScaling) and self.theta <= 1:
+            raise ConfigError(f"Rotary.theta is {self.theta}, but must be above 1 for YaRN: later pairs turn slower")
         if self.dim is not None and (self.dim <= 0 or self.dim % 2):
             raise ConfigError(f"Rotary.dim is {self.dim}, but must be even and positive: dimensions turn in pairs")
 

@@ -13,7 +13,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +38,14 @@ from clearhead.configs import (
     RotaryConfig,
     Scattered,
     SequenceModelConfig,
+    TokenEmbeddingConfig,
     Window,
 )
 from clearhead.models.assemble import SequenceModel, initialise
 from clearhead.models.llama import decoder
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
+from clearhead.nn.state import State
 
 from .cost import cost
 
@@ -76,11 +79,12 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Measured:
-    """One contestant at one length: seconds and bytes of each pass; None where there is no such pass."""
+    """One contestant at one length: seconds and bytes of each pass; None where there is no such pass. What decoding
+    takes is its state too."""
 
     length: int
     parameters: int
-    flops: int  # of the forward pass, as it is computed
+    flops: int  # of the forward pass, as `cost` counts them
     seconds: dict[str, float | None]
     peak: dict[str, int | None]
     error: float | None  # of the first mixer's output against full attention with the same weights, relative
@@ -112,7 +116,7 @@ class Comparison:
 
 
 def mixers(size: Size) -> dict[str, Callable[[int], MixerConfig]]:
-    """The mixers that have a name here, each made for a length."""
+    """The mixers that have a name here, each made for a length; `full` and `flash` differ in how they are run."""
     order: Mask = Causal() if size.causal else Full()
 
     def attention(mask: Mask) -> MixerConfig:
@@ -129,7 +133,7 @@ def mixers(size: Size) -> dict[str, Callable[[int], MixerConfig]]:
         "window": lambda n: attention(Window(257)),
         "longformer": lambda n: attention(Window(257) | Global(1)),
         "bigbird": bigbird,
-        "linformer": lambda n: LinformerConfig(heads=size.heads, length=n, rows=256),
+        "linformer": lambda n: LinformerConfig(heads=size.heads, length=n, rows=128, shared=True),
         "linear": lambda n: LinearAttentionConfig(heads=size.heads, mask=order),
         "performer": lambda n: LinearAttentionConfig(heads=size.heads, mask=order, kernel=FavorConfig(features=256)),
         "mamba": lambda n: MambaConfig(),
@@ -137,14 +141,14 @@ def mixers(size: Size) -> dict[str, Callable[[int], MixerConfig]]:
     }
 
 
-def of_mixer(name: str, mixer: Callable[[int], MixerConfig], size: Size) -> Contestant:
-    """A decoder around a mixer. `full` is attention with its matrix of scores, `flash` the same by the fused kernel."""
+def of_mixer(name: str, mixer: Callable[[int], MixerConfig], size: Size, *, fused: bool = True) -> Contestant:
+    """A decoder around a mixer."""
 
     def make(length: int) -> SequenceModelConfig:
         ffn = FeedForwardConfig(hidden=4 * size.dim, bias=False)
         return decoder(dim=size.dim, layers=size.layers, mixer=mixer(length), ffn=ffn, vocabulary=size.vocabulary)
 
-    return Contestant(name, make, fused=name != "full")
+    return Contestant(name, make, fused=fused)
 
 
 def compare(
@@ -162,17 +166,30 @@ def compare(
     """
     if equal not in ("parameters", "compute", None):
         raise ValueError(f"equal is {equal!r}, but must be 'parameters', 'compute' or None")
+    lengths = sorted(lengths)
+    planned = [configs(contestants, length, equal) for length in lengths]  # what cannot be is said before all measuring
     found = []
-    for contestant in contestants:
+    for which, contestant in enumerate(contestants):
         measured = []
-        for length in sorted(lengths):
+        for length, models in zip(lengths, planned, strict=True):
             say(f"{contestant.name}, {length:,} tokens")
-            config = contestant.make(length)
-            if equal is not None and not contestant.fixed:
-                config = matched(config, contestants[0].make(length), equal, length, contestant.name)
-            measured.append(measure(config, length, batch, rounds, contestant.fused))
+            measured.append(measure(models[which], length, batch, rounds, contestant.fused))
         found.append(Comparison(contestant.name, measured))
     return found
+
+
+def configs(contestants: Sequence[Contestant], length: int, equal: str | None) -> list[SequenceModelConfig]:
+    """Everyone's model for a length, those made of mixers as large, or as costly, as the first."""
+    first, *others = (one.make(length) for one in contestants)
+    if equal is not None:
+        others = [
+            config if one.fixed else matched(config, first, equal, length, one.name)
+            for one, config in zip(contestants[1:], others, strict=True)
+        ]
+    made = [first, *others]
+    for config in made:
+        cost(config, length=length)  # which refuses a length that the model cannot read
+    return made
 
 
 def matched(
@@ -186,11 +203,13 @@ def matched(
     def of_width(hidden: int) -> SequenceModelConfig:
         return config.changed("stack.pattern.0.ffn.hidden", hidden)
 
-    wanted, low, high = amount(like), 1, 64 * config.stack.dim
+    wanted, low, high = amount(like), 1, config.stack.dim
     if amount(of_width(low)) > wanted:
         raise ValueError(
             f"{name} has more {equal} than the first even with hardly any feed-forward layer; use --equal no"
         )
+    while amount(of_width(high)) < wanted:
+        high *= 2
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if amount(of_width(middle)) <= wanted else (low, middle - 1)
@@ -201,23 +220,31 @@ def parameters(config: SequenceModelConfig) -> int:
     return sum(math.prod(shape) for shape in config.weights().values())
 
 
+def causal(config: SequenceModelConfig) -> bool:
+    """Whether no token reads a later one, so that a text can be written token by token."""
+    return all(block.mixer.mask.causal for block in config.stack.blocks)
+
+
 def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, fused: bool) -> Measured:
+    assert isinstance(config.embedding, TokenEmbeddingConfig)
     torch.manual_seed(0)
     model = SequenceModel(config)
     initialise(model)
-    tokens = torch.randint(0, 100, (batch, length))
-    causal = all(block.mixer.mask.causal for block in config.stack.blocks)
+    tokens = torch.randint(0, config.embedding.vocabulary, (batch, length))
     seconds: dict[str, float | None] = dict.fromkeys(PASSES)
     peak: dict[str, int | None] = dict.fromkeys(PASSES)
-    runs = {"forward": lambda: forward(model, tokens, fused), "backward": lambda: backward(model, tokens, fused)}
-    if causal:
-        runs["decode"] = lambda: decoding(model, tokens, fused)
-    for name, run in runs.items():
-        peak[name] = peak_memory(run)  # which also warms up
-        seconds[name] = statistics.median(run() for _ in range(rounds))
-    flops = cost(config, batch=batch, length=length).flops.forward
+    told = cost(config, batch=batch, length=length)
+    for name, run in {"forward": forward, "backward": backward}.items():
+        peak[name] = peak_memory(partial(run, model, tokens, fused))  # which also warms up
+        seconds[name] = statistics.median(run(model, tokens, fused) for _ in range(rounds))
+    if causal(config):
+        grown = peak_memory(partial(decoding, model, begun(model, tokens), tokens, fused))
+        peak["decode"] = None if grown is None else told.memory.kv_cache + grown
+        seconds["decode"] = statistics.median(
+            decoding(model, begun(model, tokens), tokens, fused) for _ in range(rounds)
+        )
     error = error_of(config.stack.blocks[0].mixer, config.stack.dim, length) if length <= ERROR_LENGTH else None
-    return Measured(length, parameters(config), flops, seconds, peak, error)
+    return Measured(length, parameters(config), told.flops.forward, seconds, peak, error)
 
 
 @torch.inference_mode()
@@ -239,14 +266,20 @@ def backward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
 
 
 @torch.inference_mode()
-def decoding(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
-    """Seconds of one more token after the text."""
-    state = model.init_state(len(tokens), tokens.shape[1] + DECODED)
-    model(tokens, state=state)
+def begun(model: SequenceModel, tokens: Tensor) -> State:
+    """What is remembered of the text but for its last few tokens."""
+    state = model.init_state(*tokens.shape)
+    model(tokens[:, :-DECODED], state=state)
+    return state
+
+
+@torch.inference_mode()
+def decoding(model: SequenceModel, state: State, tokens: Tensor, fused: bool) -> float:
+    """Seconds of one more token, of the last few of the text."""
     taken = []
-    for _ in range(DECODED):
+    for token in tokens[:, -DECODED:].split(1, dim=1):
         start = time.perf_counter()
-        model(tokens[:, :1], state=state, fused=fused)
+        model(token, state=state, fused=fused)
         taken.append(time.perf_counter() - start)
     return statistics.median(taken)
 
@@ -254,16 +287,12 @@ def decoding(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
 def error_of(mixer: MixerConfig, dim: int, length: int) -> float | None:
     """|y − y_full| / |y_full| of the mixer and of full attention with the same q, k, v and output weights, on random
     input; None where the mixer has no such weights."""
-    heads = getattr(mixer, "heads", None)
-    if heads is None:
+    if "qkv.weight" not in mixer.weights(dim):
         return None
-    mask: Mask = Causal() if mixer.mask.causal else Full()
-    rotary = getattr(mixer, "rotary", None)
-    one = build_part(mixer, dim)
-    other = build_part(AttentionConfig(heads=heads, mask=mask, rotary=rotary), dim)
+    alike = {f.name: getattr(mixer, f.name) for f in fields(AttentionConfig) if hasattr(mixer, f.name)}
+    attention = AttentionConfig(**alike | {"mask": Causal() if mixer.mask.causal else Full()})
+    one, other = (build_part(part, dim).eval() for part in (mixer, attention))
     weights = one.state_dict()
-    if any(name not in weights or weights[name].shape != w.shape for name, w in other.state_dict().items()):
-        return None
     other.load_state_dict({name: weights[name] for name in other.state_dict()})
     x, positions = torch.randn(1, length, dim), torch.arange(length)[None]
     with torch.inference_mode():

@@ -1,7 +1,7 @@
 """What a model costs, from the config alone: parameters, FLOPs, memory, and how they grow.
 
-Convention: a multiply-add is 2 FLOPs; matrix products only; what a causal mask throws away is counted, since it is
-computed. One block of width d with a 4d feed-forward layer then takes 24·n·d² + 4·n²·d for n tokens.
+Convention: a multiply-add is 2 FLOPs; matrix products only; what a causal mask throws away is counted, since a plain
+implementation computes it. One block of width d with a 4d feed-forward layer then takes 24·n·d² + 4·n²·d for n tokens.
 """
 
 from __future__ import annotations

@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
-from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, PatchEmbeddingConfig, Scope, Step
+from clearhead.configs import (
+    ConfigError,
+    EncoderDecoderConfig,
+    LinformerConfig,
+    ModelConfig,
+    PatchEmbeddingConfig,
+    Scope,
+    Step,
+)
 
 
 @dataclass(frozen=True)
@@ -85,7 +93,9 @@ def readable_length(config: ModelConfig, length: int | None) -> int:
         return positions
     most = getattr(embedding.position, "length", None)
     if length is None:
-        return min(512, most or 512)
+        stacks = (config.encoder, config.decoder) if isinstance(config, EncoderDecoderConfig) else (config.stack,)
+        mixers = [block.mixer for stack in stacks for block in stack.blocks]
+        return min(512, most or 512, *(mixer.length for mixer in mixers if isinstance(mixer, LinformerConfig)))
     if most is not None and length > most:
         raise ConfigError(f"length is {length}, but this model has {most} learned positions")
     return length

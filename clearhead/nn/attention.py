@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from clearhead.configs import AttentionConfig, Mask
+from clearhead.configs.masks import check_causal
 from clearhead.functional.attention import attention_scores, attention_weights, drop
 from clearhead.functional.blocked import TileBias, attention_by_tiles
 from clearhead.precision.matrix import Linear, linear
@@ -104,11 +105,6 @@ def together(q: Float[Tensor, "B H T K"], rows: int) -> Float[Tensor, "N H RT K"
 
 def apart(mixed: Float[Tensor, "N H RT U"], rows: int) -> Float[Tensor, "B H T U"]:
     return mixed.unflatten(2, (rows, -1)).transpose(1, 2).flatten(0, 1)
-
-
-def check_causal(mask: Mask) -> None:
-    if not mask.causal:
-        raise ValueError(f"the mask {mask} reads later tokens, so the model cannot be run piece by piece with a state")
 
 
 Readers = Sequence[tuple[Float[Tensor, "B H T K"], Mask]]

@@ -10,12 +10,13 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.configs import Config, DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
+from clearhead.configs.masks import check_causal
 from clearhead.functional.kernel import NOTHING, Sums, elu_features, over_all_keys, over_keys_so_far, stable_features
 from clearhead.functional.softmax import widen
 from clearhead.precision.matrix import Linear
 from clearhead.reference.kernel import random_directions
 
-from .attention import Looked, Rows, check_causal, merge_heads, split_heads
+from .attention import Looked, Rows, merge_heads, split_heads
 from .build import build_part, builds
 from .context import Context
 from .lanes import apart, lanes

@@ -7,9 +7,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.configs import LatentAttentionConfig
+from clearhead.configs.masks import check_causal
 from clearhead.precision.matrix import Linear, dense
 
-from .attention import attend, check_causal, merge_heads, split_heads
+from .attention import attend, merge_heads, split_heads
 from .build import build_part, builds
 from .context import Context
 from .state import LatentState, Room

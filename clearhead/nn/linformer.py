@@ -11,8 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.configs import LinformerConfig
+from clearhead.configs.masks import check_causal
 
-from .attention import attend, check_causal, merge_heads, split_heads
+from .attention import attend, merge_heads, split_heads
 from .build import builds
 from .context import Context
 from .lanes import apart

@@ -9,8 +9,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import Full, LongformerConfig
+from clearhead.configs.masks import check_causal
 
-from .attention import attend, check_causal, merge_heads, split_heads
+from .attention import attend, merge_heads, split_heads
 from .build import builds
 from .context import Context
 from .state import Room
@@ -63,7 +64,8 @@ class Longformer(nn.Module):
             mixed = self.projected(q, x, reader, dropout)
         rows, places = is_global.nonzero(as_tuple=True)
         which = is_global.cumsum(dim=1)[rows, places] - 1
-        return local.transpose(1, 2).index_put((rows, places), mixed[rows, :, which]).transpose(1, 2)
+        chosen = mixed[rows, :, which].to(local.dtype)  # under autocast a bias has made it wider
+        return local.transpose(1, 2).index_put((rows, places), chosen).transpose(1, 2)
 
     def projected(
         self, q: Float[Tensor, "B H N K"], x: Float[Tensor, "B T D"], context: Context, dropout: float

@@ -86,7 +86,8 @@ class Mamba(nn.Module):
         start = decay.new_zeros(len(conv), *decay.shape) if state is None else widen(state.memory)
         goes_on = None if row.document is None else row.document == F.pad(row.document, (1, -1), value=-1)
         run = scan_written_out if written_out else scan_from
-        mixed, last = run(conv, step, decay, write, read, start, goes_on)
+        with torch.autocast(conv.device.type, enabled=False):
+            mixed, last = run(conv, step, decay, write, read, start, goes_on)
         if state is not None:
             state.memory = last.detach()
         return row.give(mixed).to(self.decay.dtype)

@@ -33,6 +33,8 @@ def with_global(
     dim, width = x.shape[-1], local.shape[-1]
     is_global = (here.positions < config.tokens) & here.readable  # B T
     at = np.argsort(~is_global, axis=1, kind="stable")[:, : is_global.sum(1).max(initial=0)]  # B N
+    if not at.shape[1]:
+        return local
     weight, bias = here["global_qkv.weight"], here.get("global_qkv.bias")
     keys = here.note("global_qkv", linear(x, weight[dim:], None if bias is None else bias[dim:]))
     k, v = (split_heads(part, width) for part in np.split(keys, 2, axis=-1))

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from clearhead.configs import Config, EncoderDecoderConfig, Mask, ModelConfig, SequenceModelConfig
+from clearhead.configs.masks import check_causal
 
 PARTS: dict[type[Config], Callable[..., np.ndarray]] = {}
 
@@ -140,6 +141,9 @@ def run(
     `record` is filled with every intermediate value.
     """
     check_weights(config, weights)
+    if state is not None:
+        for block in (config.decoder if isinstance(config, EncoderDecoderConfig) else config.stack).blocks:
+            check_causal(block.mixer.mask)
     if isinstance(config, EncoderDecoderConfig):
         if target is None:
             raise ValueError("an encoder–decoder takes a source and a target; the target is missing")

@@ -51,6 +51,10 @@ def test_flops_are_what_torch_counts(name: str) -> None:
     assert cost(config, batch=2, length=13).flops.forward == counter.get_total_flops()
 
 
+def test_the_length_is_what_it_can_read_unless_one_is_given() -> None:
+    assert cost(sequence(block(MIXERS["linformer, shared"]), repeats=1)).length == 17
+
+
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(
         ConfigError, match=r"Linformer\.mask is Causal\(\), .*before any query reads them.*LinearAttention"

@@ -12,6 +12,8 @@ import clearhead
 from clearhead.configs import Scope
 from clearhead.functional import mamba
 from clearhead.models.presets import preset
+from clearhead.nn.context import Context
+from clearhead.nn.lanes import lanes
 
 from .cases import MIXERS, block, sequence
 from .tools import close, fresh, ids
@@ -42,6 +44,19 @@ def test_chunks_change_nothing(name: str, chunk: int, monkeypatch: pytest.Monkey
         steep, plain = (torch.autograd.grad((out * aim).sum(), parameters) for out in (fast, written))
         for one, other in zip(steep, plain, strict=True):
             close(one, other)
+
+
+def test_the_scan_is_as_wide_under_autocast() -> None:
+    """float16 stands for bfloat16, which some machines cannot multiply."""
+    mixer = fresh(sequence(block(MIXERS["mamba"]), repeats=1), torch.float32).stack.blocks[0].mixer
+    inner, state = mixer.filter.shape[1], len(mixer.decay)
+    conv, step, write, read = (numbers(2, 9, width).float() for width in (inner, inner, state, state))
+    positions = torch.arange(9)[None]
+    row = lanes(Context(positions, positions), 2)
+    for written_out in (True, False):
+        plain = mixer.scan(conv, step.abs(), write, read, row, None, written_out)
+        with torch.autocast("cpu", torch.float16):
+            assert torch.equal(mixer.scan(conv, step.abs(), write, read, row, None, written_out), plain)
 
 
 def test_the_backward_is_what_differences_say() -> None:

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from clearhead.configs import AttentionConfig, Causal, ConfigError, DualChunkConfig, Full, RotaryConfig, Window
+from clearhead.configs import (
+    AttentionConfig,
+    Causal,
+    ConfigError,
+    DualChunkConfig,
+    Full,
+    RotaryConfig,
+    Window,
+    YarnScaling,
+)
 from clearhead.models.assemble import SequenceModel
 from clearhead.nn.tap import Taps
 
@@ -187,6 +196,16 @@ def test_dual_chunk_within_one_chunk_is_plain_rotary() -> None:
     )
     with torch.no_grad():
         close(one(ids(BATCH, LENGTH)), other(ids(BATCH, LENGTH)))
+
+
+def test_scaling_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"YarnScaling\.fast is 1.*, but must be above slow, 32"):
+        YarnScaling(factor=4.0, length=16, fast=1, slow=32)
+    for rotation in (0.0, -1.0):
+        with pytest.raises(ConfigError, match=rf"YarnScaling\.rotation is {rotation}, but must be positive"):
+            YarnScaling(factor=4.0, length=16, rotation=rotation)
+    with pytest.raises(ConfigError, match=r"Rotary\.theta is 1\.0, but must be above 1 for YaRN"):
+        RotaryConfig(theta=1.0, scaling=YarnScaling(factor=4.0, length=16))
 
 
 def test_dual_chunk_reads_no_later_chunk() -> None:

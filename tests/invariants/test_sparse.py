@@ -93,8 +93,9 @@ def test_scattered_keys_are_as_many_as_asked_and_the_seed_decides_which() -> Non
     assert (Scattered(3, among=64)(torch.arange(64)[:, None], torch.arange(64)[None]).numpy() == table).all()
     assert [bool(Scattered(3, among=64)(5, key)) for key in range(64)] == table[5].tolist()
     assert table.sum(0).std() > 1, "every key is read equally often, which no draw does"
-    with pytest.raises(ConfigError, match=r"Scattered\.keys is 9, but must be between 0 and among=8"):
-        Scattered(9, among=8)
+    for keys in (9, 0):
+        with pytest.raises(ConfigError, match=rf"Scattered\.keys is {keys}, but must be between 1 and among=8"):
+            Scattered(keys, among=8)
     with pytest.raises(ConfigError, match=r"Band\.most is 2, but must be at least 3"):
         Band(3, 2)
 

@@ -86,6 +86,20 @@ def test_float16_is_near_float64(name: str) -> None:
             close(got.double(), want, atol=0.05, rtol=0.05)
 
 
+@BOTH
+@pytest.mark.parametrize(
+    "name", ["mha", "longformer, global projections", "latent", "performer", "linformer", "mamba", "short conv, biased"]
+)
+def test_under_autocast_as_without(name: str, fused: bool) -> None:
+    """As in training in half precision; float16 stands for bfloat16, which some machines cannot multiply."""
+    model, tokens = fresh(sequence(block(MIXERS[name]), repeats=1), torch.float32), ids(BATCH, LENGTH)
+    want = model(tokens)
+    with torch.autocast("cpu", torch.float16):
+        got = model(tokens, fused=fused)
+    close(got.float(), want, atol=0.05, rtol=0.05)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(got.float().sum(), list(model.parameters())))
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_watching_changes_nothing(name: str) -> None:
     model, inputs = model_of(name), inputs_of(CASES[name])

@@ -11,12 +11,24 @@ import torch
 from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
-from clearhead.cli.compare import command
-from clearhead.configs import AttentionConfig, Causal, Window, dumps
+from clearhead.cli.compare import command, contestant
+from clearhead.configs import (
+    AttentionConfig,
+    Causal,
+    LinearAttentionConfig,
+    LongformerConfig,
+    MixerConfig,
+    RMSNormConfig,
+    Window,
+    dumps,
+)
 from clearhead.measure.compare import (
+    PASSES,
     Contestant,
+    Measured,
     Size,
     compare,
+    configs,
     error_of,
     fit,
     matched,
@@ -28,6 +40,8 @@ from clearhead.measure.compare import (
 )
 from clearhead.measure.cost import cost
 from clearhead.models.assemble import SequenceModel, build
+from clearhead.models.gpt import gpt
+from clearhead.models.presets import preset
 
 SMALL = Size(dim=32, layers=1, heads=2, vocabulary=128)
 
@@ -41,6 +55,15 @@ def run(*arguments: str) -> str:
     result = CliRunner().invoke(command, list(arguments), catch_exceptions=False, env={"COLUMNS": "250"})
     assert result.exit_code == 0, result.output
     return result.stdout
+
+
+def refused(*arguments: str) -> str:
+    """What is said, and that nothing has been measured before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("clearhead.measure.compare.measure", lambda *_: pytest.fail("this is said too late"))
+        result = CliRunner().invoke(command, list(arguments))
+    assert result.exit_code != 0
+    return result.output + str(result.exception)
 
 
 def test_a_power_is_fitted_with_its_margin() -> None:
@@ -71,9 +94,9 @@ def test_the_flops_told_are_the_flops_done(name: str) -> None:
     assert told == full if name == "full" else told < 0.8 * full
 
 
-@pytest.mark.parametrize("equal", ["parameters", "compute"])
-def test_made_equal(equal: str) -> None:
-    length, named = 300, mixers(SMALL)
+@pytest.mark.parametrize(("equal", "length"), [("parameters", 300), ("compute", 300), ("compute", 10_000)])
+def test_made_equal(equal: str, length: int) -> None:
+    named = mixers(SMALL)
     like, lstm = (of_mixer(name, named[name], SMALL).make(length) for name in ("flash", "lstm"))
     config = matched(lstm, like, equal, length, "lstm")
 
@@ -90,14 +113,46 @@ def test_what_cannot_be_made_equal_is_said() -> None:
         compare(contestants, [2000], equal="parameters")
 
 
-def test_the_error_is_against_full_attention_with_the_same_weights() -> None:
-    assert error_of(AttentionConfig(heads=2, mask=Causal()), 32, 40) == pytest.approx(0, abs=1e-6)
-    assert error_of(AttentionConfig(heads=2, mask=Causal() & Window(50)), 32, 40) == pytest.approx(0, abs=1e-6)
+def test_the_linformer_can_be_made_equal_at_the_lengths_that_nobody_chose() -> None:
+    full, linformer = (of_mixer(name, mixers(Size())[name], Size()) for name in ("full", "linformer"))
+    like, config = configs([full, linformer], 2048, "parameters")
+    assert parameters(config) == pytest.approx(parameters(like), rel=0.01)
+
+
+EXACT: dict[str, MixerConfig] = {
+    "attention": AttentionConfig(heads=2, mask=Causal()),
+    "a wide window": AttentionConfig(heads=2, mask=Causal() & Window(50)),
+    "biases and norms": AttentionConfig(
+        heads=2, mask=Causal() & Window(50), qkv_bias=True, out_bias=True, qk_norm=RMSNormConfig(), dropout=0.5
+    ),
+    "grouped": AttentionConfig(heads=4, kv_heads=2, head_dim=6, mask=Causal() & Window(50)),
+    "longformer": LongformerConfig(heads=2, window=50, tokens=0, qkv_bias=True, out_bias=True),
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_error_is_against_full_attention_with_the_same_weights(name: str) -> None:
+    assert error_of(EXACT[name], 32, 40) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_error_grows_with_what_is_not_read() -> None:
     near, far = (error_of(AttentionConfig(heads=2, mask=Causal() & Window(size)), 32, 200) for size in (100, 10))
     assert near is not None
     assert far is not None
     assert 0 < near < far
+    assert error_of(LinearAttentionConfig(heads=2, qkv_bias=True, head_dim=8), 32, 40) is not None
     assert error_of(mixers(SMALL)["lstm"](40), 32, 40) is None
+
+
+def test_the_last_tokens_of_a_text_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that has no more positions than the text is long, and that knows few tokens."""
+    config = gpt(dim=32, layers=2, heads=4, vocabulary=7, length=64)
+    monkeypatch.setattr("clearhead.measure.compare.peak_memory", lambda run: len(run.args))
+    for length in (64, 3):
+        measured = measure(config, length, 2, 1, True)
+        assert all(measured.seconds.values())
+        kept = 2 * 2 * 2 * length * 32 * 4  # keys and values, layers, rows, tokens, width, bytes
+        assert measured.peak == {"forward": 3, "backward": 3, "decode": kept + 4}
 
 
 def test_what_is_measured_has_the_weights_that_it_starts_with(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,20 +194,57 @@ def test_the_table_and_the_loss_at_equal_budget(tmp_path: Path) -> None:
         *("--equal", "no", "--train", str(text), "--steps", "12", "--context", "16"),
     )
     assert "validation loss" in shown
+    assert "peak decode" in shown
     lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
     assert lines["linformer"][1:] == ["–", "–", "–"]
     assert 0 < float(lines["flash"][1]) < 3
     assert 0 < float(lines["lstm"][1]) < 3
 
 
-def test_bad_names_and_lengths_are_said() -> None:
+def test_what_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = tmp_path / "full.json"
+    mine.write_text(dumps(AttentionConfig(heads=2, mask=Causal())))
+    assert [contestant(name, SMALL).fused for name in ("full", "flash", str(mine))] == [False, True, True]
+    (tmp_path / "clearhead.json").write_text(dumps(preset("tiny-llama")))
+    monkeypatch.setattr("clearhead.models.hub.located", lambda path, files: tmp_path)
+    assert contestant("somebody/llama", SMALL).make(8) == preset("tiny-llama")
+
+
+def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("abc" * 100)
     for arguments, words in {
         ("fulll",): "there is no mixer or model 'fulll'; did you mean 'full'?",
         ("full", "--lengths", "a,b"): "'a,b' is not whole numbers separated by commas",
         ("tiny-transformer",): "is an encoder–decoder",
+        ("tiny-vit",): "tiny-vit reads images",
+        ("flash", "tiny-gpt"): "length is 256, but this model has 64 learned positions",
+        ("flash", "linformer", "--lengths", "16,8192"): "linformer has more parameters than the first",
+        ("flash", "--out", "growth.txt"): "a picture is one of .png, .svg, .pdf",
+        ("flash", "--train", str(tmp_path / "nothing")): "there is no file or folder",
+        ("flash", "--rounds", "0"): "x>=1",
+        ("flash", "--train", str(text), "--steps", "0"): "x>=1",
+        ("flash", "--train", str(text), "--context", "0"): "x>=1",
+        ("tiny-gpt", "--lengths", "16", "--train", str(text), "--context", "65"): "64 learned positions",
     }.items():
-        result = CliRunner().invoke(command, list(arguments))
-        assert result.exit_code != 0
-        assert words in result.output + str(result.exception)
+        assert words in refused(*arguments)
     with pytest.raises(ValueError, match="equal is 'all'"):
         compare([Contestant("x", lambda n: None)], [1], equal="all")  # type: ignore[arg-type,return-value]
+
+
+def test_the_examples_of_the_help_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+    monkeypatch.setattr("clearhead.measure.compare.measure", lambda *_: seen.append("measured") or MEASURED)
+    monkeypatch.setattr("clearhead.measure.compare.matched", lambda config, *_: config)
+    monkeypatch.setattr("clearhead.inspect.growth.draw_growth", lambda told, path: None)
+    monkeypatch.setattr("clearhead.data.sources.documents", lambda paths: None)
+    monkeypatch.setattr("clearhead.cli.compare.trained", lambda recipe, data: dict.fromkeys(TRAINED, 1.0))
+    examples = [line.split()[2:] for line in (command.help or "").splitlines() if line.strip().startswith("clearhead")]
+    assert len(examples) == 3
+    for arguments in examples:
+        run(*arguments)
+    assert len(seen) == 3 * 3 + 2 * 4 + 2 * 3
+
+
+TRAINED = ("loss", "bits_per_byte", "seconds")
+MEASURED = Measured(16, 1, 1, dict.fromkeys(PASSES, 1.0), dict.fromkeys(PASSES, 1), None)
