@@ -74,13 +74,11 @@ def test_random_machines_on_random_tapes() -> None:
         assert decoded(machine, 60) == machine.run(60)[0]
 
 
-def test_a_machine_stops_where_there_is_no_rule() -> None:
-    machine = Machine(rules("a0 1Ra; a1 1Rb; b0 0Sdone"), "011")
-    assert decoded(machine, 9) == machine.run(9)[0] == [("a", "1", 1), ("b", "1", 1)]
+STUCK = Machine(rules("a0 1Ra; a1 1Rb; b0 0Sdone"), "011")  # in b on 1, for which there is no rule
 
 
-def test_one_pass_says_the_same_as_decoding_with_the_cache() -> None:
-    machine = MACHINES["palindrome"]
+@pytest.mark.parametrize("machine", [MACHINES["palindrome"], STUCK], ids=["palindrome", "stuck"])
+def test_one_pass_says_the_same_as_decoding_with_the_cache(machine: Machine) -> None:
     words, (steps, _) = Words(machine), machine.run(100)
     tokens = words.prompt() + [words.step(step) for step in steps]
     with torch.inference_mode():
