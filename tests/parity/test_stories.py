@@ -9,6 +9,9 @@ import pytest
 import torch
 
 import clearhead
+from benchmarks import long_context
+from clearhead.configs import DualChunkConfig, RotaryConfig
+from clearhead.generate.complete import own_tokenizer
 
 SHARED = Path(os.environ.get("CLEARHEAD_SHARED", Path(__file__).parents[3] / "shared"))
 STORIES = SHARED / "models/stories15M"
@@ -22,6 +25,24 @@ STORY = (
 def test_the_story_comes_out_word_for_word() -> None:
     (written,) = clearhead.load(STORIES).generate("", max_new_tokens=60)
     assert written.text.startswith(STORY)
+
+
+def test_dual_chunks_read_four_times_the_trained_length_as_well() -> None:
+    """The same story after 128 other tokens, within the trained length of 256, and after 896."""
+    model = clearhead.load(STORIES).eval()
+    names, things = ("Tom", "Anna", "Max", "Sue", "Ben", "Mia", "Sam"), ("dog", "car", "kite", "bird", "tree", "hat")
+    other = " ".join(f"{name} had a {thing}. {name} was very happy." for thing in things for name in names)
+    tokenizer = own_tokenizer(model)
+    before, story = (torch.tensor([long_context.BEGIN, *tokenizer.encode(text)]) for text in (other * 3, STORY))
+
+    def loss(rotary: RotaryConfig | DualChunkConfig, length: int) -> float:
+        text = torch.cat((before[:length], story))[None]
+        return long_context.losses(long_context.with_rotary(model, rotary), text)[0, length:].mean().item()
+
+    near, dual = loss(RotaryConfig(), 128), DualChunkConfig(chunk=128, length=256)
+    assert len(before) > 896
+    assert loss(dual, 896) - near < 0.15
+    assert loss(RotaryConfig(), 896) - near > 1
 
 
 def test_logits_equal_transformers_and_the_numpy_engine() -> None:
