@@ -31,6 +31,7 @@ from clearhead.models.assemble import initialise
 from clearhead.models.quantize import replace_matrices
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
+from clearhead.nn.memory import keep_memory
 from clearhead.nn.state import Room
 
 from .turns import report, take_turns
@@ -174,7 +175,8 @@ def linformers() -> None:
 
 
 def growth() -> None:
-    """The slope of log time over log length, from 2,048 to 32,768."""
+    """The slope of log time over log length, from 2,048 to 32,768; memory is kept, as the trainer does."""
+    keep_memory()
     lengths = [2048 * 2**i for i in range(5)]
     mixers: dict[str, MixerConfig] = {
         "Linformer": LinformerConfig(heads=HEADS, length=lengths[-1], rows=256),

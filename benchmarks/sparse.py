@@ -21,6 +21,7 @@ from clearhead.functional.blocked import sparse_attention
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.context import Context
 from clearhead.nn.longformer import Longformer
+from clearhead.nn.memory import keep_memory
 
 from .turns import report, take_turns
 
@@ -72,6 +73,7 @@ print(f"{(peak() - before) / 2**20:.0f}")
 
 
 def main() -> None:
+    keep_memory()  # as the trainer does, for all contestants
     window()
     growth()
     layers()
@@ -86,7 +88,7 @@ def window(length: int = 16384) -> None:
                 lambda: F.scaled_dot_product_attention(q, k, v), q, k, v
             ),
         },
-        rounds=3,
+        rounds=5,
     )
     title = f"{length:,} tokens, {HEADS} heads of {WIDTH}, not causal, forward and backward"
     report(title, seconds, "clearhead, Window(257)")

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Int
 
 from .masks import Causal, Full, Mask, Span
 
-CELL, GRID, ROWS, WASTE = 32, 1024, 64, 1.3
+CELL, GRID, ROWS, WASTE = 32, 1024, 96, 1.3
 """Positions of a cell; cells along a side at most; queries of a tile; what joining rows may add to its scores."""
 
 FEW, MANY = 2**18, 2**24

@@ -5,8 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # glibc's names for mallopt
-LARGEST = 2**25  # bytes; glibc takes no more: what is larger still comes fresh from the system
+MMAP_MAX, TRIM_THRESHOLD = -4, -1  # glibc's names for mallopt
 
 
 def keep_memory() -> None:
@@ -15,5 +14,5 @@ def keep_memory() -> None:
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            mallopt(MMAP_THRESHOLD, LARGEST)
+            mallopt(MMAP_MAX, 0)
             mallopt(TRIM_THRESHOLD, 2**31 - 1)
