@@ -68,12 +68,14 @@ class AttentionConfig(Part):
             yield s.step("key_turned", "turned by position", "B G S K")
         bias = " + ALiBi" if self.score_bias is not None else ""
         itself = s["T"] == s["S"] and "crossing" not in s.sizes
-        read = pairs(self.mask, s["T"]) if itself else s["T"] * s["S"]  # what the mask empties is not computed
-        order = "n²·d" if read == s["T"] * s["S"] else "n·w·d"
-        products = 2 * s["B"] * s["H"] * read
-        yield s.step("scores", f"QKᵀ/√K{bias}", "B H T S", flops=products * s["K"], order=order, kept=0)
+        kinds = (self.mask,) if self.rotary is None else tuple(self.rotary.queries(self.mask).values())
+        whole = s["T"] * s["S"]
+        read = pairs(kinds, s["T"]) if itself else len(kinds) * whole  # what the mask empties is not computed
+        order = "n²·d" if read >= whole else "n·w·d"
+        products = 2 * s["B"] * s["H"]
+        yield s.step("scores", f"QKᵀ/√K{bias}", "B H T S", flops=products * read * s["K"], order=order, kept=0)
         yield s.step("weights", f"softmax where {self.mask.kind()} allows", "B H T S", kept=0)
-        yield s.step("mixed", "weights·V", "B H T U", flops=products * s["U"], order=order)
+        yield s.step("mixed", "weights·V", "B H T U", flops=products * min(read, whole) * s["U"], order=order)
         yield s.step("concat", "heads side by side", "B T H·U", kept=0)
         (joined,) = s.shape("H·U")
         yield s.step(

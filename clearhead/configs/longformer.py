@@ -58,7 +58,7 @@ class LongformerConfig(Part):
         yield projection("qkv", "X·[W_Q W_K W_V]", "B T 3·D", 3, self.qkv_bias, 3 * s["T"] * square)
         for name in ("query", "key", "value"):
             yield s.step(name, "split into heads", "B H T K", kept=0)
-        near = pairs(self.mask, s["T"]) * products
+        near = pairs((self.mask,), s["T"]) * products
         yield s.step("scores", "QKᵀ/√K", "B H T T", flops=near, order="n·w·d", kept=0)
         yield s.step("weights", f"softmax where {self.mask.kind()} allows", "B H T T", kept=0)
         yield s.step("local", "weights·V", "B H T K", flops=near, order="n·w·d")

@@ -94,17 +94,19 @@ class Tile:
         return (self.stop - self.start) * self.columns
 
 
-def pairs(mask: Mask, length: int) -> int:
-    """How many scores attention computes of a text that reads itself under the mask."""
-    if length**2 <= FEW or mask.within(length) in (Full(), Causal()):
-        return length**2
-    area = sum(tile.area for tile in tiles_within((mask,), length))
-    return area if worthwhile(area, length**2) else length**2
+def pairs(masks: tuple[Mask, ...], length: int) -> int:
+    """How many scores attention takes of a text that reads itself, the kinds of its queries together. Those of a causal
+    mask are counted whole, though the fused kernel passes over much of what it hides."""
+    whole = len(masks) * length**2
+    if length**2 <= FEW or masks[0].within(length) in (Full(), Causal()):
+        return whole
+    area = sum(tile.area for tile in tiles_within(masks, length))
+    return area if worthwhile(area, length**2, len(masks)) else whole
 
 
-def worthwhile(area: float, pairs: int) -> bool:
-    """Whether tiles of this area are cheaper than a table of all pairs."""
-    return pairs > FEW and (area < pairs / 2 or pairs > MANY)
+def worthwhile(area: float, pairs: int, kinds: int) -> bool:
+    """Whether tiles of this area are cheaper than a table of all pairs for each kind of queries."""
+    return pairs > FEW and (area < kinds * pairs / 2 or pairs > MANY)
 
 
 @lru_cache(maxsize=64)

@@ -37,12 +37,11 @@ def sparse_attention(
 
     The last query stands at the last key. H is a multiple of G: the query heads of a group share its keys and values.
     """
-    keys = np.arange(k.shape[2])
-    same = q.shape[2] == len(keys)
+    queries, keys = q.shape[2], k.shape[2]
     plan = (
-        tiles_within((mask,), len(keys))
-        if same
-        else tiles((mask,), Tokens(keys[len(keys) - q.shape[2] :]), Tokens(keys))
+        tiles_within((mask,), keys)
+        if queries == keys
+        else tiles((mask,), Tokens(np.arange(keys - queries, keys)), Tokens(np.arange(keys)))
     )
     return attention_by_tiles((q,), k, v, [plan], scale=scale)
 

@@ -100,11 +100,11 @@ class Context:
         """What the masks leave of the scores, one plan for each row of the batch or one for all; None where so little
         is to be saved that a table of all pairs is cheaper."""
         pairs = self.positions.shape[1] * self.key_positions.shape[1]
-        if not worthwhile(0, pairs):
+        if not worthwhile(0, pairs, len(masks)):
             return None
         plans = self.once(("tiles", masks, id(self.key_positions)), lambda: self._tiles(masks))
         area = sum(tile.area for plan in plans for tile in plan) / max(len(plans), 1)
-        return plans if worthwhile(area, pairs) else None
+        return plans if worthwhile(area, pairs, len(masks)) else None
 
     def _tiles(self, masks: tuple[Mask, ...]) -> list[tuple[Tile, ...]]:
         if self.aligned and self.readable is None and self.documents is None:

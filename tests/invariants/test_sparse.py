@@ -101,7 +101,7 @@ def test_scattered_keys_are_as_many_as_asked_and_the_seed_decides_which() -> Non
 
 
 @pytest.mark.usefixtures("small_cells")
-@pytest.mark.parametrize("length", [(29, 29), (32, 32), (1, 1), (3, 40)], ids=str)
+@pytest.mark.parametrize("length", [(29, 29), (32, 32), (1, 1), (3, 40), (40, 3)], ids=str)
 @pytest.mark.parametrize("name", MASKS)
 def test_sparse_attention_is_attention_under_the_mask(name: str, length: tuple[int, int]) -> None:
     rng, (T, S) = np.random.default_rng(0), length

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead
-from clearhead.configs import Causal, Window
+from clearhead.configs import Causal, DualChunkConfig, Window
 from clearhead.measure.cost import cost
 from clearhead.models.presets import PRESETS, preset
 
@@ -73,6 +73,19 @@ def test_flops_are_what_torch_counts(name: str) -> None:
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(*inputs(name, 3, 11), fused=False)
     assert cost(preset(name), **sizes(name, 3, 11)).flops.forward == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("length", [11, 600])
+def test_flops_of_dual_chunks_are_what_torch_counts(length: int) -> None:
+    """Three kinds of queries: as many tables of scores for a short text, tiles for a longer one."""
+    rotary = DualChunkConfig(chunk=100, length=200)
+    config = preset("tiny-llama").changed("stack.pattern.0.mixer.rotary", rotary.to_dict())
+    model, whole = clearhead.build(config).eval(), cost(preset("tiny-llama"), length=length).flops.forward
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(*inputs("tiny-llama", 1, length))
+    told = cost(config, length=length).flops.forward
+    assert told == counter.get_total_flops()
+    assert told > whole if length == 11 else told < whole
 
 
 @pytest.mark.parametrize(
