@@ -172,10 +172,10 @@ def test_peak_memory_is_what_was_held() -> None:
 def test_models_side_by_side(tmp_path: Path) -> None:
     picture, mixer = tmp_path / "growth.svg", tmp_path / "mine.json"
     mixer.write_text(dumps(AttentionConfig(heads=2, mask=Causal() & Window(7))))
-    names = ("full", "linformer", str(mixer), "tiny-llama")
+    names = ("linformer", str(mixer), "tiny-llama")
     options = ("--lengths", "16,32", "--dim", "32", "--heads", "2", "--layers", "1", "--equal", "no", "--rounds", "1")
     told = json.loads(run(*names, *options, "--json", "--out", str(picture)))
-    assert [model["name"] for model in told["models"]] == ["full", "linformer", "mine", "tiny-llama"]
+    assert [model["name"] for model in told["models"]] == ["linformer", "mine", "tiny-llama"]
     for model in told["models"]:
         assert [m["length"] for m in model["measured"]] == [16, 32]
         for m in model["measured"]:

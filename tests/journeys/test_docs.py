@@ -24,14 +24,57 @@ PAGES = [
 ]
 COMMANDS = ("clearhead", "python", "export")
 
-# Runs the blocks it reads from its input and writes what each printed; stops at the first that fails.
+# Runs the blocks it reads from its input and writes what each printed; stops at the first that fails. Commands that
+# need no shell run in copies of this process, as they would alone but for the seconds in which torch loads.
 DRIVER = """
-import contextlib, io, json, subprocess, sys, traceback
+import contextlib, io, json, os, shlex, subprocess, sys, tempfile, traceback
+import torch
+
+START = torch.initial_seed()
+
+def typed(code):
+    return subprocess.run(["bash", "-euo", "pipefail", "-c", code], capture_output=True, text=True)
+
+def copied(line):
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
+        child = os.fork()
+        if not child:
+            os.dup2(out.fileno(), 1), os.dup2(said.fileno(), 2)
+            code = 1
+            try:
+                from clearhead.cli.main import main
+                torch.manual_seed(START)
+                sys.argv = shlex.split(line, comments=True)
+                main()
+                code = 0
+            except SystemExit as left:
+                code = left.code or 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(code if isinstance(code, int) else 1)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        out.seek(0), said.seek(0)
+        return subprocess.CompletedProcess(line, code, out.read(), said.read())
+
+def commands(code):
+    if "export" in code or "\\\\" in code:
+        return [typed(code)]
+    done = []
+    for line in code.splitlines():
+        if line.strip() and not line.lstrip().startswith("#"):
+            plain = line.startswith("clearhead ") and not set(line) & set("|<>&;$`")
+            done.append(copied(line) if plain else typed(line))
+            if done[-1].returncode:
+                break
+    return done
+
 blocks, namespace, results = json.load(sys.stdin), {"__name__": "__main__"}, []
 for block in blocks:
     if block["language"] == "bash":
-        done = subprocess.run(["bash", "-euo", "pipefail", "-c", block["code"]], capture_output=True, text=True)
-        printed, error = done.stdout, f"exit code {done.returncode}\\n{done.stderr}" if done.returncode else ""
+        done = commands(block["code"])
+        printed = "".join(one.stdout for one in done)
+        error = f"exit code {done[-1].returncode}\\n{done[-1].stderr}" if done and done[-1].returncode else ""
     else:
         out, error = io.StringIO(), ""
         try:

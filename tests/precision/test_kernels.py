@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from clearhead.configs import (
     PRECISIONS,
     AttentionConfig,
+    BFloat16,
     Causal,
     Float32,
     GatedFeedForwardConfig,
@@ -174,12 +175,12 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("precision", [Float32(cache="float16"), *STORED], ids=str)
+@pytest.mark.parametrize("precision", [Float32(), BFloat16(), Int8(), Int4(group=256)], ids=str)
 @pytest.mark.parametrize(("mixer", "whole"), BLOCKS.values(), ids=BLOCKS)
 def test_a_block_in_one_call_equals_its_parts_in_plain_pytorch(
     precision: Precision, mixer: AttentionConfig, whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rows of texts of different lengths, one, two and eight of them; the cache in 32 bits, and rounded to 16."""
+    """Rows of texts of different lengths, one and eight of them; the cache in 32 bits, and rounded to 16."""
     torch.manual_seed(4)
     mixer = replace(mixer, mask=Causal())
     built = build(decoder(dim=70, layers=2, mixer=mixer, ffn=GatedFeedForwardConfig(hidden=90), vocabulary=31)).eval()
@@ -198,7 +199,7 @@ def test_a_block_in_one_call_equals_its_parts_in_plain_pytorch(
     monkeypatch.setattr(SteppingAttention, "forward", lambda *given: calls.append(given[1].shape[1]) or forward(*given))
     for cache, tolerance in (("float32", 1e-4), ("float16", 5e-3)):
         model = quantize(built, replace(precision, cache=cache))
-        for rows in (1, 2, 8):
+        for rows in (1, 8):
             with torch.inference_mode():
                 calls.clear()
                 quick = run(model, rows)

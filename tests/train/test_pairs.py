@@ -221,11 +221,12 @@ def test_a_model_of_ones_own_and_the_presets_train_by_the_recipe_of_their_kind(t
     assert recipe("transformer-base").model == preset("transformer-base")
 
 
-def test_several_languages_in_one_batch_are_told_apart(tmp_path: Path) -> None:
+def test_several_languages_in_one_batch_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in dates are a mixture: texts that share a length share a batch, whatever their languages."""
     pytest.importorskip("babel")
     with pytest.raises(DataError, match="the share for validation is 0"):
         dates(0.0)
+    monkeypatch.setattr("clearhead.data.dates.COUNT", 6000)
     config = recipe("dates").changed("task.judged", 10)
     task = prepare(config, (), (), Run(tmp_path / "run"), lambda text: None)
     assert isinstance(task, Translation)

@@ -144,8 +144,12 @@ def test_a_run_that_never_began_can_be_begun_with_another_recipe(corpus: Path, t
 
 def test_what_stops_a_preparation_is_not_put_off(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "prepare", lambda *given: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt):
-        train(small(), [corpus], tmp_path / "run")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of the tests ignores it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train(small(), [corpus], tmp_path / "run")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_validation_without_an_answer_is_refused(corpus: Path, tmp_path: Path) -> None:
