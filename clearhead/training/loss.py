@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-CHUNK = 2**22  # logits held at once
+CHUNK = 3 * 2**22  # logits held at once
 
 
 class LinearCrossEntropy(torch.autograd.Function):
@@ -34,11 +34,15 @@ class LinearCrossEntropy(torch.autograd.Function):
         d_weight = torch.zeros_like(weight) if needed[1] else None
         d_bias = torch.zeros_like(bias) if needed[2] and bias is not None else None
         total = x.new_zeros((), dtype=torch.float32)
+        held = x.new_empty(min(rows, len(x)), len(weight))  # the logits of one chunk after the other
         for start in range(0, len(x), rows):
             chunk, wanted = x[start : start + rows], targets[start : start + rows]
-            logits = (
-                (chunk @ table.T).float() if bias is None else torch.addmm(bias.to(x.dtype), chunk, table.T).float()
-            )
+            some = held[: len(chunk)]
+            if bias is None:
+                torch.mm(chunk, table.T, out=some)
+            else:
+                torch.addmm(bias.to(x.dtype), chunk, table.T, out=some)
+            logits = some.float()
             hit = logits.gather(1, wanted[:, None])
             mean = logits.mean(dim=1, keepdim=True) if smoothing else 0.0
             largest = logits.amax(dim=1, keepdim=True)
