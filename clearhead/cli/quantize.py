@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from shutil import copyfile
 from typing import TYPE_CHECKING
 
 import click
@@ -15,13 +13,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from clearhead.configs import Cache
-
-KEPT = (
-    "bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id",
-    "max_position_embeddings", "n_positions", "id2label",
-)  # fmt: skip
-"""Of `config.json`: what the config does not know, and decoding asks for."""
-BESIDE = ("generation_config.json", "chat_template.jinja", "preprocessor_config.json")
 
 
 @click.command("quantize")
@@ -54,7 +45,6 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     read = None if text is None else read_text(text)
     loaded = load_model(model)
     from clearhead.generate.complete import own_tokenizer
-    from clearhead.generate.defaults import files
     from clearhead.measure.perplexity import perplexity_of
     from clearhead.models.quantize import quantize
 
@@ -64,11 +54,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     half = 0 if read is None else len(read) // 2
     tokens = None if read is None or tokenizer is None else rows(tokenizer.encode(read[:half]))
     made = quantize(loaded, kind, tokens=tokens)
-    said = files(loaded.origin)["config.json"]
-    made.save(out, tokenizer=tokenizer, extra={name: said[name] for name in KEPT if name in said})
-    for name in BESIDE:
-        if loaded.origin is not None and (loaded.origin / name).is_file():
-            copyfile(loaded.origin / name, Path(out) / name)
+    made.save(out, tokenizer=tokenizer)
     before, after = (sum(tensor.nbytes for tensor in each.state_dict().values()) for each in (loaded, made))
     click.echo(f"{out}: {bytes_text(after)} in {weights}, {bytes_text(before)} before")
     if read is not None:

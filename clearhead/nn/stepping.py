@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.configs import Cache
 from clearhead.precision.kernels import Layer, Space, Step, kernels
-from clearhead.precision.matrix import SMALL, Packed, kernels_for, kernels_on, readable
+from clearhead.precision.matrix import KINDS, SMALL, Packed, kernels_for, kernels_on, readable
 
 from .attention import MultiHeadAttention
 from .context import Context
@@ -33,8 +33,7 @@ from .state import BlockState, KVState, MambaState, Room, Slots, SourceState
 
 MOST = 32  # new tokens of a row; more are better off with torch's kernel
 WIDEST = 256  # of a head, in kernels.c
-KEPT = {"float32": torch.float32, "float16": torch.float16}
-KINDS = {torch.float32: 0, torch.float16: 2}  # of a cache, in kernels.c
+CACHES = (torch.float32, torch.float16)  # that the kernels read
 SCANNED = 1 << 12  # numbers of a memory that one thread updates in the time that two need to meet
 
 
@@ -46,7 +45,7 @@ class SteppingAttention(MultiHeadAttention):
     def init_state(self, room: Room) -> KVState:
         """Keys and values in few bits where the kernels read them so."""
         quick = room.dtype == torch.float32 and room.device.type == "cpu" and self.known and kernels() is not None
-        return super().init_state(replace(room, dtype=KEPT[self.cache]) if quick else room)
+        return super().init_state(replace(room, dtype=getattr(torch, self.cache)) if quick else room)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None = None
@@ -75,7 +74,7 @@ class SteppingAttention(MultiHeadAttention):
             and context.taps is None
             and context.fused
             and context.source is None
-            and state.key.dtype in KINDS
+            and state.key.dtype in CACHES
             and self.known
             and kernels_on(x) is not None
         )
@@ -196,18 +195,17 @@ class SteppingBlock(Block):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None
     ) -> Float[Tensor, "B T D"]:
-        parts = None if state is None or self.training else self.parts
-        library = None if parts is None or not all(map(readable, parts.vectors)) else kernels_for(x)
-        slots = None
-        if library is not None and parts is not None and state is not None:
-            slots = parts.mixer.slots_of(x, context, cast(KVState, state.mixer))
-        if slots is None or library is None or parts is None or state is None:
+        parts, kept = self.parts, None if state is None else cast(KVState, state.mixer)
+        quick = parts is not None and not self.training and all(map(readable, parts.vectors))
+        library = kernels_for(x) if quick else None
+        slots = None if library is None or parts is None else parts.mixer.slots_of(x, context, kept)
+        if library is None or parts is None or kept is None or slots is None:
             return super().forward(x, context, state)
         (batch, length, _), x = x.shape, x.contiguous()
         y, many = torch.empty_like(x), batch * length
         scratch = x.new_zeros(many * sum(parts.widths))
         places = [scratch.data_ptr() + 4 * many * start for start in accumulate(parts.widths[:-1], initial=0)]
-        attention = parts.mixer.described(batch, length, parts.widths[1], context, cast(KVState, state.mixer), slots)
+        attention = parts.mixer.described(batch, length, parts.widths[1], context, kept, slots)
         attention.qkv, attention.out = places[:2]
         layer = Layer(
             *(ctypes.pointer(packed.matrix()) for packed in parts.matrices),
