@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import WHOLES, bytes_text, console, count_text, find_config, json_option, print_json, progress
+from .options import PICTURE, WHOLES, bytes_text, console, count_text, find_config, json_option, print_json, progress
 
 if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
@@ -34,7 +34,7 @@ ONE_OR_MORE = click.IntRange(min=1)
     help="What models made of mixers have in common with the first.",
 )
 @click.option("--rounds", type=ONE_OR_MORE, default=3, show_default=True, help="Runs, of which the median is told.")
-@click.option("--out", default=None, metavar="FILE", help="Draw the curves into a .png, .svg or .pdf.")
+@click.option("--out", type=PICTURE, metavar="FILE", help="Draw the curves into a .png, .svg or .pdf.")
 @click.option("--train", "data", multiple=True, metavar="PATH", help="Train each on this text and tell its loss.")
 @click.option("--steps", type=ONE_OR_MORE, default=200, show_default=True, help="With --train: steps for each.")
 @click.option("--context", type=ONE_OR_MORE, default=128, show_default=True, help="With --train: tokens in a row.")
@@ -68,7 +68,6 @@ def command(
     """
     from clearhead.measure.compare import Size, compare
 
-    check_picture(out)
     size = Size(dim=dim, layers=layers, heads=heads, causal=not both_ways)
     contestants = [contestant(name, size) for name in names]
     common = None if equal == "no" else equal
@@ -92,14 +91,6 @@ def command(
         draw_growth(told, out)
         if not as_json:
             click.echo(out)
-
-
-def check_picture(out: str | None) -> None:
-    """Before anything is measured, not after."""
-    from clearhead.inspect.draw import SUFFIXES
-
-    if out is not None and Path(out).suffix.lower() not in SUFFIXES:
-        raise click.UsageError(f"--out is {out}, but a picture is one of {', '.join(SUFFIXES)}")
 
 
 def contestant(name: str, size: Size) -> Contestant:

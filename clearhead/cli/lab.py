@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import FLOATS, WHOLES, console, json_option, print_json, progress
+from .options import FLOATS, PICTURES, WHOLES, console, json_option, print_json, progress
 
 if TYPE_CHECKING:
     from clearhead.lab.result import Result
@@ -63,7 +63,7 @@ COMMON = (
     json_option,
     click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True),
     click.option("form", "--format", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True),
-    click.option("--out", metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),
+    click.option("--out", type=PICTURES, metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),
     click.option("--seed", type=int, default=0, show_default=True, help="Two runs with one seed find the same."),
 )
 LONG = {"turing", "icl", "gradients", "induction", "shape", "lstm"}

@@ -210,6 +210,27 @@ class Numbers(click.ParamType):
 WHOLES, FLOATS = Numbers(int, "whole numbers"), Numbers(float, "numbers")
 
 
+class Picture(click.ParamType):
+    """A file that a picture can be written to, or with `folders` a path without a suffix: what cannot be is said
+    before the work is done that it would show."""
+
+    name = "picture"
+
+    def __init__(self, folders: bool) -> None:
+        self.folders = folders
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from clearhead.inspect.draw import SUFFIXES
+
+        suffix = Path(value).suffix.lower()
+        if suffix not in SUFFIXES and not (self.folders and not suffix):
+            self.fail(f"{value} ends in {suffix!r}, but a picture is one of {', '.join(SUFFIXES)}", param, ctx)
+        return value
+
+
+PICTURE, PICTURES = Picture(folders=False), Picture(folders=True)
+
+
 def progress() -> Callable[[str], None]:
     """Where a person watches, a line on stderr that tells what is being done."""
     import sys

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import changed, console, count_text, json_option, print_json
+from .options import PICTURE, changed, console, count_text, json_option, print_json
 
 if TYPE_CHECKING:
     from clearhead.scaling import Fit, Plan, Table
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 NAMES = ("parametric", "isoflop", "envelope", "size", "data")
 draws_option = click.option("--draws", type=int, default=1000, show_default=True, help="Behind the intervals.")
 seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
-figure_option = click.option("--figure", default=None, metavar="FILE", help="Draw it into a .png, .svg or .pdf.")
+figure_option = click.option("--figure", type=PICTURE, metavar="FILE", help="Draw it into a .png, .svg or .pdf.")
 theme_option = click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from clearhead.cli.main import cli
 from clearhead.configs import ConfigError
 from clearhead.models.assemble import build
 from clearhead.scaling import read_table
@@ -65,3 +67,10 @@ def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
         asked(dims=())
     with pytest.raises(ValueError, match="layers"):
         run_sweep(asked(layers=0), [text], tmp_path / "none")
+
+
+def test_a_figure_that_cannot_be_drawn_is_said_before_anything_is_trained(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["scaling", "sweep", "--out", str(tmp_path / "sweep"), "--figure", "x.gif"])
+    assert result.exit_code == 2
+    assert "x.gif ends in '.gif', but a picture is one of .png, .svg, .pdf" in result.output
+    assert not (tmp_path / "sweep").exists()
