@@ -161,7 +161,7 @@ def translate() -> RecipeConfig:
         optimizer=MuonConfig(lr=0.03, iterations=4, weight_decay=0.1, rest=adam),
         schedule=StableConfig(warmup=100, decay=0.6),
         batch=4096,
-        steps=6000,
+        steps=5600,
         label_smoothing=0.1,
         evaluate_every=300,
         save_every=100,
