@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
 SUFFIXES = (".png", ".svg", ".pdf")
+LETTERS = 11  # of a title in an inch
 THEMES = ("light", "dark")
 
 # Okabe & Ito's colours, told apart by all kinds of colour vision; the last is ink on this paper
@@ -98,6 +100,11 @@ def label(axis: Any, rows: Sequence[str], columns: Sequence[str], most: int = 40
         at = range(0, len(names), step)
         shown = [escaped(names[i]) for i in at]
         put(at, shown, rotation=turned if max(map(len, shown), default=0) > 2 else 0, fontsize=7)
+
+
+def headline(picture: Any, text: str) -> None:
+    """The title of a whole figure, in as many lines as its width asks for."""
+    picture.suptitle("\n".join(wrap(text, max(16, int(LETTERS * picture.get_figwidth())))), fontsize=10)
 
 
 def escaped(text: str) -> str:

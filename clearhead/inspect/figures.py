@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .draw import DIVERGING, SEQUENTIAL, figure, heat, label, save
+from .draw import DIVERGING, SEQUENTIAL, figure, headline, heat, label, save
 
 if TYPE_CHECKING:
     from .look import Inspection
@@ -105,7 +105,7 @@ def draw_over_image(inspection: Inspection, path: str | Path, theme: str) -> Non
                 image = axis.imshow(patches / top, extent=extent, cmap=cmap, alpha=0.7, vmin=low, vmax=1)
                 axis.set_title(f"layer {map.layer} head {head}\nmost {top:.2f}", fontsize=6.5)
         title = f"what {subject.labels[row]!r} of {subject.name} reads of the image"
-        picture.suptitle(title, fontsize=10)
+        headline(picture, title)
         picture.colorbar(image, ax=list(axes.ravel()), label="weight / the head's largest", shrink=0.7)
         save(picture, path)
 
@@ -115,7 +115,7 @@ def finish(picture: Any, inspection: Inspection, image: Any, axes: np.ndarray) -
     between = "" if subject.tokenizer is not None else " "
     read = shortened(between.join(subject.source_labels or subject.labels))
     said = "" if subject.source_labels is None else f", says “{shortened(between.join(subject.labels))}”"
-    picture.suptitle(f"{subject.name} reads “{read}”{said}", fontsize=10)
+    headline(picture, f"{subject.name} reads “{read}”{said}")
     picture.colorbar(image, ax=list(axes.ravel()), label="weight", shrink=0.8)
 
 
