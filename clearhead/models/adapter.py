@@ -38,23 +38,20 @@ class LowRank(nn.Module):
 def adapt(model: nn.Module, config: LoRAConfig) -> None:
     """Freeze the model, and put a difference that learns beside every matrix of its blocks."""
     model.requires_grad_(False)
-    for name, module in list(model.named_modules()):
-        weight = getattr(module, "weight", None)
-        if ".blocks." in name and isinstance(weight, nn.Parameter) and weight.dim() > 1:
-            parametrize.register_parametrization(module, "weight", LowRank(config, weight))
+    for name, weight in matrices(model).items():
+        parametrize.register_parametrization(model.get_submodule(name), "weight", LowRank(config, weight))
+
+
+def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights that are adapted, by the name of their module."""
+    found = {name: getattr(module, "weight", None) for name, module in model.named_modules() if ".blocks." in name}
+    return {name: weight for name, weight in found.items() if isinstance(weight, nn.Parameter) and weight.dim() > 1}
 
 
 def differences(model: nn.Module) -> dict[str, LowRank]:
     """The differences by the name of the module whose weight they change."""
     mark = ".parametrizations.weight.0"
     return {name.removesuffix(mark): m for name, m in model.named_modules() if isinstance(m, LowRank)}
-
-
-def merge(model: nn.Module) -> None:
-    """Add each difference to its matrix, for good."""
-    for name in differences(model):
-        parametrize.remove_parametrizations(model.get_submodule(name), "weight")
-    model.requires_grad_(True)
 
 
 def save_adapter(model: nn.Module, folder: Path, base: Path, config: LoRAConfig) -> None:
@@ -72,21 +69,28 @@ def load_adapted(folder: Path) -> Model:
         raise CheckpointError(f"{folder} adapts {base}, which is not there; put it back, or change base in {ADAPTER}")
     if base_digest(base) != about["digest"]:
         raise CheckpointError(f"{folder} adapts {base}, whose weights have changed since")
-    config = loads(json.dumps(about["adapter"]))
-    assert isinstance(config, LoRAConfig)
     model = load(base)
-    adapt(model, config)
-    tensors = load_file(folder / WEIGHTS)
-    wanted = {f"{name}.{key}" for name, m in differences(model).items() for key, _ in m.named_parameters()}
+    merge(model, folder)
+    return model.eval()
+
+
+def merge(model: Model, folder: str | Path, *, sign: int = 1) -> None:
+    """Add an adapter's differences to the matrices of a model."""
+    about = json.loads(Path(folder, ADAPTER).read_text(encoding="utf-8"))
+    config, tensors = loads(json.dumps(about["adapter"])), load_file(Path(folder, WEIGHTS))
+    assert isinstance(config, LoRAConfig)
+    wanted = {f"{name}.{key}" for name in matrices(model) for key in ("a", "b")}
     if wanted != tensors.keys():
         odd = sorted(wanted ^ tensors.keys())
-        raise CheckpointError(f"{folder / WEIGHTS} does not fit {base}: {odd[0]} is in one only")
+        raise CheckpointError(f"{Path(folder, WEIGHTS)} does not fit the model: {odd[0]} is in one of them only")
     with torch.no_grad():
-        for name, difference in differences(model).items():
-            for key, parameter in difference.named_parameters():
-                parameter.copy_(tensors[f"{name}.{key}"])
-    merge(model)
-    return model.eval()
+        for name, weight in matrices(model).items():
+            weight.add_(tensors[f"{name}.b"] @ tensors[f"{name}.a"], alpha=sign * config.alpha / config.rank)
+
+
+def unmerge(model: Model, folder: str | Path) -> None:
+    """Take them away again: the base, but for the rounding of its last bits."""
+    merge(model, folder, sign=-1)
 
 
 def base_digest(folder: Path) -> str:

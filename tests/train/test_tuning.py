@@ -18,7 +18,7 @@ import clearhead
 from clearhead.cli import train as cli_train
 from clearhead.configs import ConfigError, Int8
 from clearhead.configs.adapter import LoRAConfig
-from clearhead.models.adapter import save_adapter
+from clearhead.models.adapter import save_adapter, unmerge
 from clearhead.models.quantize import quantize
 from clearhead.training import loop
 from clearhead.training.loop import Report, gathered_model, make_model, train
@@ -83,6 +83,9 @@ def test_lora_learns_few_numbers_saves_them_alone_and_leaves_the_base(base: Path
     tokens = torch.randint(0, 28, (1, 9))
     with torch.no_grad():
         assert torch.equal(clearhead.load(tmp_path / "merged")(tokens), adapted(tokens))
+    unmerge(adapted, out)
+    for mine, theirs in zip(adapted.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-6, rtol=1e-6)
 
 
 def test_an_adapter_whose_base_has_changed_is_refused(base: Path, tmp_path: Path) -> None:
