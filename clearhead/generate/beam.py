@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.configs import DecodingConfig
 from clearhead.models.assemble import Model
+from clearhead.precision.matrix import kernels_on, threads_for
 
 from .filters import Filter, filtered, filters
 from .loop import Begun
@@ -117,9 +119,9 @@ def beam_search(model: Model, begun: Begun, limits: Sequence[int], config: Decod
     while live:
         length += 1
         forced = torch.tensor([search.limit == length for search in live], device=device)
-        said = logprobs(begun, parts, forced.repeat_interleave(width), config.forced_end)
+        said, normalised = foretold(begun, parts, forced.repeat_interleave(width), config.forced_end)
         most = max(2, 1 + len(config.ends)) * width
-        top, parents, tokens = likeliest(said, totals, most, config.never)
+        top, parents, tokens = likeliest(said, normalised, totals, most, config.never)
         rows: list[int] = []
         for i, search in enumerate(live):
             chosen = search.step(top[i], parents[i], tokens[i], length)
@@ -142,13 +144,31 @@ def beam_search(model: Model, begun: Begun, limits: Sequence[int], config: Decod
     return searches
 
 
+def foretold(
+    begun: Begun, parts: Sequence[Filter], forced: Tensor, forced_end: int | None
+) -> tuple[Float[Tensor, "B V"], bool]:
+    """What is said of each row's next token, and whether these are log-probabilities already, as filters want them; a
+    forced end is certain."""
+    said, certain = begun.logits.float(), forced_end is not None and bool(forced.any())
+    if not parts and not certain:
+        return said, False
+    said = filtered(said.log_softmax(dim=1), begun.seen, parts)
+    if certain:
+        ends = torch.full_like(said[:1], -torch.inf)
+        ends[:, forced_end] = 0.0
+        said = torch.where(forced[:, None], ends, said)
+    return said, True
+
+
 def likeliest(
-    said: Float[Tensor, "R V"], totals: Float[Tensor, "N W"], most: int, never: Sequence[int]
+    said: Float[Tensor, "R V"], normalised: bool, totals: Float[Tensor, "N W"], most: int, never: Sequence[int]
 ) -> tuple[list[list[float]], list[list[int]], list[list[int]]]:
     """Of each search the likeliest continuations of all its beams: their log-probabilities, which beam each continues,
     and the token. The best of all are among the best of each, so that no table of all sums is made; those that are
     never written are left out of these few."""
-    values, ids = largest(said, min(most + len(never), said.shape[1]))
+    peaks, whole = surveyed(said)
+    values, ids = largest(said, min(most + len(never), said.shape[1]), peaks)
+    values = values if normalised else values - whole[:, None]
     if never:
         values = values.masked_fill(torch.isin(ids, torch.tensor(never, device=ids.device)), -torch.inf)
     sums = (totals.flatten()[:, None] + values).view(len(totals), -1)
@@ -157,29 +177,28 @@ def likeliest(
     return top.values.tolist(), parents.tolist(), tokens.tolist()
 
 
-def largest(x: Float[Tensor, "R V"], count: int) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
-    """`x.topk(count)`. Of a long row only the pieces whose own largest are largest are looked through: a maximum is
-    found several times as fast as the order of many."""
-    rows, width = x.shape
-    pieces = width // PIECE
+def surveyed(x: Float[Tensor, "R V"]) -> tuple[Float[Tensor, "R P"], Float[Tensor, "R"]]:
+    """Of each row the largest of every PIECE numbers, and log Σ eˣ."""
+    (rows, width), library = x.shape, kernels_on(x)
+    pieces = -(-width // PIECE)
+    if library is None:
+        padded = F.pad(x, (0, pieces * PIECE - width), value=-torch.inf)
+        return padded.unflatten(1, (pieces, PIECE)).amax(dim=2), x.logsumexp(dim=1)
+    peaks, whole, x = x.new_empty(rows, pieces), x.new_empty(rows), x.contiguous()
+    library.peaks(x.data_ptr(), rows, width, PIECE, peaks.data_ptr(), whole.data_ptr(), threads_for(x.numel()))
+    return peaks, whole
+
+
+def largest(
+    x: Float[Tensor, "R V"], count: int, peaks: Float[Tensor, "R P"]
+) -> tuple[Float[Tensor, "R C"], Int[Tensor, "R C"]]:
+    """`x.topk(count)`. Of a long row only the pieces whose own largest are largest are looked through."""
+    width, pieces = x.shape[1], peaks.shape[1]
     if pieces <= 2 * count:
         best = x.topk(count, dim=1)
         return best.values, best.indices
-    body = pieces * PIECE
-    cut = x[:, :body].unflatten(1, (pieces, PIECE))
-    chosen = cut.amax(dim=2).topk(count, dim=1).indices
+    chosen = peaks.topk(count, dim=1).indices
     places = (chosen[:, :, None] * PIECE + torch.arange(PIECE, device=x.device)).flatten(1)
-    rest = torch.arange(body, width, device=x.device).expand(rows, -1)
-    places = torch.cat((places, rest), dim=1)
-    best = x.gather(1, places).topk(count, dim=1)
+    some = x.gather(1, places.clamp(max=width - 1)).masked_fill(places >= width, -torch.inf)
+    best = some.topk(count, dim=1)
     return best.values, places.gather(1, best.indices)
-
-
-def logprobs(begun: Begun, parts: Sequence[Filter], forced: Tensor, forced_end: int | None) -> Float[Tensor, "B V"]:
-    """The log-probabilities of each row's next token, through the filters; a forced end is certain."""
-    said = filtered(begun.logits.float().log_softmax(dim=1), begun.seen, parts)
-    if forced_end is None or not bool(forced.any()):
-        return said
-    certain = torch.full_like(said[:1], -torch.inf)
-    certain[:, forced_end] = 0.0
-    return torch.where(forced[:, None], certain, said)

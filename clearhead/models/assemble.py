@@ -207,7 +207,7 @@ class EncoderDecoder(nn.Module):
         """A memory for up to `length` target tokens, in which the source's keys and values are computed already."""
         state = make_state(self.decoder, len(memory), length, spare=0)
         for block, block_state in zip(self.decoder.layers(), state.blocks, strict=True):
-            block_state.cross = cast(Block, block).cross.read(memory)
+            block_state.cross = cast(Block, block).cross.remember(memory)
         state.source_readable = readable
         return state
 

@@ -53,7 +53,9 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         q, k, v = self.project(x, context, state)
         q = context.tap("query_norm", self.query_norm(context.tap("query", q)))
-        k = context.tap("key_norm", self.key_norm(context.tap("key", k)))
+        if not isinstance(state, SourceState):
+            k = self.key_norm(context.tap("key", k))
+        k = context.tap("key_norm", k)
         v = context.tap("value", v)
         readers = [(q, self.mask)]
         if self.rotary is not None:
@@ -90,6 +92,11 @@ class MultiHeadAttention(nn.Module):
         kv = linear(source, self.qkv.weight[queries:], None if self.qkv.bias is None else self.qkv.bias[queries:])
         k, v = split_heads(kv[..., :keys], key), split_heads(kv[..., keys:], value)
         return SourceState(k.contiguous(), v.contiguous())  # they are read over and over
+
+    def remember(self, source: Float[Tensor, "B S D"]) -> SourceState:
+        """The same for a state, the keys normed already."""
+        read = self.read(source)
+        return replace(read, key=self.key_norm(read.key))
 
     def init_state(self, room: Room) -> KVState:
         check_causal(self.mask)

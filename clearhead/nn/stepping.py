@@ -1,13 +1,13 @@
 """Parts for decoding, which compute in one call of the compiled kernels what their namesakes do in many of torch's.
 
-Each is its namesake with the same children under the same names, and is its namesake where there are many tokens, a
-gradient, or taps; torch's own hooks on its children are not called otherwise.
+Each is its namesake with the same children under the same names, and is its namesake where there is a gradient, where
+somebody watches, or where many tokens leave nothing to gain; torch's own hooks on its children are called only then.
 """
 
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple, cast
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from clearhead.configs import Cache
 from clearhead.precision.kernels import Layer, Space, Step, kernels
-from clearhead.precision.matrix import KINDS, SMALL, Packed, kernels_for, kernels_on, readable
+from clearhead.precision.matrix import KINDS, Packed, kernels_for, kernels_on, readable, threads_for
 
 from .attention import MultiHeadAttention
 from .context import Context
@@ -37,6 +37,43 @@ CACHES = (torch.float32, torch.float16)  # that the kernels read
 SCANNED = 1 << 12  # numbers of a memory that one thread updates in the time that two need to meet
 
 
+@dataclass
+class FollowedState(KVState):
+    """Keys and values that stay where they were written while rows come, go and change places, as beams do at every
+    step: of each slot of a row it is known which row of the buffer holds it."""
+
+    owners: Int[Tensor, "P N"] | None = None  # for as many rows as the buffer has; None: each row's own
+    count: int = 0  # rows that there are, where slots have owners
+
+    def select(self, rows: Int[Tensor, "R"]) -> None:
+        buffered, _, size, _ = self.key.shape
+        if len(rows) > buffered:
+            self.settle()
+            super().select(rows)
+            return
+        if self.owners is None:
+            self.owners = torch.arange(buffered)[:, None].repeat(1, size)
+        self.count, filled = len(rows), self.slots.filled
+        self.owners[: self.count, :filled] = self.owners[rows, :filled]
+
+    def settle(self) -> None:
+        """Move all to where their row is."""
+        if self.owners is None:
+            return
+        count, filled = self.count, self.slots.filled
+        owners, self.owners = self.owners[:count, :filled], None
+        moved = (owners != torch.arange(count)[:, None]).any(dim=1).nonzero()[:, 0]
+        for buffer in (self.key, self.value):
+            buffer[moved, :, :filled] = buffer[owners[moved], :, torch.arange(filled)].transpose(1, 2)
+        self.key, self.value = self.key[:count], self.value[:count]
+
+    def append(
+        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T U"], context: Context
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"], Context]:
+        self.settle()
+        return super().append(k, v, context)
+
+
 class SteppingAttention(MultiHeadAttention):
     """`MultiHeadAttention` with the same weights, quicker where a few tokens follow many that a state holds."""
 
@@ -44,52 +81,70 @@ class SteppingAttention(MultiHeadAttention):
 
     def init_state(self, room: Room) -> KVState:
         """Keys and values in few bits where the kernels read them so."""
-        quick = room.dtype == torch.float32 and room.device.type == "cpu" and self.known and kernels() is not None
-        return super().init_state(replace(room, dtype=getattr(torch, self.cache)) if quick else room)
+        if room.dtype != torch.float32 or room.device.type != "cpu" or not self.known or kernels() is None:
+            return super().init_state(room)
+        state = super().init_state(replace(room, dtype=getattr(torch, self.cache)))
+        return FollowedState(state.slots, state.key, state.value)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None = None
     ) -> Float[Tensor, "B T D"]:
-        slots = self.slots_of(x, context, state)
-        if slots is None or not isinstance(state, KVState):
-            return super().forward(x, context, state)
-        (batch, length, _), width, qkv = x.shape, self.heads * self.widths[1], self.qkv(x)
-        out = x.new_empty(batch, length, width)
-        step = self.described(batch, length, width, context, state, slots)
-        step.qkv, step.out = qkv.data_ptr(), out.data_ptr()
-        library = kernels_on(x)
-        assert library is not None, "asked for in slots_of"
-        small = batch * length * self.heads * step.filled * step.key < SMALL
-        library.attend(ctypes.byref(step), 1 if small else torch.get_num_threads())
+        width, library = self.heads * self.widths[1], kernels_on(x)
+        if isinstance(state, SourceState):
+            if self.rotary is not None or not self.quick(x, context, state.key):
+                return super().forward(x, context, state)
+            given = self.query_norm(self.project(x, context, state)[0]).transpose(1, 2).contiguous()
+            step = self.reading(given, width, context, state)
+        else:
+            slots = self.slots_of(x, context, state)
+            if slots is None or state is None:
+                return super().forward(x, context, state)
+            given = self.normed(self.qkv(x))
+            step = self.described(x.shape[0], x.shape[1], width, context, state, slots)
+        assert library is not None, "asked for in quick"
+        out = x.new_empty(*x.shape[:2], width)
+        step.qkv, step.out = given.data_ptr(), out.data_ptr()
+        library.attend(ctypes.byref(step), threads_for(step.batch * step.length * self.heads * step.filled * step.key))
         return self.out(out)
+
+    def normed(self, qkv: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:
+        """With queries and keys normed head by head, where they are."""
+        queries, keys, _ = self.rows
+        if not isinstance(self.query_norm, nn.Identity):
+            for norm, first, last in ((self.query_norm, 0, queries), (self.key_norm, queries, queries + keys)):
+                heads = qkv[..., first:last]
+                heads.copy_(norm(heads.unflatten(-1, (-1, self.widths[0]))).flatten(-2))
+        return qkv
+
+    def quick(self, x: Float[Tensor, "B T D"], context: Context, keys: Float[Tensor, "N G S K"]) -> bool:
+        """Whether nobody watches, nothing learns, new tokens are few, and the kernels know the layer and the types."""
+        return (
+            x.shape[1] <= MOST
+            and not self.training
+            and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()))
+            and context.taps is None
+            and context.fused
+            and keys.dtype in CACHES
+            and self.known
+            and kernels_on(x) is not None
+        )
 
     def slots_of(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None
     ) -> Int[Tensor, "#B T"] | None:
-        """Where the new tokens are kept; None where somebody watches, or the kernels do not know the layer or the
-        types."""
-        quick = (
-            isinstance(state, KVState)
-            and x.shape[1] <= MOST
-            and context.taps is None
-            and context.fused
-            and context.source is None
-            and state.key.dtype in CACHES
-            and self.known
-            and kernels_on(x) is not None
-        )
-        if not quick:
+        """Where the new tokens are kept; None where this is not for the kernels."""
+        if not isinstance(state, KVState) or context.source is not None or not self.quick(x, context, state.key):
             return None
-        slots = cast(KVState, state).slots
+        slots = state.slots
         return context.once(("slots", id(slots)), lambda: places(slots, *x.shape[:2]))
 
     @cached_property
     def known(self) -> bool:
-        """Whether nothing but rotary and mask shapes the scores, and heads are as wide as the kernels take them."""
+        """Whether nothing but norms, rotary and mask shapes the scores, and heads are as wide as the kernels take
+        them."""
         return (
             self.score_bias is None
             and (self.rotary is None or type(self.rotary) is Rotary)
-            and isinstance(self.query_norm, nn.Identity)
             and max(self.widths) <= WIDEST
         )
 
@@ -98,7 +153,11 @@ class SteppingAttention(MultiHeadAttention):
     ) -> Step:
         """As the kernels see it, but for what they read and write; `context` keeps what it points to."""
         reading = state.slots.reading(context)
-        allowed = reading.allowed(self.mask)
+        allowed, owners = reading.allowed(self.mask), None
+        if isinstance(state, FollowedState):
+            if state.slots.start is None:  # where rows write different slots, one may be another's
+                state.settle()
+            owners = state.owners
         pairs, cos, sin = 0, None, None
         if self.rotary is not None:
             pairs = self.rotary.width // 2
@@ -107,12 +166,29 @@ class SteppingAttention(MultiHeadAttention):
         return Step(
             batch, length, self.heads, self.groups, key, value, size, reading.key_positions.shape[1],
             pairs, self.rotary is not None and self.rotary.config.layout == "interleaved", KINDS[state.key.dtype],
-            stride, *(0 if each is None or len(each) == 1 else each[0].numel() for each in (cos, slots, allowed)),
-            key**-0.5,
-            None,
-            *(None if each is None else each.data_ptr() for each in (cos, sin, slots, allowed)),
-            state.key.data_ptr(), state.value.data_ptr(), None,
+            1, sum(self.rows), stride, *map(apart, (cos, slots, allowed)), key**-0.5,
+            None, *map(place, (cos, sin, slots, allowed, owners)), state.key.data_ptr(), state.value.data_ptr(), None,
         )  # fmt: skip
+
+    def reading(self, given: Float[Tensor, "B T H K"], stride: int, context: Context, state: SourceState) -> Step:
+        """The same of queries that read a source."""
+        (batch, length, *_), (key, value), size = given.shape, self.widths, state.key.shape[2]
+        allowed = context.allowed(self.mask)
+        return Step(
+            batch, length, self.heads, self.groups, key, value, size, size, 0, False, KINDS[state.key.dtype],
+            state.shared, self.rows[0], stride, 0, 0, apart(allowed), key**-0.5,
+            None, None, None, None, place(allowed), None, state.key.data_ptr(), state.value.data_ptr(), None,
+        )  # fmt: skip
+
+
+def place(x: Tensor | None) -> int | None:
+    """Where the kernels find it."""
+    return None if x is None else x.data_ptr()
+
+
+def apart(x: Tensor | None) -> int:
+    """How far a row is from the next; 0 where all rows are alike."""
+    return 0 if x is None or len(x) == 1 else x[0].numel()
 
 
 def places(slots: Slots, batch: int, length: int) -> Int[Tensor, "#B T"] | None:
@@ -128,22 +204,27 @@ class SteppingRMSNorm(RMSNorm):
     """γ·x/√(mean(x²) + ε)."""
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
-        library = kernels_for(x)
+        library = kernels_on(x)
         if library is None or not x.is_contiguous() or not readable(self.weight):
             return super().forward(x)
         out, dim = torch.empty_like(x), len(self.weight)
-        many = x.numel() // dim
-        library.rms_norm(x.data_ptr(), self.weight.data_ptr(), self.eps, out.data_ptr(), dim, many)
+        many, threads = x.numel() // dim, threads_for(x.numel())
+        library.rms_norm(x.data_ptr(), self.weight.data_ptr(), self.eps, out.data_ptr(), dim, many, threads)
         return out
 
 
 class SteppingFeedForward(GatedFeedForward):
-    """down(silu(gate(x)) ⊙ up(x)), gate and up in one pass over x."""
+    """down(silu(gate(x)) ⊙ up(x)): gate and up in one pass over x where it is short, and the rest in one pass over them
+    where it is long."""
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        library = kernels_for(x) if context.taps is None and self.known else None
+        library = kernels_on(x) if context.taps is None and self.known else None
         if library is None:
             return super().forward(x, context)
+        if kernels_for(x) is None:
+            opened, passed = self.gate(x), self.up(x)
+            library.silu_product(opened.data_ptr(), passed.data_ptr(), opened.numel(), threads_for(opened.numel()))
+            return self.down(opened)
         gate, up = cast(Packed, self.gate.weight), cast(Packed, self.up.weight)
         flat, hidden = gate.filled(x), x.new_empty(*x.shape[:-1], gate.rows)
         sizes = flat.data_ptr(), gate.width, hidden.data_ptr(), len(flat), gate.threads(len(flat))
@@ -178,6 +259,7 @@ class SteppingBlock(Block):
         known = (
             bool(residuals)
             and isinstance(mixer, SteppingAttention)
+            and isinstance(mixer.query_norm, nn.Identity)
             and isinstance(ffn, SteppingFeedForward)
             and ffn.known
             and all(isinstance(each.before, SteppingRMSNorm) for each in residuals)
@@ -209,7 +291,7 @@ class SteppingBlock(Block):
         attention.qkv, attention.out = places[:2]
         layer = Layer(
             *(ctypes.pointer(packed.matrix()) for packed in parts.matrices),
-            *(None if each is None else each.data_ptr() for each in parts.vectors),
+            *map(place, parts.vectors),
             *parts.eps, x.data_ptr(), y.data_ptr(), *places[2:], attention,
         )  # fmt: skip
         library.block(ctypes.byref(layer), parts.matrices[2].threads(many))

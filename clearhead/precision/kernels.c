@@ -368,8 +368,18 @@ void gated(const matrix *gate, const matrix *up, const float *x, int64_t stride,
     share_gated(gate, up, x, stride, y, gate->rows, many);
 }
 
-void rms_norm(const float *x, const float *weight, float eps, float *y, int64_t dim, int64_t many) {
+void rms_norm(const float *x, const float *weight, float eps, float *y, int64_t dim, int64_t many, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
     share_norm(x, weight, eps, y, dim, dim, many);
+}
+
+/* gate = silu(gate) ∘ up, number by number. */
+void silu_product(float *gate, const float *up, int64_t count, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t at = 0; at < count; at += LANES) {
+        const int64_t n = count - at;
+        store_some(gate + at, silu(load_some(F32, gate, at, n)) * load_some(F32, up, at, n), n);
+    }
 }
 
 /* The matrix itself in float32, for products with many rows, which other libraries make best. */
@@ -390,20 +400,24 @@ void expand(const matrix *w, float *out, int threads) {
     }
 }
 
-/* Attention of the newest tokens of every row of a batch, from their queries, keys and values side by side. */
+/* Attention of the newest tokens of every row of a batch, from their queries, keys and values side by side; or from
+ * their queries alone, where the keys and values are a source's and nothing is kept. */
 typedef struct {
     int64_t batch, length, heads, groups, key, value; /* length: new tokens of each row; key, value: widths */
     int64_t size, filled;                             /* slots of the cache, and how many of them are read */
     int64_t pairs, interleaved;                       /* coordinates turned by the rotary positions, in pairs */
     int64_t kind;                                     /* of the cache: F32 or F16 */
-    int64_t stride;                                   /* from a row of `out` to the next */
-    int64_t angle_stride, slot_stride, allowed_stride; /* from a row of the batch to the next; 0: all alike */
+    int64_t shared;                                   /* so many rows in a row read one row of the cache */
+    int64_t row, stride;                              /* from a row of `qkv`, and of `out`, to the next */
+    int64_t angle_stride, slot_stride;                /* from a row of the batch to the next; 0: all alike */
+    int64_t allowed_stride;                           /* from a row of the cache to the next; 0: all alike */
     float scale;
-    float *qkv;               /* B T (H·K + G·K + G·U) */
+    float *qkv;               /* B T rows: H·K, or H·K + G·K + G·U */
     const float *cos, *sin;   /* B T pairs */
-    const int64_t *slots;     /* B T: where each new token is kept */
-    const uint8_t *allowed;   /* B T S, or NULL where all may be read */
-    void *keys, *values;      /* B G N K and B G N U */
+    const int64_t *slots;     /* B T: where each new token is kept; NULL where none is */
+    const uint8_t *allowed;   /* of each row of the cache, for the queries of all who share it, S; NULL: all is read */
+    int64_t *owners;          /* B N: the row of the cache that holds each slot; NULL: its own */
+    void *keys, *values;      /* rows of the cache: G N K and G N U */
     float *out;               /* B T H·U, in rows of `stride` */
 } step;
 
@@ -429,9 +443,11 @@ INLINE void keep(int64_t kind, void *cache, int64_t at, const float *x, int64_t 
 #define CHUNK 64   /* keys whose scores are kept at once */
 #define WIDEST 256 /* floats of a key or a value */
 
-/* softmax(scale·q·kᵀ)·v for one query, over the keys a chunk at a time; zeros where nothing may be read. */
+/* softmax(scale·q·kᵀ)·v for one query, over the keys a chunk at a time; zeros where nothing may be read. Slot i is the
+ * i-th of `keys`, or, where slots have owners, as many rows further on as its owner's number. */
 INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, const float *query, const void *keys,
-                       const void *values, const uint8_t *allowed, float *out) {
+                       const void *values, const uint8_t *allowed, const int64_t *owners, float *out) {
+    const int64_t apart = s->groups * s->size;
     vec q[WIDEST / LANES], acc[WIDEST / LANES];
     float top = -INFINITY, total = 0;
     EACH(w, (key + LANES - 1) / LANES) q[w] = s->scale * load_some(F32, query, w * LANES, key - w * LANES);
@@ -441,9 +457,11 @@ INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, cons
         float scores[CHUNK], best = top;
         for (int64_t i = 0; i < CHUNK; i += LANES) {
             vec sums[LANES] = {{0}};
-            for (int64_t j = i; j < count && j < i + LANES; j++)
+            for (int64_t j = i; j < count && j < i + LANES; j++) {
+                const int64_t at = first + j + (owners ? owners[first + j] * apart : 0);
                 EACH(w, (key + LANES - 1) / LANES)
-                    sums[j - i] += q[w] * load_some(kind, keys, (first + j) * key + w * LANES, key - w * LANES);
+                    sums[j - i] += q[w] * load_some(kind, keys, at * key + w * LANES, key - w * LANES);
+            }
             store(scores + i, sum_each(sums));
         }
         for (int64_t i = 0; i < CHUNK; i++) {
@@ -468,8 +486,9 @@ INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, cons
         total += sum(weights);
         for (int64_t i = 0; i < count; i++) {
             if (allowed && !allowed[first + i]) continue;
+            const int64_t at = first + i + (owners ? owners[first + i] * apart : 0);
             EACH(w, (value + LANES - 1) / LANES)
-                acc[w] += scores[i] * load_some(kind, values, (first + i) * value + w * LANES, value - w * LANES);
+                acc[w] += scores[i] * load_some(kind, values, at * value + w * LANES, value - w * LANES);
         }
     }
     EACH(w, (value + LANES - 1) / LANES)
@@ -479,47 +498,55 @@ INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, cons
 /* Known widths keep the query and the sums in registers. */
 #define ATTENDS(kind)                                                                                                 \
     static void attend_##kind(const step *s, const float *q, const void *keys, const void *values,                    \
-                              const uint8_t *allowed, float *out) {                                                   \
+                              const uint8_t *allowed, const int64_t *owners, float *out) {                            \
         switch (s->key == s->value ? s->key : 0) {                                                                    \
-        case 32: attend_one(kind, 32, 32, s, q, keys, values, allowed, out); break;                                   \
-        case 48: attend_one(kind, 48, 48, s, q, keys, values, allowed, out); break;                                   \
-        case 64: attend_one(kind, 64, 64, s, q, keys, values, allowed, out); break;                                   \
-        case 96: attend_one(kind, 96, 96, s, q, keys, values, allowed, out); break;                                   \
-        case 128: attend_one(kind, 128, 128, s, q, keys, values, allowed, out); break;                                \
-        default: attend_one(kind, s->key, s->value, s, q, keys, values, allowed, out);                                \
+        case 32: attend_one(kind, 32, 32, s, q, keys, values, allowed, owners, out); break;                           \
+        case 48: attend_one(kind, 48, 48, s, q, keys, values, allowed, owners, out); break;                           \
+        case 64: attend_one(kind, 64, 64, s, q, keys, values, allowed, owners, out); break;                           \
+        case 96: attend_one(kind, 96, 96, s, q, keys, values, allowed, owners, out); break;                           \
+        case 128: attend_one(kind, 128, 128, s, q, keys, values, allowed, owners, out); break;                        \
+        default: attend_one(kind, s->key, s->value, s, q, keys, values, allowed, owners, out);                        \
         }                                                                                                             \
     }
 ATTENDS(F32) ATTENDS(F16)
 
-/* Turn the new queries and keys, keep keys and values in their slots, attend. */
-static void share_attend(const step *s) {
-    const int64_t row = s->heads * s->key + s->groups * (s->key + s->value), repeats = s->heads / s->groups;
-    const int64_t size = s->kind == F32 ? 4 : 2;
+/* Turn the new queries and keys, keep keys and values in their slots. */
+static void share_keep(const step *s) {
+    const int64_t repeats = s->heads / s->groups;
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < s->batch * s->groups; task++) {
         const int64_t b = task / s->groups, g = task % s->groups;
         for (int64_t t = 0; t < s->length; t++) {
-            float *qkv = s->qkv + (b * s->length + t) * row, *k = qkv + (s->heads + g) * s->key;
+            float *qkv = s->qkv + (b * s->length + t) * s->row, *k = qkv + (s->heads + g) * s->key;
             const float *v = qkv + (s->heads + s->groups) * s->key + g * s->value;
             const float *cos = s->cos + b * s->angle_stride + t * s->pairs;
             const float *sin = s->sin + b * s->angle_stride + t * s->pairs;
-            const int64_t slot = (b * s->groups + g) * s->size + s->slots[b * s->slot_stride + t];
+            const int64_t place = s->slots[b * s->slot_stride + t], slot = (b * s->groups + g) * s->size + place;
             for (int64_t h = g * repeats; h < (g + 1) * repeats; h++)
                 turn(qkv + h * s->key, cos, sin, s->pairs, s->interleaved);
             turn(k, cos, sin, s->pairs, s->interleaved);
             keep(s->kind, s->keys, slot * s->key, k, s->key);
             keep(s->kind, s->values, slot * s->value, v, s->value);
+            if (s->owners && g == 0) s->owners[b * s->size + place] = b;
         }
     }
+}
+
+static void share_attend(const step *s) {
+    const int64_t repeats = s->heads / s->groups, size = s->kind == F32 ? 4 : 2;
+    if (s->slots) share_keep(s);
 #pragma omp for schedule(static)
     for (int64_t task = 0; task < s->batch * s->heads * s->length; task++) {
         const int64_t b = task / (s->heads * s->length), h = task / s->length % s->heads, t = task % s->length;
-        const int64_t at = b * s->length + t, first = (b * s->groups + h / repeats) * s->size;
+        const int64_t read = b / s->shared, asked = b % s->shared * s->length + t; /* row of the cache, and its query */
+        const int64_t first = ((s->owners ? 0 : read * s->groups) + h / repeats) * s->size;
         const void *keys = (const uint8_t *)s->keys + first * s->key * size;
         const void *values = (const uint8_t *)s->values + first * s->value * size;
-        const uint8_t *allowed = s->allowed ? s->allowed + b * s->allowed_stride + t * s->filled : NULL;
-        const float *q = s->qkv + at * row + h * s->key;
-        (s->kind == F32 ? attend_F32 : attend_F16)(s, q, keys, values, allowed, s->out + at * s->stride + h * s->value);
+        const uint8_t *allowed = s->allowed ? s->allowed + read * s->allowed_stride + asked * s->filled : NULL;
+        const int64_t *owners = s->owners ? s->owners + b * s->size : NULL;
+        const float *q = s->qkv + (b * s->length + t) * s->row + h * s->key;
+        float *out = s->out + (b * s->length + t) * s->stride + h * s->value;
+        (s->kind == F32 ? attend_F32 : attend_F16)(s, q, keys, values, allowed, owners, out);
     }
 }
 
@@ -598,5 +625,36 @@ void scan(const space *s, int threads) {
             y += h * read[z];
         }
         store_some(s->out + at, y * silu(load_some(F32, s->input, b * s->stride + s->inner + i, n)), n);
+    }
+}
+
+/* Of each row of x: the largest number of every run of `run`, and log Σ e^x. */
+void peaks(const float *x, int64_t rows, int64_t width, int64_t run, float *largest, float *total, int threads) {
+    const int64_t runs = (width + run - 1) / run;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t row = 0; row < rows; row++) {
+        const float *from = x + row * width;
+        float top = -INFINITY, *tops = largest + row * runs;
+        for (int64_t i = 0; i < runs; i++) {
+            const int64_t end = (i + 1) * run < width ? (i + 1) * run : width;
+            int64_t at = i * run;
+            vec best = all(-INFINITY);
+            for (; at + LANES <= end; at += LANES) {
+                const vec some = load(from + at);
+                const ivec less = best > some;
+                best = (vec)((less & (ivec)best) | (~less & (ivec)some));
+            }
+            float most = -INFINITY;
+            for (int lane = 0; lane < LANES; lane++) most = most > best[lane] ? most : best[lane];
+            for (; at < end; at++) most = most > from[at] ? most : from[at];
+            tops[i] = most;
+            top = top > most ? top : most;
+        }
+        vec sums = {0};
+        float rest = 0;
+        int64_t at = 0;
+        for (; at + LANES <= width; at += LANES) sums += exponential(load(from + at) - top);
+        for (; at < width; at++) rest += expf(from[at] - top);
+        total[row] = top + logf(sum(sums) + rest);
     }
 }

@@ -37,10 +37,10 @@ class Step(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("batch", "length", "heads", "groups", "key", "value", "size", "filled")),
-        *((name, c_int64) for name in ("pairs", "interleaved", "kind", "stride")),
+        *((name, c_int64) for name in ("pairs", "interleaved", "kind", "shared", "row", "stride")),
         *((name, c_int64) for name in ("angle_stride", "slot_stride", "allowed_stride")),
         ("scale", c_float),
-        *((name, c_void_p) for name in ("qkv", "cos", "sin", "slots", "allowed", "keys", "values", "out")),
+        *((name, c_void_p) for name in ("qkv", "cos", "sin", "slots", "allowed", "owners", "keys", "values", "out")),
     ]
 
 
@@ -75,7 +75,7 @@ def kernels() -> ctypes.CDLL | None:
         library = ctypes.CDLL(str(compiled()))
     except (OSError, subprocess.SubprocessError) as error:
         warnings.warn(
-            f"no compiled kernels, so matrices in few bits are multiplied slowly, in plain PyTorch: {error}",
+            f"no compiled kernels, so writing is slower, in plain PyTorch: {error}",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -84,12 +84,14 @@ def kernels() -> ctypes.CDLL | None:
     for name, arguments in {
         "linear": [matrix, pointer, pointer, whole, pointer, whole, c_int],
         "gated": [matrix, matrix, pointer, whole, pointer, whole, c_int],
-        "rms_norm": [pointer, pointer, c_float, pointer, whole, whole],
+        "rms_norm": [pointer, pointer, c_float, pointer, whole, whole, c_int],
+        "silu_product": [pointer, pointer, whole, c_int],
         "expand": [matrix, pointer, c_int],
         "attend": [ctypes.POINTER(Step), c_int],
         "block": [ctypes.POINTER(Layer), c_int],
         "filter": [ctypes.POINTER(Space)],
         "scan": [ctypes.POINTER(Space), c_int],
+        "peaks": [pointer, whole, whole, whole, pointer, pointer, c_int],
     }.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None

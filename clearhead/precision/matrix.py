@@ -25,13 +25,18 @@ SMALL = 1 << 16  # multiplications that one thread does in the time that two nee
 
 def kernels_on(x: Float[Tensor, "..."]) -> ctypes.CDLL | None:
     """The compiled kernels, if they are for such an input: float32 on the CPU, without a gradient."""
-    wanted = x.numel() > 0 and x.dtype == torch.float32 and x.is_cpu
+    wanted = x.numel() > 0 and x.dtype == torch.float32 and x.is_cpu and not torch.is_autocast_enabled("cpu")
     return kernels() if wanted and not (x.requires_grad and torch.is_grad_enabled()) else None
 
 
 def kernels_for(x: Float[Tensor, "... i"]) -> ctypes.CDLL | None:
     """Those of matrices, which are for few rows."""
     return kernels_on(x) if x.numel() <= FEW * x.shape[-1] else None
+
+
+def threads_for(work: int) -> int:
+    """So many for so many multiplications: one where starting more would take longer than they save."""
+    return 1 if work < SMALL else torch.get_num_threads()
 
 
 def readable(vector: Float[Tensor, "..."] | None) -> bool:
@@ -71,8 +76,7 @@ class Packed(nn.Module):
         return (F.pad(x, (0, missing)) if missing else x).reshape(-1, self.width).contiguous()
 
     def threads(self, many: int) -> int:
-        """One where starting more would take longer than they save."""
-        return 1 if self.rows * self.columns * many < SMALL else torch.get_num_threads()
+        return threads_for(self.rows * self.columns * many)
 
     @property
     def stored(self) -> dict[str, Tensor]:

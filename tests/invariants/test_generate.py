@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 
 import pytest
@@ -11,13 +13,18 @@ import tokenizers
 import torch
 
 import clearhead
-from clearhead.configs import BytesConfig, DecodingConfig, Power, Wu
-from clearhead.generate.beam import Search, beam_search, largest
+from clearhead.configs import PRECISIONS, BytesConfig, DecodingConfig, Power, Wu
+from clearhead.generate.beam import PIECE, Search, beam_search, largest, surveyed
 from clearhead.generate.complete import Task
 from clearhead.generate.filters import draw, luck_of, uniforms
+from clearhead.generate.layout import ready_to_write
 from clearhead.generate.loop import begin
 from clearhead.generate.row import Pieces, Row
+from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.models.quantize import quantize
+from clearhead.models.transformer import modern_transformer, transformer
 from clearhead.nn.state import KVState
+from clearhead.nn.stepping import SteppingAttention
 from clearhead.tokenize import Tokenizer, make
 
 DECODERS = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm", "tiny-mamba"]
@@ -226,10 +233,105 @@ def test_the_largest_of_a_long_row_are_found_by_its_pieces(width: int) -> None:
     x = torch.randn(5, width)
     x[0, : width // 2] = -torch.inf
     x[1] = torch.arange(width).float()
-    values, places = largest(x, 10)
+    values, places = largest(x, 10, surveyed(x)[0])
     wanted = x.topk(10, dim=1)
     assert torch.equal(values, wanted.values)
     assert torch.equal(places, wanted.indices)
+
+
+@pytest.mark.parametrize("width", [1, 15, 16, 128, 130, 16000])
+def test_a_row_is_surveyed_alike_with_and_without_kernels(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x = 8 * torch.randn(3, width)
+    x[0, width // 2 :] = -torch.inf
+    x[0, 0] = 50.0
+    peaks, whole = surveyed(x)
+    torch.testing.assert_close(whole, x.logsumexp(1))
+    for piece, part in enumerate(x.split(PIECE, dim=1)):
+        assert torch.equal(peaks[:, piece], part.amax(1))
+    monkeypatch.setattr("clearhead.generate.beam.kernels_on", lambda x: None)
+    plain = surveyed(x)
+    assert torch.equal(plain[0], peaks)
+    torch.testing.assert_close(plain[1], whole)
+
+
+@pytest.mark.parametrize("name", ["tiny-transformer", "tiny-gpt", "tiny-gemma-3", "tiny-mistral"])
+def test_a_model_made_ready_finds_the_beams_of_the_plain_one(name: str) -> None:
+    """Prompts of different lengths, searches that end at different steps, a window past its ring."""
+    plain, config = model_of(name, 0.4, 11), DecodingConfig(beams=4, ends=(0,))
+    ready = ready_to_write(model_of(name, 0.4, 11))
+    assert any(isinstance(module, SteppingAttention) for module in ready.modules())
+    limits = [3, 12, 7, 9]
+    prompts = [[token % 11 for token in prompt] for prompt in PROMPTS]
+    with torch.inference_mode():
+        found, wanted = (
+            beam_search(model, begin(model, prompts, 12, start=1), limits, config) for model in (ready, plain)
+        )
+    for one, other in zip(found, wanted, strict=True):
+        assert [tokens for _, tokens, _ in one.best()] == [tokens for _, tokens, _ in other.best()]
+        assert [score for score, _, _ in one.best()] == pytest.approx([s for s, _, _ in other.best()], abs=1e-4)
+
+
+MADE_QUICK = {
+    "made ready": (ready_to_write, 1e-4),
+    "whole blocks": (lambda model: quantize(model, PRECISIONS["float32"]), 1e-4),
+    "a cache of 16 bits": (lambda model: quantize(model, replace(PRECISIONS["float32"], cache="float16")), 0.02),
+}
+
+
+@pytest.mark.parametrize(("quick", "tolerance"), MADE_QUICK.values(), ids=MADE_QUICK)
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma-3", "tiny-mistral"])
+def test_rows_that_change_places_keep_what_they_have_read(
+    name: str, quick: Callable[[Model], Model], tolerance: float
+) -> None:
+    """Rows of different lengths are taken, repeated and left out while keys stay where they were written."""
+    plain, ready = model_of(name), quick(model_of(name))
+    generator = torch.Generator().manual_seed(4)
+    tokens = torch.randint(0, 101, (4, 6), generator=generator)
+    readable = torch.arange(6) < torch.tensor([[6], [3], [5], [6]])
+
+    def run(model) -> list[torch.Tensor]:
+        state, said = model.init_state(4, 20), []
+        model(tokens, state=state, readable=readable)
+        for rows in ([0, 3, 3, 0], [2, 0, 1, 1], [3, 1], [1, 0, 0, 1, 1], [4, 2, 0]):
+            state.select(torch.tensor(rows))
+            said += [model(torch.full((len(rows), 1), 7 + len(said)), state=state) for _ in range(2)]
+        return said
+
+    with torch.inference_mode():
+        for mine, theirs in zip(run(ready), run(plain), strict=True):
+            torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("length", [1, 3])
+def test_targets_that_share_a_source_read_it_alike_with_and_without_kernels(normed: bool, length: int) -> None:
+    """Sources of different lengths, three targets of each, several tokens at once, after rows have left."""
+    make = modern_transformer if normed else transformer
+    config = make(dim=32, layers=2, heads=4, hidden=48, vocabulary=31)
+    torch.manual_seed(5)
+    plain = clearhead.build(config).eval()
+    with torch.no_grad():
+        for parameter in plain.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    ready = ready_to_write(deepcopy(plain))
+    tokens, readable = torch.randint(0, 31, (3, 7)), torch.arange(7) < torch.tensor([[7], [2], [5]])
+
+    def run(model: EncoderDecoder) -> torch.Tensor:
+        state = model.init_state(model.encode(tokens, readable=readable), 20, readable=readable)
+        model.decode(torch.ones(3, 1, dtype=torch.long), state)
+        state.spread(3)
+        first = model.decode(torch.arange(9 * length).view(9, length), state)
+        state.select(torch.tensor([2, 0, 1, 7, 7, 6]))
+        return torch.cat((first, model.decode(torch.arange(6 * length).view(6, length), state)))
+
+    read = []
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
+        wanted = run(plain)
+        reading = SteppingAttention.reading
+        patch.setattr(SteppingAttention, "reading", lambda *given: read.append(1) or reading(*given))
+        torch.testing.assert_close(run(ready), wanted, atol=1e-4, rtol=1e-4)
+    assert len(read) == 2 * 3  # layers, passes
 
 
 def test_a_search_that_ends_early_leaves_the_others_their_sources() -> None:

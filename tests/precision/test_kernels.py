@@ -31,12 +31,13 @@ from clearhead.configs import (
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 from clearhead.models.quantize import quantize
+from clearhead.nn.context import Context
 from clearhead.nn.state import narrowed
 from clearhead.nn.stepping import SteppingAttention, SteppingMamba
 from clearhead.precision import matrix
 from clearhead.precision.kernels import compiled as compiled_file
 from clearhead.precision.kernels import kernels
-from clearhead.precision.matrix import Packed, pack
+from clearhead.precision.matrix import Packed, kernels_on, pack
 
 STORED = [*PRECISIONS.values(), Int8(group=64), Int4(group=256)]
 SHAPES = [(1, 1), (3, 16), (5, 31), (17, 100), (16, 128), (37, 131), (50, 300)]
@@ -236,6 +237,26 @@ def test_types_of_the_process_and_of_the_rest_of_the_model_change_nothing() -> N
     assert model.half().stack.blocks[0].mixer.qkv.weight.scales.dtype == torch.bfloat16
     torch.testing.assert_close(run(), wanted, rtol=0.02, atol=0.02)  # gains of 1 are exact, sums are not
     assert torch.equal(model.float() and run(), wanted)
+
+
+def test_kernels_are_not_for_what_autocast_computes() -> None:
+    x = torch.ones(2, 16)
+    assert kernels_on(x) is not None
+    with torch.autocast("cpu", torch.float16):
+        assert kernels_on(x) is None
+
+
+@pytest.mark.parametrize("many", [1, 33, 200])
+def test_a_gated_layer_and_a_norm_of_any_length_equal_plain_pytorch(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(6)
+    quick = quantize(model_of(2, 2, 8, RotaryConfig(), Causal()), PRECISIONS["float32"])
+    x = 3 * torch.randn(1, many, 24)
+    block, context = quick.stack.blocks[0], Context(torch.arange(many)[None], torch.arange(many)[None])
+    with torch.inference_mode():
+        found = block.ffn(x, context), block.mixer_residual.before(x)
+        monkeypatch.setattr(matrix, "kernels", lambda: None)
+        for mine, plain in zip(found, (block.ffn(x, context), block.mixer_residual.before(x)), strict=True):
+            torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_a_position_before_the_first_is_refused() -> None:
