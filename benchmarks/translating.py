@@ -103,7 +103,7 @@ def of_ctranslate2(model: Any, folder: Path, workers: int) -> Run:
     import ctranslate2
 
     if not folder.exists():
-        specification(model).save_at(folder)
+        Specification(model).save_at(folder)
     translator = ctranslate2.Translator(
         str(folder),
         device="cpu",
@@ -123,7 +123,7 @@ def of_ctranslate2(model: Any, folder: Path, workers: int) -> Run:
     return run
 
 
-class specification:
+class Specification:
     """Marian's weights under CTranslate2's names."""
 
     def __init__(self, model: Any) -> None:

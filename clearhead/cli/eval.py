@@ -100,8 +100,9 @@ def scored(
     from clearhead.data.pairs import pairs
     from clearhead.measure.bleu import scores
 
-    known = list(pairs(paths))
-    if not known:
+    stripped = ((source.strip(), target.strip()) for source, target in pairs(paths).read())
+    known = [pair for pair in stripped if any(pair)]
+    if not any(map(all, known)):
         raise ValueError(f"there are no pairs in {', '.join(paths)}")
     sources, wanted = ([pair[side] for pair in known] for side in (0, 1))
     written = [best.text for (best,) in translated(model, sources, beam, length_penalty, batch)]

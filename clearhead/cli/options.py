@@ -89,9 +89,10 @@ def length_penalty(text: str) -> LengthPenalty:
     kind, colon, alpha = text.partition(":")
     rules: dict[str, type[LengthPenalty]] = {"power": Power, "wu": Wu}
     try:
-        return rules[kind](float(alpha)) if colon else Power(float(text))
+        rule, value = (rules[kind], float(alpha)) if colon else (Power, float(text))
     except (KeyError, ValueError):
         raise click.BadParameter(f"{text!r} is neither power:ALPHA nor wu:ALPHA") from None
+    return rule(value)
 
 
 def beam_options(function: F) -> F:
@@ -128,6 +129,10 @@ def translated(
         **options,
     )
     tell("")
+    cut = [i for i, best in enumerate(found, 1) if best[0].reason == "length"]
+    if cut:
+        others = f" ({len(cut):,} in all)" if len(cut) > 1 else ""
+        click.echo(f"clearhead: the translation of line {cut[0]}{others} came to no end and was cut off", err=True)
     return found
 
 
@@ -181,12 +186,11 @@ def read_text(path: str) -> str:
 
 def read_lines(path: str) -> list[str]:
     """The lines of a file, gzipped or not, or of stdin; a line ends at a line feed and nowhere else."""
-    from clearhead.data.pairs import lines
+    import sys
 
-    if path != "-":
-        return list(lines(Path(path)))
-    text = read_text("-")
-    return [line.removesuffix("\r") for line in text.split("\n")] if text else []
+    from clearhead.data.pairs import lines, lines_of
+
+    return list(lines(Path(path)) if path != "-" else lines_of(sys.stdin.buffer, "standard input"))
 
 
 class Numbers(click.ParamType):
@@ -216,19 +220,19 @@ class Picture(click.ParamType):
 
     name = "picture"
 
-    def __init__(self, folders: bool) -> None:
-        self.folders = folders
+    def __init__(self, folders: bool = False, also: tuple[str, ...] = ()) -> None:
+        self.folders, self.also = folders, also
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         from clearhead.inspect.draw import SUFFIXES
 
-        suffix = Path(value).suffix.lower()
-        if suffix not in SUFFIXES and not (self.folders and not suffix):
-            self.fail(f"{value} ends in {suffix!r}, but a picture is one of {', '.join(SUFFIXES)}", param, ctx)
+        suffix, known = Path(value).suffix.lower(), (*SUFFIXES, *self.also)
+        if suffix not in known and not (self.folders and not suffix):
+            self.fail(f"{value} ends in {suffix!r}, but must end in one of {', '.join(known)}", param, ctx)
         return value
 
 
-PICTURE, PICTURES = Picture(folders=False), Picture(folders=True)
+PICTURE, PICTURES = Picture(), Picture(folders=True)
 
 
 def progress() -> Callable[[str], None]:

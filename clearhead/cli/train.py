@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
     from clearhead.training.loop import Report
 
-BUILT_IN = {"translate": "dates"}  # the recipe for a task's built-in data, where that is much smaller than others' data
 QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 SAMPLE_TOKENS = 200
 SAMPLE_WIDTH = 60  # of the line that tells of an evaluation
@@ -49,7 +48,12 @@ SAMPLE_WIDTH = 60  # of the line that tells of an evaluation
 @click.option("--recompute", is_flag=True, help="Less memory: compute blocks again for their gradients.")
 @click.option("--compile", "compiling", is_flag=True, help="torch.compile: slow to start, then faster.")
 @click.option("--tensorboard", is_flag=True, help="Write TensorBoard's event files too, into DIR/tensorboard.")
-@click.option("--sample", default=None, metavar="TEXT", help="At the end, print how the model goes on from TEXT.")
+@click.option(
+    "--sample",
+    default=None,
+    metavar="TEXT",
+    help="At the end, print how the model goes on from TEXT, or translates it.",
+)
 def command(
     recipe: str | None,
     data: tuple[str, ...],
@@ -82,8 +86,7 @@ def command(
     """
     recipe = recipe or ("lm" if checkpoint is None else "finetune")
     folder = Path(out or f"runs/{Path(recipe).stem}")
-    recipe = recipe if data else BUILT_IN.get(recipe, recipe)
-    wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora)
+    wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora, bool(data))
     from clearhead.training.checkpoint import listed
     from clearhead.training.loop import Interrupted, Means, TrainingError, train
 
@@ -100,10 +103,16 @@ def command(
             last = f"{kept[-1]} is from before it" if kept else "there is no checkpoint yet"
             raise ValueError(f"{error}; {last}") from None
     if sample is not None and first:
+        from clearhead.configs import EncoderDecoderConfig
         from clearhead.models.checkpoint import load
+        from clearhead.tasks.translate import translate
         from clearhead.tokenize import Tokenizer
         from clearhead.training.text import continued
 
+        if isinstance(wanted.model, EncoderDecoderConfig):
+            ((best,),) = translate(load(folder), [sample])
+            click.echo(best.text)
+            return
         model = load(folder) if shard else model  # of which this process held a part
         click.echo(continued(model, Tokenizer.load(folder), sample, SAMPLE_TOKENS))
 
@@ -115,6 +124,7 @@ def find_recipe(
     seed: int | None = None,
     checkpoint: str | None = None,
     lora: int | None = None,
+    data: bool = True,
 ) -> RecipeConfig:
     from dataclasses import replace
 
@@ -142,7 +152,7 @@ def find_recipe(
         if not isinstance(config, RecipeConfig):
             raise click.UsageError(f"{name} describes a {config.kind()}, neither a recipe nor a model")
     else:
-        config = recipe(name)
+        config = recipe(name, data)
     if checkpoint is not None:
         config = beginning_with(config, checkpoint, lora)
     elif lora is not None:

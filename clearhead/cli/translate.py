@@ -7,10 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import beam_options, json_option, load_model, print_json, read_lines, translated, weights_option
+from .options import (
+    Picture,
+    beam_options,
+    json_option,
+    load_model,
+    print_json,
+    read_lines,
+    translated,
+    weights_option,
+)
 
 if TYPE_CHECKING:
     from clearhead.generate.complete import Completion
+
+BREAKS = str.maketrans("\n\r\t", "   ")  # a translation is one line, whatever it holds
 
 
 @click.command("translate")
@@ -18,9 +29,16 @@ if TYPE_CHECKING:
 @click.argument("file", default="-")
 @beam_options
 @click.option("--nbest", type=int, default=1, show_default=True, help="Translations for each line, best first.")
-@click.option("--max-new-tokens", "-m", type=int, default=None, help="Tokens to write at most.  [default: 256]")
+@click.option(
+    "--max-new-tokens",
+    "-m",
+    type=int,
+    default=None,
+    help="Tokens to write at most.  [default: 32 and three times the source's]",
+)
 @click.option(
     "--attention",
+    type=Picture(also=(".html", ".csv", ".npz")),
     default=None,
     metavar="FILE",
     help="Draw what the first line's translation was written from: .html, .png, .svg, .pdf, .csv or .npz.",
@@ -54,15 +72,17 @@ def command(
     found = translated(loaded, lines, beam, length_penalty, batch, n=nbest, max_new_tokens=max_new_tokens)
     if as_json:
         print_json({"model": model, "lines": [told(line, best) for line, best in zip(lines, found, strict=True)]})
-    for number, best in enumerate([] if as_json else found, 1):
-        for one in best:
-            click.echo(one.text if nbest == 1 else f"{number}\t{one.score or 0.0:.4f}\t{one.text}")
+    else:
+        for number, one in ((number, one) for number, best in enumerate(found, 1) for one in best):
+            text = one.text.translate(BREAKS)
+            click.echo(text if nbest == 1 else f"{number}\t{one.score or 0.0:.4f}\t{text}")
     if attention is not None:
         draw(loaded, lines, found, attention)
 
 
 def told(line: str, best: list[Completion]) -> dict[str, Any]:
-    return {"source": line, "translations": [{"text": one.text, "score": one.score} for one in best]}
+    translations = [{"text": one.text, "score": one.score, "reason": one.reason} for one in best]
+    return {"source": line, "translations": translations}
 
 
 def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str) -> None:
@@ -73,7 +93,7 @@ def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str)
     if first is None:
         raise ValueError("there is no line whose translation could be drawn: all are empty")
     looked = look_at_translation(model, lines[first], found[first][0])
-    grid = alignment(looked)
+    grid = alignment(looked, found[first][0])
     if Path(path).suffix.lower() == ".html":
         looked.save(path, grids=[grid])
     else:

@@ -14,6 +14,9 @@ class Power(Config):
 
     alpha: float = 1.0
 
+    def check(self) -> None:
+        check_alpha(self.alpha)
+
     def __call__(self, length: int) -> float:
         return float(length) ** self.alpha
 
@@ -24,11 +27,19 @@ class Wu(Config):
 
     alpha: float = 0.6
 
+    def check(self) -> None:
+        check_alpha(self.alpha)
+
     def __call__(self, length: int) -> float:
         return ((5 + length) / 6) ** self.alpha
 
 
 LengthPenalty = Power | Wu
+
+
+def check_alpha(alpha: float) -> None:
+    if not -10 <= alpha <= 10:
+        raise ConfigError(f"alpha is {alpha}, but of a length penalty it is between -10 and 10")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +49,9 @@ class DecodingConfig(Config):
     Greedy, unless a temperature or one of top_k, top_p, min_p says to draw; more than one beam: beam search.
     """
 
-    max_new_tokens: int | None = None  # None: 256; never more than the model's context holds
+    max_new_tokens: int | None = (
+        None  # None: 256, for a translation more if it is long; never more than the model's context holds
+    )
     temperature: float | None = None  # 0: greedy
     top_k: int | None = None
     top_p: float | None = None

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -77,7 +77,7 @@ def pairs(paths: Sequence[str | Path]) -> Pairs:
 
 def read_table(path: Path) -> Iterator[Pair]:
     for number, line in enumerate(lines(path), 1):
-        columns = line.split("\t")
+        columns = line.split("\t") if line.strip() else ["", ""]
         if len(columns) < 2:
             raise DataError(f"{path}, line {number} has no tab between a source and a target")
         yield columns[0], columns[1]
@@ -96,13 +96,18 @@ def read_aligned(source: Path, target: Path) -> Iterator[Pair]:
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, gzipped or not, without what ends them: a line ends at a line feed and nowhere else."""
+    """The lines of a text file, gzipped or not."""
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-            except UnicodeDecodeError as error:
-                raise undecodable(f"{path}, line {number:,}", error, error.start) from None
+        yield from lines_of(file, str(path))
+
+
+def lines_of(file: Iterable[bytes], name: str) -> Iterator[str]:
+    """Lines without what ends them: a line ends at a line feed and nowhere else."""
+    for number, line in enumerate(file, 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+        except UnicodeDecodeError as error:
+            raise undecodable(f"{name}, line {number:,}", error, error.start) from None
 
 
 @dataclass(frozen=True)
@@ -124,13 +129,15 @@ class PairBatches:
     left out.
     """
 
-    def __init__(self, source: Shards, target: Shards, *, tokens: int, length: int, seed: int, start: int) -> None:
+    def __init__(
+        self, source: Shards, target: Shards, use: str, *, tokens: int, length: int, seed: int, start: int
+    ) -> None:
         self.sides, self.seed, self.start = (source, target), seed, start
         self.lengths = np.stack([document_lengths(side) for side in self.sides])
         kept = np.flatnonzero((self.lengths <= length).all(axis=0))
         self.left_out = self.lengths.shape[1] - len(kept)
         if not len(kept):
-            raise DataError(f"every one of {self.left_out:,} pairs is longer than {length} tokens")
+            raise DataError(f"every one of {self.left_out:,} pairs for {use} is longer than {length} tokens")
         target_cell, source_cell = (
             -(-self.lengths[side, kept] // size) for side, size in zip((1, 0), CELL, strict=True)
         )
@@ -147,22 +154,27 @@ class PairBatches:
         return len(self.kept)
 
     def at(self, step: int, first: float = 0.0, last: float = 1.0) -> PairBatch:
-        """The batch of a step, or the part of its rows between two shares of it."""
+        """The batch of a step, or the part of its rows between two shares of it: at least one row, so that whoever
+        reads it has something to compute with; if it is another part's, nothing of it is a target."""
         epoch, place = divmod(step, len(self.cuts))
         if self._planned is None or self._planned[0] != epoch:
             self._planned = epoch, self.order(epoch)
         which = int(shuffled(np.array([place]), len(self.cuts), keys(self.seed, np.array([epoch])))[0])
         begin, end = self.cuts[which]
-        rows = slice(*(begin + round((end - begin) * share) for share in (first, last)))
-        return self.take(self._planned[1][rows])
+        rows = [begin + round((end - begin) * share) for share in (first, last)]
+        if rows[0] < rows[1]:
+            return self.take(self._planned[1][slice(*rows)])
+        other = self.take(self._planned[1][begin : begin + 1])
+        return replace(other, targets=np.full_like(other.targets, IGNORED))
 
     def order(self, epoch: int) -> Int[np.ndarray, " n"]:
         """The pairs by cell, those of one cell shuffled."""
         return self.kept[np.lexsort((keys(self.seed + epoch + 1, self.kept), self.cells))]
 
     def all(self) -> Iterator[PairBatch]:
-        """Every pair once, by length."""
-        return (self.take(self.kept[begin:end]) for begin, end in self.cuts)
+        """Every pair once, long and short batches mixed."""
+        mixed = np.argsort(keys(self.seed, np.arange(len(self.cuts))))
+        return (self.take(self.kept[slice(*self.cuts[which])]) for which in mixed)
 
     def take(self, numbers: Int[np.ndarray, " B"]) -> PairBatch:
         source, readable = self.rows(0, numbers)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from clearhead.configs import ConfigError, DecodingConfig, LMHeadConfig, TokenEmbeddingConfig
 from clearhead.configs.base import nearest
@@ -22,6 +22,7 @@ from .speculate import Draft, speculate
 
 NEW_TOKENS = 256
 BATCH = 16
+Kind = TypeVar("Kind", bound="Task")
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "source.spm")
 
 
@@ -50,7 +51,9 @@ class Task:
     draft: Draft | None = None
 
     @classmethod
-    def of(cls, model: Model, tokenizer: Tokenizer | None = None, draft: Draft | None = None, **options: Any) -> Task:
+    def of(
+        cls: type[Kind], model: Model, tokenizer: Tokenizer | None = None, draft: Draft | None = None, **options: Any
+    ) -> Kind:
         check_writes(model)
         if draft is not None:
             draft.check(model)
@@ -93,9 +96,13 @@ class Task:
                 f"the prompt has {len(ids)} tokens, but the model reads at most {self.context}, what it writes included"
             )
 
+    def usual(self, ids: Sequence[int]) -> int:
+        """How many tokens may be written after a prompt, where nobody says."""
+        return NEW_TOKENS
+
     def limit(self, ids: Sequence[int]) -> int:
         """How many tokens may be written after a prompt."""
-        wanted = self.config.max_new_tokens or NEW_TOKENS
+        wanted = self.config.max_new_tokens or self.usual(ids)
         read = 1 if isinstance(self.model, EncoderDecoder) else len(ids)
         return wanted if self.context is None else min(wanted, self.context - read)
 
@@ -130,8 +137,7 @@ def generate(
     ids = [task.ids(prompt) for prompt in listed(prompts)]
     found: list[Completion] = []
     for first in range(0, len(ids), batch):
-        part = list(enumerate(ids[first : first + batch], first))
-        found += searched(task, part, logprobs) if task.config.beams > 1 else written(task, part, logprobs)
+        found += made(task, list(enumerate(ids[first : first + batch], first)), logprobs)
     return found
 
 
@@ -169,6 +175,15 @@ def events(
     if task.config.n > 1:
         begun.select([prompt for prompt in range(len(prompts)) for _ in range(task.config.n)])
     yield from write(task.model, begun, rows, task.config, logprobs=logprobs)
+
+
+def made(task: Task, prompts: Sequence[tuple[int, list[int]]], logprobs: bool = False) -> list[Completion]:
+    """What is written for numbered prompts that are worked on together. An end that was forced is none."""
+    found = searched(task, prompts, logprobs) if task.config.beams > 1 else written(task, prompts, logprobs)
+    if task.config.forced_end is None:
+        return found
+    limits = {number: task.limit(ids) for number, ids in prompts}
+    return [replace(one, reason="length") if len(one.tokens) == limits[one.prompt] else one for one in found]
 
 
 def written(task: Task, prompts: Sequence[tuple[int, list[int]]], logprobs: bool) -> list[Completion]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+WORDS = {"zh": "zh", "ja": "char"}  # how sacreBLEU splits what has no spaces between words
+
 
 @dataclass(frozen=True)
 class Score:
@@ -20,9 +22,10 @@ class Score:
 def scores(written: Sequence[str], wanted: Sequence[str], language: str = "en") -> list[Score]:
     """Every figure, each named: BLEU and chrF of the texts as they are, and BLEU of their lower-cased tokens.
 
-    language  of the target, whose abbreviations the tokenizer knows
+    language  of the target: whose abbreviations Moses' tokenizer knows, and whether words have spaces between them
     """
-    return [bleu(written, wanted), chrf(written, wanted), tokenised_bleu(written, wanted, language)]
+    plain = bleu(written, wanted, tokenize=WORDS.get(language, "13a"))
+    return [plain, chrf(written, wanted), tokenised_bleu(written, wanted, language)]
 
 
 def bleu(written: Sequence[str], wanted: Sequence[str], **options: Any) -> Score:
@@ -41,11 +44,12 @@ def tokenised_bleu(written: Sequence[str], wanted: Sequence[str], language: str 
     Of such tokens sacreBLEU's count is that of `multi-bleu.perl`; it cannot be compared with BLEU of plain texts.
     """
     moses, both = Moses(language), (written, wanted)
-    metric = needed("sacrebleu").BLEU(tokenize="none", force=True)  # force: it is right that the text is tokens already
+    # force: it is right that the text is tokens already
+    metric = needed("sacrebleu").BLEU(lowercase=True, tokenize="none", force=True)
     cut = [[moses(text) for text in texts] for texts in both]
     found = taken(metric, "BLEU, lower-cased and tokenised", *cut)
     version = needed("sacremoses").__version__
-    return Score(found.name, found.score, f"{found.signature}|lc|norm|moses:{language}:{version}")
+    return Score(found.name, found.score, f"{found.signature}|norm|moses:{language}:{version}")
 
 
 class Moses:

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import signal
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
-from multiprocessing import get_all_start_methods, get_context
+from itertools import islice
+from multiprocessing import get_context
 from typing import Any
 
 import torch
 
 from clearhead.configs import Wu
-from clearhead.generate.complete import Completion, Task, searched, written
+from clearhead.generate.complete import Completion, Task, made
+from clearhead.generate.defaults import DRAWN
 from clearhead.inspect.grid import Grid
 from clearhead.inspect.look import Inspection, inspect
 from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.precision.kernels import kernels
 from clearhead.tokenize import Tokenizer
 
 BATCH = 32  # sentences worked on together
@@ -24,19 +32,18 @@ STRETCH = 3, 32  # a translation has at most so many times its source's tokens, 
 
 
 class Translating(Task):
-    """A task whose texts end: how long one may become is a matter of its own source alone."""
+    """A task whose texts end: how long one may become is a matter of its own source alone, unless somebody says."""
 
-    def limit(self, ids: Sequence[int]) -> int:
-        return min(super().limit(ids), STRETCH[0] * len(ids) + STRETCH[1])
+    def usual(self, ids: Sequence[int]) -> int:
+        return STRETCH[0] * len(ids) + STRETCH[1]
 
-    def read(self, text: str, number: int) -> list[int]:
-        """The tokens of a sentence; of one that is too long its beginning, and it is said."""
+    def read(self, text: str, number: int | None = None) -> list[int]:
+        """The tokens of a sentence; of one that is too long its beginning, and of a numbered one it is said."""
         assert self.tokenizer is not None
-        ids, most = self.tokenizer.prompt(text), min(self.context or LONGEST, LONGEST)
-        if len(ids) > most:
+        ids, most = self.tokenizer.encode_source(text), min(self.context or LONGEST, LONGEST)
+        if len(ids) > most and number is not None:
             warnings.warn(f"line {number + 1} has {len(ids):,} tokens; its first {most} are translated", stacklevel=2)
-            ids = [*ids[: most - 1], ids[-1]]
-        return ids
+        return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
 
 
 def translate(
@@ -60,15 +67,16 @@ def translate(
     if batch < 1:
         raise ValueError(f"batch is {batch}, but must be at least 1")
     asked: dict[str, Any] = {"beams": 5, "length_penalty": Wu(0.6)} | options
+    if asked["beams"] == 1 and not asked.keys() & DRAWN:
+        asked["temperature"] = 0.0  # greedy, even where the checkpoint's files ask for drawing
     task = Translating.of(model, tokenizer, **asked)
     if task.tokenizer is None:
         raise ValueError("the model came with no tokenizer; give tokenizer=")
-    assert isinstance(task, Translating)
     sources = [(i, task.read(text, i)) for i, text in enumerate(texts) if text.strip()]
     empty = len(texts) - len(sources)
-    made = written_for(task, sources, batch, lambda done: progress(empty + done), workers)
+    written = written_for(task, sources, batch, lambda done: progress(empty + done), workers)
     nothing = [Completion(-1, "", [], "end", score=0.0)] * task.config.n
-    found = [made.get(i, nothing) for i in range(len(texts))]
+    found = [written.get(i, nothing) for i in range(len(texts))]
     return [[replace(one, prompt=i, text=one.text.strip()) for one in best] for i, best in enumerate(found)]
 
 
@@ -85,53 +93,70 @@ def written_for(
     ordered = sorted(sources, key=lambda source: len(source[1]), reverse=True)  # the longest first: none is waited for
     parts = [ordered[first : first + size] for first in range(0, len(ordered), size)]
     found: dict[int, list[Completion]] = {}
-    for made in parted(task, parts, workers) if workers > 1 else (work(task, part) for part in parts):
-        for one in made:
+    for some in divided(task, parts, workers) if workers > 1 else (made(task, part) for part in parts):
+        for one in some:
             found.setdefault(one.prompt, []).append(one)
         progress(len(found))
     return found
-
-
-def work(task: Task, part: Sequence[tuple[int, list[int]]]) -> list[Completion]:
-    return searched(task, part, False) if task.config.beams > 1 else written(task, part, False)
 
 
 # ---- several processes: two batches that have a core each are done sooner than two that share both, one by one
 
 
 def can_fork(model: Model) -> bool:
-    """Whether a process can have copies that share its memory, and with it the model."""
-    return "fork" in get_all_start_methods() and next(model.parameters()).device.type == "cpu"
+    """Whether a process can have copies that share its memory, and with it the model. Elsewhere than on Linux the
+    system's own libraries do not bear it."""
+    return sys.platform == "linux" and next(model.parameters()).device.type == "cpu"
 
 
-def parted(task: Task, parts: Sequence[Sequence[tuple[int, list[int]]]], workers: int) -> Iterator[list[Completion]]:
-    """What each part comes to, as soon as it does, by so many copies of this process, which share its threads."""
-    threads = max(1, torch.get_num_threads() // workers)
-    with ProcessPoolExecutor(workers, get_context("fork"), begin_work, (task, threads)) as pool:
-        for done in as_completed([pool.submit(work_here, part) for part in parts]):
-            yield done.result()
+def divided(task: Task, parts: Sequence[Sequence[tuple[int, list[int]]]], workers: int) -> Iterator[list[Completion]]:
+    """What each part comes to, as soon as it does, by so many copies of this process, which have a thread each: the
+    threads that it had itself are not copied with it. Whoever leaves early waits for the parts under way, of which
+    each copy has one."""
+    kernels()  # compiled here, if they must be, once for all
+    pool = ProcessPoolExecutor(workers, get_context("fork"), begin_work, (task, os.getpid()))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads, which wait for work
+            waiting = iter(parts)
+            running = {pool.submit(work_here, part) for part in islice(waiting, workers)}
+        while running:
+            done, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= {pool.submit(work_here, part) for part in islice(waiting, len(done))}
+            for one in done:
+                yield one.result()
+    except BrokenProcessPool:
+        raise ValueError("a process that translated was killed, for want of memory? Take a smaller batch") from None
+    finally:
+        pool.shutdown()
 
 
 HERE: list[Task] = []  # of a copy: the task that it was made with
+DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
-def begin_work(task: Task, threads: int) -> None:
-    torch.set_num_threads(threads)
+def begin_work(task: Task, parent: int) -> None:
+    """A copy leaves when its parent does, and lets it decide what an interrupt means."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it had left before it could be asked
+        os._exit(1)
+    torch.set_num_threads(1)
     HERE.append(task)
 
 
 def work_here(part: Sequence[tuple[int, list[int]]]) -> list[Completion]:
-    return work(HERE[0], part)
+    return made(HERE[0], part)
 
 
 def look_at_translation(model: Model, text: str, one: Completion, tokenizer: Tokenizer | None = None) -> Inspection:
     """The model as it reads a source and what it has written for it."""
     task = Translating.of(model, tokenizer)
     assert task.config.start is not None
-    return inspect(model, text, [task.config.start, *one.tokens[:-1]], tokenizer=tokenizer)
+    return inspect(model, task.read(text), [task.config.start, *one.tokens[:-1]], tokenizer=task.tokenizer)
 
 
-def alignment(looked: Inspection) -> Grid:
+def alignment(looked: Inspection, one: Completion) -> Grid:
     """What each token was written from: the mean of all cross-attention, a row for the token that was to be written."""
     maps = [map for map in looked.maps if map.place == "cross"]
     weights = sum(map.weights().mean(0) for map in maps) / len(maps)
@@ -139,7 +164,7 @@ def alignment(looked: Inspection) -> Grid:
     return Grid(
         title=f"{looked.subject.name}: what is read of the source",
         values=weights,
-        rows=[*rows[1:], "end"],
+        rows=[*rows[1:], "end" if one.reason == "end" else looked.subject.word(one.tokens[-1])],
         columns=columns,
         row_axis="is written",
         column_axis="is read",

@@ -52,6 +52,9 @@ class MarianTokenizer(Tokenizer):
         """A source as the model was taught to read it: `</s>` at its end."""
         return [*self.encode(text), *([self.end] if around and self.end is not None else [])]
 
+    def encode_source(self, text: str) -> list[int]:
+        return self.prompt(text)
+
     def with_end(self) -> Tokenizer:
         raise TokenizerError(
             f"{self.folder} has a tokenizer for each language, and a model learns by one for both; train from nothing, "

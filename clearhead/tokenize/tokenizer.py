@@ -17,6 +17,7 @@ from clearhead.files import write_atomically
 
 END = "<|endoftext|>"
 MASK = "[MASK]"
+HALF = "the text holds half of a surrogate pair, which is no character"
 KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -108,16 +109,23 @@ class Tokenizer:
         try:
             return self.plain.encode_batch_fast(texts, add_special_tokens=False)
         except TypeError:  # what the library says of a str that is not Unicode
-            raise TokenizerError("the text holds half of a surrogate pair, which is no character") from None
+            raise TokenizerError(HALF) from None
 
     def prompt(self, text: str, *, around: bool = True) -> list[int]:
         """The ids of a prompt, special tokens in it as themselves; `around`: and those that belong around it."""
+        return self._read(self.inner, text, around)
+
+    def encode_source(self, text: str) -> list[int]:
+        """The ids of a text to translate, and those that belong around it: whatever it holds is only text."""
+        return self._read(self.plain, text, True)
+
+    def _read(self, inner: tokenizers.Tokenizer, text: str, around: bool) -> list[int]:
         if self.alphabet is not None:
             self._refuse_unknown(text, self.alphabet)
         try:
-            return self.inner.encode(text, add_special_tokens=around).ids
-        except TypeError:
-            raise TokenizerError("the text holds half of a surrogate pair, which is no character") from None
+            return inner.encode(text, add_special_tokens=around).ids
+        except TypeError:  # what the library says of a str that is not Unicode
+            raise TokenizerError(HALF) from None
 
     def token(self, name: str) -> int | None:
         """The id of a special token by its role in the settings: `bos_token`, `mask_token`, …"""

@@ -92,7 +92,7 @@ def train(
     Killed at any moment and called again with `resume`, it ends with the very weights of an uninterrupted run. Under
     `torchrun` every process calls it. A `task` that was made before, for runs that share their data, takes its place.
     """
-    recipe = recipe_named(recipe) if isinstance(recipe, str) else recipe
+    recipe = recipe_named(recipe, bool(data)) if isinstance(recipe, str) else recipe
     run = Run(out)
     with world(means.shard) as here, run.held(here.first):
         report = report if report is not None and here.first else Report()
@@ -193,10 +193,11 @@ class Trainer:
     @torch.no_grad()
     def expect_a_guess(self) -> None:
         """Before training, every answer should be about equally likely: of V tokens, loss ln V."""
-        if self.recipe.start is not None:
+        first = self.part(0, 0)
+        if self.recipe.start is not None or not first.count:
             return
         self.objective.eval()
-        loss = self.objective(self.part(0, 0))[0].item()
+        loss = self.objective(first)[0].item()
         self.objective.train()
         if not abs(loss - self.task.guess) < 0.25 * self.task.guess:
             self.report.say(

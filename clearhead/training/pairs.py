@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import compress, islice
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from clearhead.data import IGNORED, Shards, build
 from clearhead.data.dates import dates
 from clearhead.data.pairs import PairBatch, PairBatches, Pairs, pairs
 from clearhead.files import write_atomically
-from clearhead.measure.bleu import bleu
+from clearhead.measure.bleu import bleu, needed
 from clearhead.measure.perplexity import bounded_exp
 from clearhead.models.assemble import EncoderDecoder, Model
 from clearhead.models.checkpoint import save
@@ -70,12 +70,14 @@ class Translation(Task):
         self.recipe, self.task, self.tokenizer, self.end = recipe, recipe.task, tokenizer, tokenizer.end
         self.config = fitted(recipe, tokenizer.vocabulary)
         self.guess = math.log(tokenizer.vocabulary)
-        self.training, self.held_out = self.batches(training, recipe.seed), self.batches(validation, 0)
-        self.known = list(islice(held, recipe.task.judged))
+        self.training = self.batches(training, NAMES[0], recipe.seed)
+        self.held_out = self.batches(validation, NAMES[1], 0)
+        short = self.held_out.lengths.max(axis=0) <= recipe.task.length
+        self.known = list(islice(compress(held, short), recipe.task.judged))
         self.length: int = round(self.training.mean)
 
-    def batches(self, sides: Sides, seed: int) -> PairBatches:
-        return PairBatches(*sides, tokens=self.recipe.batch, length=self.task.length, seed=seed, start=self.end)
+    def batches(self, sides: Sides, use: str, seed: int) -> PairBatches:
+        return PairBatches(*sides, use, tokens=self.recipe.batch, length=self.task.length, seed=seed, start=self.end)
 
     def rows(self, batch: int) -> int:
         return max(1, batch // self.length)
@@ -123,7 +125,8 @@ class Translation(Task):
 def translation(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Translation:
     """Tokenizer and shards in the run's folder; what is there already is used again."""
     assert isinstance(recipe.task, PairsConfig)
-    parts = parted(recipe, paths, validation)
+    needed("sacrebleu")  # by which it will be judged
+    parts = parts_of(recipe, paths, validation)
     say(f"reading {parts[0].summary}")
     if (run.folder / "tokenizer.json").exists():
         tokenizer = Tokenizer.load(run.folder)
@@ -139,21 +142,28 @@ def translation(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run,
     return task
 
 
-def parted(recipe: RecipeConfig, paths: Paths, validation: Paths) -> tuple[Pairs, Pairs]:
+def parts_of(recipe: RecipeConfig, paths: Paths, validation: Paths) -> tuple[Pairs, Pairs]:
     """What is trained on, and what validates: files of its own, or a share."""
     if not paths:
         if validation:
             raise ConfigError("the built-in dates have their own to validate with; give --data beside --validation")
         return dates(recipe.validation, recipe.seed)
+    whole = some(pairs(paths))
     if validation:
-        return pairs(paths), pairs(validation)
-    parts = pairs(paths).split(recipe.validation, recipe.seed)
+        return whole, some(pairs(validation))
+    parts = whole.split(recipe.validation, recipe.seed)
     if next(iter(parts[1]), None) is None:
         raise ConfigError(
             f"of the pairs in {parts[0].summary} a share of {recipe.validation} holds out none; give --validation, or "
             f"set `validation` of the recipe to more"
         )
     return parts
+
+
+def some(known: Pairs) -> Pairs:
+    if next(iter(known), None) is None:
+        raise ConfigError(f"there is no pair in {known.summary}: in every line at least one side is empty")
+    return known
 
 
 def sides(part: Pairs, tokenizer: Tokenizer, folder: Path) -> Sides:

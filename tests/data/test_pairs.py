@@ -58,6 +58,9 @@ def test_files_that_hold_no_pairs_are_refused(tmp_path: Path) -> None:
         pairs([one, tmp_path / "nowhere"])
     with pytest.raises(DataError, match=r"t\.tsv, line 2 has no tab"):
         list(pairs(written(tmp_path, t_tsv="a\tb\nc d\n")))
+    blank = pairs(written(tmp_path, blank_tsv="a\tb\n\nc\td\textra\n"))
+    assert list(blank.read()) == [("a", "b"), ("", ""), ("c", "d")]
+    assert list(blank) == [("a", "b"), ("c", "d")]
     broken = tmp_path / "b.tsv.gz"
     broken.write_bytes(gzip.compress(b"a\tb\n" * 1000)[:30])
     with pytest.raises(DataError, match="damaged or cut short"):
@@ -90,7 +93,7 @@ def sides(tmp_path: Path, count: int = 300, seed: int = 0) -> tuple[Shards, Shar
 
 def test_an_epoch_has_every_pair_once_and_no_batch_is_too_large(tmp_path: Path) -> None:
     source, target, tokenizer = sides(tmp_path)
-    batches = PairBatches(source, target, tokens=256, length=40, seed=1, start=tokenizer.end)
+    batches = PairBatches(source, target, "training", tokens=256, length=40, seed=1, start=tokenizer.end)
     count = len(batches.cuts)
     lengths: list[tuple[int, int]] = []
     for step in range(count):
@@ -111,7 +114,9 @@ def test_an_epoch_has_every_pair_once_and_no_batch_is_too_large(tmp_path: Path) 
 
 def test_a_batch_is_a_function_of_its_step_and_epochs_differ(tmp_path: Path) -> None:
     source, target, tokenizer = sides(tmp_path)
-    a, b = (PairBatches(source, target, tokens=256, length=40, seed=1, start=tokenizer.end) for _ in range(2))
+    a, b = (
+        PairBatches(source, target, "training", tokens=256, length=40, seed=1, start=tokenizer.end) for _ in range(2)
+    )
     count = len(a.cuts)
     for step in (0, 3 * count + 1, 2):  # b is asked out of order
         a.at(count)
@@ -122,9 +127,32 @@ def test_a_batch_is_a_function_of_its_step_and_epochs_differ(tmp_path: Path) -> 
     assert sum(len(part.inputs) for part in parts) == len(whole.inputs)
 
 
+def test_parts_of_a_batch_have_its_targets_once_and_none_is_without_a_row(tmp_path: Path) -> None:
+    source, target, tokenizer = sides(tmp_path)
+    batches = PairBatches(source, target, "training", tokens=60, length=40, seed=1, start=tokenizer.end)
+    few = 0
+    for step in range(len(batches.cuts)):
+        parts = [batches.at(step, n / 8, (n + 1) / 8) for n in range(8)]
+        assert all(len(part.inputs) == len(part.source) > 0 for part in parts)
+        counts = [int((part.targets != IGNORED).sum()) for part in parts]
+        assert sum(counts) == int((batches.at(step).targets != IGNORED).sum())
+        few += 0 in counts
+    assert few > 0
+
+
+def test_what_is_held_out_is_read_in_a_mixture_of_lengths(tmp_path: Path) -> None:
+    source, target, tokenizer = sides(tmp_path)
+    batches = PairBatches(source, target, "validation", tokens=256, length=40, seed=0, start=tokenizer.end)
+    widths = [batch.targets.shape[1] for batch in batches.all()]
+    assert widths != sorted(widths)
+    half = len(widths) // 2
+    assert np.mean(widths[:half]) == pytest.approx(np.mean(widths[half:]), rel=0.4)
+    assert sum(len(batch.inputs) for batch in batches.all()) == 300
+
+
 def test_the_batches_hold_little_padding(tmp_path: Path) -> None:
     source, target, tokenizer = sides(tmp_path, count=3000)
-    batches = PairBatches(source, target, tokens=512, length=40, seed=1, start=tokenizer.end)
+    batches = PairBatches(source, target, "training", tokens=512, length=40, seed=1, start=tokenizer.end)
     found = list(batches.all())
     real = sum(int((batch.targets != IGNORED).sum()) for batch in found)
     assert real / sum(batch.targets.size for batch in found) > 0.9  # at random, half of it would be padding
@@ -132,12 +160,12 @@ def test_the_batches_hold_little_padding(tmp_path: Path) -> None:
 
 def test_pairs_that_are_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
     source, target, tokenizer = sides(tmp_path)
-    batches = PairBatches(source, target, tokens=256, length=16, seed=1, start=tokenizer.end)
+    batches = PairBatches(source, target, "training", tokens=256, length=16, seed=1, start=tokenizer.end)
     assert batches.left_out > 0
     assert len(batches) + batches.left_out == 300
     assert all(max(batch.source.shape[1], batch.inputs.shape[1]) <= 16 for batch in batches.all())
-    with pytest.raises(DataError, match="every one of 300 pairs is longer than 1 tokens"):
-        PairBatches(source, target, tokens=256, length=1, seed=1, start=tokenizer.end)
+    with pytest.raises(DataError, match="every one of 300 pairs for training is longer than 1 tokens"):
+        PairBatches(source, target, "training", tokens=256, length=1, seed=1, start=tokenizer.end)
 
 
 def test_cuts_fill_a_batch_and_a_row_that_is_too_wide_stands_alone() -> None:

@@ -52,7 +52,7 @@ def typed(*arguments: str, said: str = "") -> Typed:
     out, err, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["clearhead", *arguments])
-        patch.setattr(sys, "stdin", io.StringIO(said))
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode()), encoding="utf-8"))
         patch.setattr(warnings, "showwarning", warnings.showwarning)
         try:
             main()

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
+import shutil
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -15,8 +18,9 @@ import torch
 
 import clearhead as package
 from clearhead.configs import BytesConfig, Wu
+from clearhead.generate.complete import Completion, Task, made
 from clearhead.measure.bleu import Moses, bleu, chrf, scores, tokenised_bleu
-from clearhead.tasks.translate import alignment, look_at_translation, translate
+from clearhead.tasks.translate import Translating, alignment, divided, look_at_translation, translate
 from clearhead.tokenize import make
 
 from .test_generate import refused, told, typed
@@ -80,7 +84,7 @@ def test_the_options_are_those_of_the_search(folder: str) -> None:
     assert float(lines[0].split("\t")[1]) >= float(lines[1].split("\t")[1])
     as_json = json.loads(typed("translate", folder, "--json", "-m", "12", said="abc\n\n").stdout)
     assert [line["source"] for line in as_json["lines"]] == ["abc", ""]
-    assert as_json["lines"][1]["translations"] == [{"text": "", "score": 0.0}]
+    assert as_json["lines"][1]["translations"] == [{"text": "", "score": 0.0, "reason": "end"}]
 
 
 def test_wus_penalty_is_the_default_and_divides_as_the_paper_says(folder: str) -> None:
@@ -102,6 +106,71 @@ def test_a_very_long_line_is_bounded_and_it_is_said(folder: str) -> None:
     assert result.stdout.count("\n") == 2
 
 
+def test_a_text_that_comes_to_no_end_is_cut_off_and_it_is_said(folder: str) -> None:
+    result = typed("translate", folder, "--beam", "1", "-m", "2", said="abc\n\na longer line\nx\n")
+    assert "the translation of line 1 (3 in all) came to no end and was cut off" in result.stderr
+    model = package.load(folder)
+    task = Translating.of(model, beams=1)
+    assert task.limit([1] * 100) == 332
+    assert Translating.of(model, beams=1, max_new_tokens=7).limit([1] * 100) == 7
+
+
+def test_an_end_that_was_forced_is_no_end(folder: str) -> None:
+    model = package.load(folder)
+    for beams in (1, 3):
+        found = translate(model, ["abc", "x"], beams=beams, max_new_tokens=2, forced_end=256)
+        assert [(best.tokens[-1], best.reason) for (best,) in found] == [(256, "length")] * 2
+
+
+def test_whatever_a_source_holds_is_only_text(folder: str) -> None:
+    task = Translating.of(package.load(folder))
+    assert task.read("a<|endoftext|>b") == [*b"a<|endoftext|>b", 256]
+
+
+def test_one_beam_is_greedy_even_where_the_checkpoint_asks_for_drawing(folder: str, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / "drawn")
+    asked = {"decoder_start_token_id": 256, "eos_token_id": 256, "do_sample": True, "temperature": 5.0}
+    (tmp_path / "drawn" / "generation_config.json").write_text(json.dumps(asked))
+    drawn, plain = (translate(package.load(path), LINES, beams=1) for path in (tmp_path / "drawn", folder))
+    assert [best.tokens for (best,) in drawn] == [best.tokens for (best,) in plain]
+
+
+def test_a_translation_is_one_line_whatever_it_holds(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = [[Completion(0, "a\nb\tc", [1], "end", score=-1.0)]]
+    monkeypatch.setattr("clearhead.cli.translate.translated", lambda *given, **options: written)
+    assert typed("translate", folder, said="x\n").stdout == "a b c\n"
+    assert typed("translate", folder, "--nbest", "2", said="x\n").stdout == "1\t-1.0000\ta b c\n"
+
+
+def test_standard_input_is_read_as_files_are(folder: str) -> None:
+    empty = typed("translate", folder, "-m", "4", said="\n")
+    assert empty.stdout == "\n"
+    marked, plain = (typed("translate", folder, "-m", "4", said=text).stdout for text in ("\ufeffabc\n", "abc\r\n"))
+    assert marked == plain
+
+
+def test_who_leaves_early_leaves_nobody_behind(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def counted(task: Task, part: list) -> list[Completion]:
+        with (tmp_path / "parts").open("a") as file:
+            file.write(".")
+        return made(task, part)
+
+    monkeypatch.setattr("clearhead.tasks.translate.made", counted)
+    task = Translating.of(package.load(folder), beams=1, max_new_tokens=4)
+    parts = [[(i, [97, 98, 256])] for i in range(40)]
+    some = divided(task, parts, 2)
+    assert next(some)[0].reason in ("end", "length")
+    some.close()
+    assert multiprocessing.active_children() == []
+    assert len((tmp_path / "parts").read_text()) <= 4
+
+
+def test_a_process_that_is_killed_is_said_to_be(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.tasks.translate.made", lambda task, part: os._exit(9))
+    with pytest.raises(ValueError, match=r"a process that translated was killed, .* Take a smaller batch"):
+        translate(package.load(folder), LINES, workers=2)
+
+
 def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     plain = tmp_path / "gpt"
@@ -110,6 +179,7 @@ def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) 
     assert "--nbest" in typed("translate", "--help").stdout
     assert "n=3 texts are asked of 2 beams" in refused("translate", folder, "--beam", "2", "--nbest", "3")
     assert "batch is 0" in refused("translate", folder, "--batch", "0")
+    assert "alpha is 1000.0, but" in refused("translate", folder, "--length-penalty", "1000")
     (tmp_path / "latin").write_bytes("é\n".encode("latin-1"))
     assert "byte 0 is 0xe9" in refused("translate", folder, str(tmp_path / "latin"))
     assert "cannot read" in refused("translate", folder, str(tmp_path / "nowhere"))
@@ -119,7 +189,7 @@ def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) 
 def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path: Path) -> None:
     model = package.load(folder)
     ((best,),) = translate(model, ["abc"], max_new_tokens=8)
-    grid = alignment(look_at_translation(model, "abc", best))
+    grid = alignment(look_at_translation(model, "abc", best), best)
     taps = package.Taps(read=["decoder.blocks.*.cross.weights"])
     target = torch.tensor([[256, *best.tokens[:-1]]])
     with torch.no_grad():
@@ -127,12 +197,17 @@ def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path:
     wanted = torch.stack([weights[0].mean(0) for weights in taps.values.values()]).mean(0)
     np.testing.assert_allclose(grid.values, wanted.numpy(), atol=1e-6)
     assert len(grid.rows) == len(best.tokens)
+    ((cut,),) = translate(model, ["abc"], max_new_tokens=2)
+    assert cut.reason == "length"
+    looked = look_at_translation(model, "abc", cut)
+    assert alignment(looked, cut).rows[-1] == looked.subject.word(cut.tokens[-1]) != "end"
+    assert len(alignment(look_at_translation(model, "ab" * 400, cut), cut).columns) == 512
     for name in ("a.svg", "a.html", "a.csv"):
         result = typed("translate", folder, "-m", "8", "--attention", str(tmp_path / name), said="\nabc\n")
         assert result.returncode == 0, result.stderr
         assert f"drew line 2 in {tmp_path / name}" in result.stderr
         assert (tmp_path / name).stat().st_size > 100
-    assert "must end in one of" in typed("translate", folder, "-m", "8", "--attention", "a.doc", said="x\n").stderr
+    assert "'.doc', but must end in one of" in typed("translate", folder, "--attention", "a.doc", said="x\n").stderr
     assert "all are empty" in typed("translate", folder, "--attention", "a.svg", said="\n\n").stderr
 
 
@@ -171,6 +246,8 @@ def test_the_figures_are_what_they_say_and_each_is_named() -> None:
     assert "tok:13a" in found[0].signature
     assert "case:mixed" in found[0].signature
     assert "moses:en:" in found[2].signature
+    assert "case:lc" in found[2].signature
+    assert "tok:zh" in scores(WRITTEN, WANTED, "zh")[0].signature
     assert (bleu(WANTED, WANTED).score, chrf(WANTED, WANTED).score) == pytest.approx((100, 100))
     assert tokenised_bleu([text.upper() for text in WANTED], WANTED).score == pytest.approx(100)
     with pytest.raises(ValueError, match="1 translations of 2 texts"):
@@ -193,6 +270,8 @@ def test_pairs_are_scored_from_the_command_line(folder: str, tmp_path: Path) -> 
     said = typed("eval", folder, *paths).stdout
     assert said.startswith("4 sentences, 75.0% as they were wanted\nBLEU ")
     assert f"chrF2 {found['scores'][1]['score']:.2f}  nrefs:1|" in said
+    files[1].write_text("one\n\nthree\nfour\n")
+    assert told("eval", folder, *paths, "--json")["pairs"]["sentences"] == 4
     files[1].write_text("one\n")
     assert "has 4 lines, but" in refused("eval", folder, *paths)
     assert "give FILES, or --pairs" in refused("eval", folder)

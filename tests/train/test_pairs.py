@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +32,7 @@ from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
 from clearhead.training.task import prepare
 
+from ..journeys.test_generate import typed
 from .tools import same, weights
 
 WORDS = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
@@ -160,8 +163,51 @@ def test_files_to_validate_with_are_all_that_is_held_out(table: Path, tmp_path: 
         prepare(tiny(validation=0.0001), [table], (), Run(tmp_path / "none"), lambda text: None)
     with pytest.raises(DataError, match=r"the share for validation is 0\.0, but must be above 0"):
         prepare(tiny(validation=0.0), [table], (), Run(tmp_path / "none"), lambda text: None)
+    empty = tmp_path / "empty.tsv"
+    empty.write_text("a\t\n\tb\n")
+    for data, more in (([empty], ()), ([table], [empty])):
+        with pytest.raises(ConfigError, match=r"there is no pair in .*empty\.tsv: in every line .* side is empty"):
+            prepare(tiny(), data, more, Run(tmp_path / "none"), lambda text: None)
     with pytest.raises(ConfigError, match="the built-in dates have their own to validate with"):
         prepare(tiny(), [], [held], Run(tmp_path / "other"), lambda text: None)
+
+
+def test_only_pairs_that_are_read_are_judged(table: Path, tmp_path: Path) -> None:
+    held = tmp_path / "held.tsv"
+    held.write_text(f"{'a' * 40}\tnull\nj\tneun\nab\t{'x' * 40}\nb\teins\n")
+    task = prepare(tiny(**{"task.length": 32}), [table], [held], Run(tmp_path / "run"), lambda text: None)
+    assert task.known == [("j", "neun"), ("b", "eins")]
+
+
+def test_what_judges_is_asked_for_before_anything_is_made(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    with pytest.raises(ValueError, match=r"needs sacrebleu: pip install 'clearhead\[translate\]'"):
+        prepare(tiny(), [table], (), Run(tmp_path / "run"), lambda text: None)
+    assert not (tmp_path / "run" / "tokenizer.json").exists()
+
+
+def test_a_sample_of_a_translator_is_a_translation(table: Path, tmp_path: Path) -> None:
+    file, out = tmp_path / "recipe.json", tmp_path / "run"
+    file.write_text(dumps(tiny(steps=60, dropout=0.0)))
+    done = typed("train", str(file), "--data", str(table), "--out", str(out), "--sample", "abc")
+    assert done.returncode == 0, done.stderr
+    ((best,),) = translate(clearhead.load(out), ["abc"])
+    assert done.stdout == best.text + "\n" != "\n"
+
+
+@pytest.mark.proof
+def test_the_built_in_dates_are_learned(tmp_path: Path) -> None:
+    """At least 99 in 100 of the days held out, to the letter, their languages mixed in one batch."""
+    model = train(recipe("dates"), [], tmp_path / "run")
+    _, held = dates(recipe("dates").validation, recipe("dates").seed)
+    known = list(islice(held, 2000))
+    assert len({source.split()[0] for source, _ in known} & set(LANGUAGES)) > 10
+    found = translate(clearhead.load(tmp_path / "run"), [source for source, _ in known], beams=1, batch=64)
+    right = sum(best.text == target for (best,), (_, target) in zip(found, known, strict=True))
+    assert right >= 0.99 * len(known)
+    assert model.config.kind() == "EncoderDecoder"
 
 
 def test_a_loss_that_is_not_finite_is_located(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +267,7 @@ def test_a_model_of_ones_own_and_the_presets_train_by_the_recipe_of_their_kind(t
     assert recipe("transformer-base").model == preset("transformer-base")
 
 
-def test_several_languages_in_one_batch_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_of_the_built_in_dates_holds_several_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in dates are a mixture: texts that share a length share a batch, whatever their languages."""
     pytest.importorskip("babel")
     with pytest.raises(DataError, match="the share for validation is 0"):

@@ -16,6 +16,7 @@ from clearhead.configs import dumps
 from clearhead.training.loop import Means, train
 from clearhead.training.run import Run
 
+from .test_pairs import tiny, write_table
 from .tools import same, small, weights
 
 
@@ -32,7 +33,7 @@ def torchrun(file: Path, corpus: Path, out: Path, *more: str) -> subprocess.Comp
     ]
     options = ["train", str(file), "--data", str(corpus), "--out", str(out), *more]
     settings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=settings)
+    return subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=settings, timeout=120)
 
 
 @pytest.mark.parametrize(("optimizer", "sharded"), [("Muon", False), ("Muon", True), ("AdamW", True)])
@@ -65,6 +66,19 @@ def test_two_processes_walk_the_same_curve_as_one(
     assert not [
         path for path in (tmp_path / "two").rglob("*") if path.suffix in (".pt", ".pkl", ".distcp", ".metadata")
     ]
+
+
+def test_a_process_that_has_no_row_of_a_batch_waits_for_the_others(tmp_path: Path) -> None:
+    """Pairs, of which a batch holds one or two: of two processes, one often has nothing to learn from."""
+    file, table = tmp_path / "recipe.json", write_table(tmp_path / "numbers.tsv", 3)
+    config = tiny(dropout=0.0, steps=4, batch=8, evaluate_every=4)
+    file.write_text(dumps(config))
+    train(config, [table], tmp_path / "one")
+    done = torchrun(file, table, tmp_path / "two")
+    assert done.returncode == 0, done.stderr
+    one, two = (Run(tmp_path / name).history() for name in ("one", "two"))
+    assert [line["train/loss"] for line in two] == pytest.approx([line["train/loss"] for line in one], rel=1e-4)
+    assert two[-1]["val/loss"] == pytest.approx(one[-1]["val/loss"], rel=1e-3)
 
 
 def test_a_sharded_run_goes_on_in_any_number_of_processes(corpus: Path, tmp_path: Path) -> None:
