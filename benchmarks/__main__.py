@@ -20,8 +20,14 @@ NAMES = (
     "translating",
 )
 
-for name in sys.argv[1:] or NAMES:
-    if name not in NAMES:
-        sys.exit(f"there is no benchmark {name!r}; known: {', '.join(NAMES)}")
-    print(f"== {name}")
-    import_module(f"benchmarks.{name}").main()
+
+def main() -> None:
+    for name in sys.argv[1:] or NAMES:
+        if name not in NAMES:
+            sys.exit(f"there is no benchmark {name!r}; known: {', '.join(NAMES)}")
+        print(f"== {name}")
+        import_module(f"benchmarks.{name}").main()
+
+
+if __name__ == "__main__":
+    main()

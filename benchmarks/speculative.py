@@ -14,7 +14,7 @@ from clearhead.generate.speculate import Draft
 from clearhead.models.assemble import Model
 from clearhead.models.llama import llama
 
-from .first_token import STORIES
+from .starting import STORIES
 from .turns import report, take_turns
 
 DIM, LAYERS, HIDDEN, HEAD = 768, 12, 2048, 48

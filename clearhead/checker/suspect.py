@@ -91,14 +91,6 @@ class Suspect:
         seed_all(seed, self.engine_name)
         return construct(self.thing, sizes, self.neighbours) if self.is_class else self.thing
 
-    def with_sizes_in_globals(self, sizes: Sizes) -> Suspect:
-        """Learners keep n_embd and dropout in globals: give those our sizes where nothing was derived from them."""
-        for name, value in self.neighbours.items():
-            size = size_of(name)
-            if size == "dropout" and isinstance(value, float):
-                self.neighbours[name] = sizes.dropout  # type: ignore[index]
-        return self
-
 
 def seed_all(seed: int, engine_name: str) -> None:
     np.random.seed(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -11,16 +12,39 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from clearhead.precision.kernels import compiler
+
 from .machine import Compile, Device, Machine, installed, look, look_for_compiler, meet_torch
 from .precision import PRECISIONS, Probe, precision_works
 
 CORE = ("clearhead", "torch", "numpy", "safetensors", "tokenizers", "jaxtyping", "rich", "click")
-USES = (
-    ("comparing with other people's models", "transformers"),
-    ("checking every shape while tests run", "beartype"),
-    ("running the tests", "pytest"),
+USES = (  # what for, the package, and the extra that brings it
+    ("drawing pictures", "matplotlib", "plot"),
+    ("fitting scaling laws", "scipy", "scaling"),
+    ("reading images", "pillow", "vision"),
+    ("handwritten digits", "scikit-learn", "vision"),
+    ("TensorBoard's files", "tensorboard", "tensorboard"),
+    ("the built-in dates", "babel", "translate"),
+    ("scores of translations", "sacrebleu", "translate"),
+    ("models on the Hub", "huggingface-hub", "hub"),
+    ("GGUF files", "gguf", "gguf"),
+    ("ONNX files", "onnx", "onnx"),
+    ("the evaluation harness", "lm_eval", "lm-eval"),
+    ("comparing with transformers", "transformers", None),
+    ("shapes checked in tests", "beartype", None),
+    ("running the tests", "pytest", None),
 )
-SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "ONEDNN_MAX_CPU_ISA", "CUDA_VISIBLE_DEVICES", "CXX", "HF_HUB_OFFLINE")
+SETTINGS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "CUDA_VISIBLE_DEVICES",
+    "CC",
+    "CXX",
+    "CLEARHEAD_KERNELS",
+    "CLEARHEAD_CACHE",
+    "HF_HUB_OFFLINE",
+)
 GIB = 2**30
 
 
@@ -36,11 +60,12 @@ class Speed:
 class Use:
     purpose: str
     package: str
+    extra: str | None  # of this package; None: it is installed by its own name
     version: str | None
 
     @property
     def install(self) -> str:
-        return f"pip install {self.package.replace('_', '-')}"
+        return f"pip install {self.package}" if self.extra is None else f"pip install 'clearhead[{self.extra}]'"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +89,7 @@ class Report:
     precisions: tuple[Probe, ...]
     speed: Speed | None
     compile: Compile
+    kernels: str | None  # the C compiler that makes them
     uses: tuple[Use, ...]
     findings: tuple[Finding, ...] = ()
 
@@ -103,9 +129,18 @@ def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda st
         precisions=precisions,
         speed=speed,
         compile=look_for_compiler(),
-        uses=tuple(Use(purpose=purpose, package=name, version=installed(name)) for purpose, name in USES),
+        kernels=kernel_compiler(),
+        uses=tuple(Use(purpose=what, package=name, extra=extra, version=installed(name)) for what, name, extra in USES),
     )
     return replace(report, findings=diagnose(report, broken))
+
+
+def kernel_compiler() -> str | None:
+    """What compiles the kernels for decoding, where it is there."""
+    try:
+        return shutil.which(compiler()[0])
+    except OSError:
+        return None
 
 
 def best(action: Callable[[], object], seconds: float) -> float:
@@ -171,9 +206,11 @@ def diagnose(report: Report, broken: str | None) -> tuple[Finding, ...]:
             f"torch uses {report.threads} threads, more than the {allowed} usable cores: set OMP_NUM_THREADS={allowed}."
         )
     if report.compile.compiler is None:
-        warn("torch.compile cannot work without a C++ compiler: install g++ or clang++. Nothing else needs one.")
+        warn("torch.compile cannot work without a C++ compiler: install g++ or clang++.")
     elif not report.compile.headers:
         warn("torch.compile cannot work without Python.h: install python3-dev (Debian) or python3-devel (Fedora).")
+    if report.kernels is None:
+        warn("the kernels for decoding need a C compiler: install gcc or clang. Without one, decoding is slower.")
     if machine.memory_available is not None and machine.memory_available < GIB:
         warn(f"only {machine.memory_available / GIB:.1f} GiB of memory is free: choose a small preset.")
     if machine.disk_free < GIB:

@@ -1,8 +1,9 @@
 """How well a model foresees a text: perplexity, and bits per byte, which does not depend on the tokenizer.
 
 A text longer than the context is read in windows, each `stride` tokens after the one before. A token is counted once,
-in the first window that foresees it, so it has at least context − stride tokens before it; the last window is moved
-back until it is full. With a stride of the whole context every window begins anew, which is how `lm_eval` rolls.
+in the first window that foresees it, so that after the first window it has at least context − stride + 1 tokens before
+it; the last window is moved back until it is full. With a stride of the whole context every window begins anew, which
+is how `lm_eval` rolls.
 
     context 4, stride 2    · ▪ ▪ ▪ ▪
                                · · · ▪ ▪

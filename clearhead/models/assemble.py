@@ -63,7 +63,15 @@ class SequenceModel(nn.Module):
             check_ids(inputs)
         length = self.config.embedding.positions(inputs.shape[1])
         context = make_context(
-            inputs.shape[0], length, inputs.device, readable, documents, positions, state, taps, fused
+            inputs.shape[0],
+            length,
+            inputs.device,
+            readable=readable,
+            documents=documents,
+            positions=positions,
+            state=state,
+            taps=taps,
+            fused=fused,
         )
         x = self.hidden(inputs, context, segments, state)
         return x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
@@ -86,7 +94,7 @@ class SequenceModel(nn.Module):
     ) -> Float[Tensor, "B V"]:
         """The logits of each row's next token, after those that `state` holds; no other position takes the head."""
         check_ids(tokens)
-        context = make_context(len(tokens), tokens.shape[1], tokens.device, readable, None, None, state, None, True)
+        context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable, state=state)
         x = last_real(self.hidden(tokens, context, None, state), readable)
         assert self.head is not None, "who asks for logits has seen that there is a head"
         return self.head(x, context.at("head"), self.embedding.table)[:, 0]
@@ -167,7 +175,7 @@ class EncoderDecoder(nn.Module):
         if len(source) != len(target):
             raise ValueError(f"the source has {len(source)} rows, but the target has {len(target)}")
         memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
-        context = make_context(len(target), target.shape[1], target.device, readable, None, None, None, taps, fused)
+        context = make_context(len(target), target.shape[1], target.device, readable=readable, taps=taps, fused=fused)
         return self.crossing(context, memory, source_readable)
 
     def encode(
@@ -180,7 +188,7 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
         check_ids(source)
-        context = make_context(len(source), source.shape[1], source.device, readable, None, None, None, taps, fused)
+        context = make_context(len(source), source.shape[1], source.device, readable=readable, taps=taps, fused=fused)
         x = context.tap("source", self.source(source, context.at("source")))
         return self.encoder(x, context.at("encoder"))
 
@@ -195,7 +203,9 @@ class EncoderDecoder(nn.Module):
     ) -> Float[Tensor, "B T V"]:
         """The logits of more target tokens, after those that `state` holds."""
         check_ids(target)
-        context = make_context(len(target), target.shape[1], target.device, readable, None, None, state, taps, fused)
+        context = make_context(
+            len(target), target.shape[1], target.device, readable=readable, state=state, taps=taps, fused=fused
+        )
         source = state.blocks[0].cross
         assert source is not None, "a decoder's block state holds the source's keys"
         crossing = self.crossing(context, None, state.source_readable, source.key.shape[2], source.shared)
@@ -319,9 +329,10 @@ LAST = (".mixer.out.weight", ".cross.out.weight", ".ffn.down.weight", ".experts.
 
 
 def initialise(model: nn.Module) -> None:
-    """Fresh weights: normal of variance 2/(5·D), which is GPT-2's 0.02 at its width (Nguyen & Salazar 2019, 3.1);
-    what is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0,
-    gains 1; a part with a `start` of its own begins there."""
+    """Fresh weights: normal, of deviation 0.02 in the tables of tokens and positions, and of variance 2/(5·n) in a
+    matrix that reads n numbers, its last axis, which is about 0.02 at GPT-2's width (Nguyen & Salazar 2019, 3.1); what
+    is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0, gains
+    1; a part with a `start` of its own begins there."""
     layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.layers()]
     branches = sum({Residual: 1, ParallelBlock: 2}.get(type(m), 0) for layer in layers for m in layer.modules())
     for name, parameter in model.named_parameters():
@@ -343,12 +354,13 @@ def make_context(
     batch: int,
     length: int,
     device: torch.device,
-    readable: Bool[Tensor, "B T"] | None,
-    documents: Int[Tensor, "B T"] | None,
-    positions: Int[Tensor, "B T"] | None,
-    state: State | None,
-    taps: Taps | None,
-    fused: bool,
+    *,
+    readable: Bool[Tensor, "B T"] | None = None,
+    documents: Int[Tensor, "B T"] | None = None,
+    positions: Int[Tensor, "B T"] | None = None,
+    state: State | None = None,
+    taps: Taps | None = None,
+    fused: bool = True,
 ) -> Context:
     """Where the tokens of this pass stand: after those that the state holds."""
     for name, given in {"readable": readable, "documents": documents, "positions": positions}.items():

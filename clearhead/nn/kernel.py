@@ -19,7 +19,7 @@ from clearhead.reference.kernel import random_directions
 from .attention import Looked, Rows, merge_heads, split_heads
 from .build import build_part, builds
 from .context import Context
-from .lanes import apart, lanes
+from .lanes import lanes, one_row_each
 from .state import Room, SumState
 
 C = TypeVar("C", bound=Config)
@@ -133,7 +133,7 @@ class LinearAttention(nn.Module):
         top: Float[Tensor, "B H T"],
         context: Context,
     ) -> Float[Tensor, "B H T U"]:
-        row = lanes(context, len(q)) if context.documents is None else apart(context, len(q))
+        row = lanes(context, len(q)) if context.documents is None else one_row_each(context, len(q))
         q, k, v, top = row.take(q, 2), row.take(k, 2), row.take(v, 2), row.take(top, 2)
         if row.real is not None:
             top = torch.where(row.real[:, None], top, -torch.inf)

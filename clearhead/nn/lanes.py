@@ -119,12 +119,12 @@ def find_lanes(context: Context, batch: int) -> Lanes:
     return Lanes((batch, length), rows * length + order, real, document)
 
 
-def apart(context: Context, batch: int) -> Lanes:
+def one_row_each(context: Context, batch: int) -> Lanes:
     """A row for each document."""
-    return context.once("apart", lambda: find_apart(context, batch))
+    return context.once("one_row_each", lambda: find_rows(context, batch))
 
 
-def find_apart(context: Context, batch: int) -> Lanes:
+def find_rows(context: Context, batch: int) -> Lanes:
     order = texts(context, batch)
     longest, count = len(order.sizes), len(order.rows)
     sizes = order.sizes.to(order.tokens.device)

@@ -16,7 +16,7 @@ from clearhead.configs.masks import check_causal
 from .attention import attend, merge_heads, split_heads
 from .build import builds
 from .context import Context
-from .lanes import apart
+from .lanes import one_row_each
 from .state import Room
 
 
@@ -72,7 +72,7 @@ class Linformer(nn.Module):
 
     def by_document(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
         """Each document in a row of its own."""
-        rows = apart(context, len(x))
+        rows = one_row_each(context, len(x))
         assert rows.tokens is not None
         positions = context.positions.expand(x.shape[:2]).flatten()[rows.tokens]
         alone = Context(positions, positions, rows.real, taps=context.taps, path=context.path, fused=context.fused)

@@ -141,7 +141,7 @@ def family(asked: Sweep, vocabulary: int, say: Callable[[str], None]) -> Iterato
 
 
 def member_config(dim: int, layers: int, vocabulary: int) -> SequenceModelConfig:
-    """The model of the recipe `chars` at any width."""
+    """Attention and a feed-forward layer as the recipe `chars` has them, at any width; none of its short filters."""
     mixer = AttentionConfig(heads=dim // HEAD_DIM, mask=Causal(), rotary=RotaryConfig(), qk_norm=RMSNormConfig())
     ffn = FeedForwardConfig(hidden=4 * dim, activation="relu2", bias=False)
     return decoder(dim=dim, layers=layers, mixer=mixer, ffn=ffn, vocabulary=vocabulary)

@@ -60,7 +60,7 @@ class TextReader:
         self, tokens: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None
     ) -> tuple[Float[Tensor, "B T D"], Context]:
         """The last hidden states, before any head."""
-        context = make_context(len(tokens), tokens.shape[1], tokens.device, readable, None, None, None, None, True)
+        context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable)
         return self.model.hidden(tokens, context), context
 
 

@@ -67,7 +67,7 @@ class Means:
 
     shard      of several processes, each holds a part of the model (FSDP); else each holds all of it (DDP)
     recompute  what a block computes is computed again for its gradient, and not kept
-    compile    by torch.compile: a minute or so before the first step, faster steps after it
+    compile    by torch.compile: half a minute and more before the first step, faster steps after it
     """
 
     shard: bool = False

@@ -102,7 +102,7 @@ def gpt2_124m() -> RecipeConfig:
 
 
 def lstm() -> RecipeConfig:
-    """The recurrent baseline: `lm` with an LSTM where its attention was, of about as many parameters."""
+    """The recurrent baseline: `lm` with four LSTMs and nothing else for its blocks, of about as many parameters."""
     block = BlockConfig(mixer=LSTMConfig(hidden=384), norm=RMSNormConfig())
     model = SequenceModelConfig(
         embedding=TokenEmbeddingConfig(vocabulary=4096),

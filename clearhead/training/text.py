@@ -138,7 +138,7 @@ class MaskedTokens(Text):
         assert head is not None
         hidden_ones = batch.targets != IGNORED
         wanted = batch.targets[hidden_ones]
-        context = make_context(1, len(wanted), x.device, None, None, None, None, None, True)
+        context = make_context(1, len(wanted), x.device)
         logits = head(x[hidden_ones][None], context, model.embedding.table)[0]
         loss = F.cross_entropy(logits.float(), wanted, label_smoothing=smoothing, reduction="sum")
         return loss / max(len(wanted), 1), {"right": (logits.argmax(dim=-1) == wanted).sum()}
@@ -209,7 +209,7 @@ def fitted(
 def hidden(model: SequenceModel, batch: TrainBatch) -> Float[Tensor, "B T D"]:
     """What the head reads."""
     rows, length = batch.inputs.shape
-    context = make_context(rows, length, batch.inputs.device, None, batch.documents, None, None, None, True)
+    context = make_context(rows, length, batch.inputs.device, documents=batch.documents)
     return model.hidden(batch.inputs, context)
 
 

@@ -4,7 +4,9 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -89,7 +91,30 @@ def test_bfloat16_fares_here_as_reported(told):
 def test_what_to_install(told):
     uses = {use["package"]: use for use in told["uses"]}
     assert uses["transformers"]["install"] == "pip install transformers"
+    assert uses["matplotlib"]["install"] == "pip install 'clearhead[plot]'"
     assert uses["pytest"]["version"] == pytest.__version__
+
+
+def test_every_extra_of_a_user_is_told(told):
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    uses = [use for use in told["uses"] if use["extra"] is not None]
+    assert {use["extra"] for use in uses} == set(extras) - {"bench", "dev"}
+    for use in uses:
+        assert use["package"] in {line.split(">")[0] for line in extras[use["extra"]]}
+
+
+@posix
+def test_the_compiler_is_the_one_that_the_kernels_take(monkeypatch, tmp_path):
+    mine = tmp_path / "mycc"
+    mine.touch(mode=0o755)
+    monkeypatch.setenv("CC", f"{mine} -O1")
+    assert doctor.kernel_compiler() == str(mine)
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert doctor.kernel_compiler() is None
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert doctor.kernel_compiler() is None
 
 
 @posix
@@ -179,6 +204,7 @@ def test_findings_say_the_way_out(quick):
     assert any("OMP_NUM_THREADS=" in text for _, text in texts(crowded))
     bare = replace(quick, compile=replace(quick.compile, compiler=None))
     assert any("C++ compiler" in text for _, text in texts(bare))
+    assert any("need a C compiler" in text for _, text in texts(replace(quick, kernels=None)))
 
 
 def test_quick_starts_no_process_and_fits_80_columns(monkeypatch):

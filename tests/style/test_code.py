@@ -5,9 +5,12 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from benchmarks.__main__ import NAMES as BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "clearhead"
@@ -159,3 +162,15 @@ def test_a_part_has_one_name_in_every_engine(folder: str) -> None:
         "stack",
     }
     assert parts <= {path.stem for path in (PACKAGE / folder).glob("*.py")}
+
+
+@pytest.mark.parametrize("name", BENCHMARKS)
+def test_every_benchmark_loads(name: str) -> None:
+    """Peers are imported when they are measured, so all load without them."""
+    assert callable(import_module(f"benchmarks.{name}").main)
+
+
+def test_every_benchmark_has_a_name() -> None:
+    folder = ROOT / "benchmarks"
+    files = {path.stem for path in folder.glob("[!_]*.py") if "def main(" in path.read_text(encoding="utf-8")}
+    assert files == set(BENCHMARKS)
