@@ -142,7 +142,7 @@ class LinearAttention(nn.Module):
 
     def init_state(self, room: Room) -> SumState:
         check_causal(self.mask)
-        sums, top = room.buffer(self.heads, self.features, self.widths[1] + 1), room.buffer(self.heads)
+        sums, top = room.zeros(self.heads, self.features, self.widths[1] + 1), room.zeros(self.heads)
         return SumState(widen(sums), widen(top).fill_(NOTHING))
 
 

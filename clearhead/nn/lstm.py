@@ -49,4 +49,4 @@ class LSTM(nn.Module):
 
     def init_state(self, room: Room) -> LSTMState:
         width = self.recurrent.weight.shape[1]
-        return LSTMState(room.buffer(width), room.buffer(width))
+        return LSTMState(room.zeros(width), room.zeros(width))

@@ -94,4 +94,4 @@ class Mamba(nn.Module):
 
     def init_state(self, room: Room) -> MambaState:
         reach, inner = len(self.filter) - 1, self.filter.shape[1]
-        return MambaState(room.buffer(reach, inner), room.buffer(*self.decay.shape))
+        return MambaState(room.zeros(reach, inner), room.zeros(*self.decay.shape))

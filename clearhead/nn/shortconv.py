@@ -43,4 +43,4 @@ class ShortConv(nn.Module):
 
     def init_state(self, room: Room) -> FilterState:
         reach, dim = len(self.filter) - 1, self.filter.shape[1]
-        return FilterState(room.buffer(reach, dim))
+        return FilterState(room.zeros(reach, dim))

@@ -33,6 +33,7 @@ class Slots:
     slots: Int[Tensor, "W"] | None = None
     before: int = 0  # filled slots that are read beside the new keys, because writing would overwrite some of them
     beside: bool = False
+    fresh: slice | None = None  # slots that are read from now on, where some rows leave theirs empty
     reads: tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None] | None = None  # positions read, and which are real
 
     def check(self, positions: Int[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
@@ -62,8 +63,10 @@ class Slots:
             self.at[self.rows, self.slots] = positions[self.rows, self.columns]
         else:
             self.at[:, self.start : self.start + length] = positions
+        before = self.filled
         if bool(kept.any()):
             self.filled = max(self.filled, int(slots[kept].max()) + 1)
+        self.fresh = slice(before, self.filled) if self.start is None else None
         if self.beside:
             new = positions if readable is None else torch.where(readable, positions, -1)
             at = torch.cat((old, new), dim=1)
@@ -85,6 +88,8 @@ class Slots:
         """Keep the new vectors in a layer's buffer, and give all that this pass reads."""
         old = buffer[:, :, : self.before].clone() if self.beside else None
         kept = narrowed(new.detach(), buffer.dtype)  # what is remembered is a value, not a way to compute it
+        if self.fresh is not None:
+            buffer[:, :, self.fresh] = 0  # nobody reads what is empty, but it must be a number
         if self.start is not None:
             buffer[:, :, self.start : self.start + new.shape[2]] = kept
         else:
@@ -105,7 +110,7 @@ class Slots:
     def taken(self, buffer: Float[Tensor, "B G N K"], rows: Int[Tensor, "R"]) -> Float[Tensor, "R G N K"]:
         """Rows of a layer's buffer: within its own memory where there are no more of them than before."""
         if len(rows) > len(buffer):
-            wide = buffer.new_zeros(len(rows), *buffer.shape[1:])
+            wide = buffer.new_empty(len(rows), *buffer.shape[1:])
             wide[:, :, : self.filled] = buffer[rows, :, : self.filled]
             return wide
         moved = (rows != torch.arange(len(rows), device=rows.device)).nonzero()[:, 0]
@@ -244,6 +249,11 @@ class Room:
         return self.slots[size, ring]
 
     def buffer(self, *shape: int) -> Tensor:
+        """Memory for slots, each of which is written before it is read."""
+        return torch.empty(self.batch, *shape, dtype=self.dtype, device=self.device)
+
+    def zeros(self, *shape: int) -> Tensor:
+        """Memory that is read from the start."""
         return torch.zeros(self.batch, *shape, dtype=self.dtype, device=self.device)
 
 

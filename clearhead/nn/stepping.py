@@ -21,7 +21,7 @@ from clearhead.configs import Cache
 from clearhead.precision.kernels import Layer, Space, Step, kernels
 from clearhead.precision.matrix import KINDS, Packed, kernels_for, kernels_on, readable, threads_for
 
-from .attention import MultiHeadAttention
+from .attention import MultiHeadAttention, attend, merge_heads, split_heads
 from .context import Context
 from .ffn import GatedFeedForward
 from .lanes import Lanes, lanes
@@ -89,9 +89,9 @@ class SteppingAttention(MultiHeadAttention):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None = None
     ) -> Float[Tensor, "B T D"]:
-        width, library = self.heads * self.widths[1], kernels_on(x)
+        (batch, length, _), width, library = x.shape, self.heads * self.widths[1], kernels_on(x)
         if isinstance(state, SourceState):
-            if self.rotary is not None or not self.quick(x, context, state.key):
+            if self.rotary is not None or length > MOST or not self.quick(x, context, state.key):
                 return super().forward(x, context, state)
             given = self.query_norm(self.project(x, context, state)[0]).transpose(1, 2).contiguous()
             step = self.reading(given, width, context, state)
@@ -100,12 +100,30 @@ class SteppingAttention(MultiHeadAttention):
             if slots is None or state is None:
                 return super().forward(x, context, state)
             given = self.normed(self.qkv(x))
-            step = self.described(x.shape[0], x.shape[1], width, context, state, slots)
+            step = self.described(batch, length, width, context, state, slots)
         assert library is not None, "asked for in quick"
-        out = x.new_empty(*x.shape[:2], width)
-        step.qkv, step.out = given.data_ptr(), out.data_ptr()
+        step.qkv = given.data_ptr()
+        if isinstance(state, KVState) and length > MOST:
+            library.keep_new(ctypes.byref(step), threads_for(given.numel()))
+            return self.out(merge_heads(self.read_back(given, context, state)))
+        out = x.new_empty(batch, length, width)
+        step.out = out.data_ptr()
         library.attend(ctypes.byref(step), threads_for(step.batch * step.length * self.heads * step.filled * step.key))
         return self.out(out)
+
+    def read_back(self, qkv: Float[Tensor, "B T R"], context: Context, state: KVState) -> Float[Tensor, "B H T U"]:
+        """Attention of many tokens, turned and kept already, by torch's kernel."""
+        q, k, v = (split_heads(part, width) for part, width in zip(qkv.split(self.rows, -1), self.each, strict=True))
+        filled = state.slots.filled
+        if state.slots.start != 0 or filled != k.shape[2]:  # else all that is read is new, and not rounded
+            k, v = (buffer[:, :, :filled].to(qkv.dtype) for buffer in (state.key, state.value))
+        return attend([(q, self.mask)], k, v, state.slots.reading(context))
+
+    @property
+    def each(self) -> tuple[int, int, int]:
+        """The width of one query, key and value."""
+        key, value = self.widths
+        return key, key, value
 
     def normed(self, qkv: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:
         """With queries and keys normed head by head, where they are."""
@@ -117,10 +135,9 @@ class SteppingAttention(MultiHeadAttention):
         return qkv
 
     def quick(self, x: Float[Tensor, "B T D"], context: Context, keys: Float[Tensor, "N G S K"]) -> bool:
-        """Whether nobody watches, nothing learns, new tokens are few, and the kernels know the layer and the types."""
+        """Whether nobody watches, nothing learns, and the kernels know the layer and the types."""
         return (
-            x.shape[1] <= MOST
-            and not self.training
+            not self.training
             and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()))
             and context.taps is None
             and context.fused
@@ -153,11 +170,13 @@ class SteppingAttention(MultiHeadAttention):
     ) -> Step:
         """As the kernels see it, but for what they read and write; `context` keeps what it points to."""
         reading = state.slots.reading(context)
-        allowed, owners = reading.allowed(self.mask), None
+        allowed, owners = None if length > MOST else reading.allowed(self.mask), None
         if isinstance(state, FollowedState):
-            if state.slots.start is None:  # where rows write different slots, one may be another's
+            if state.slots.start is None or length > MOST:  # where rows write different slots, one may be another's
                 state.settle()
             owners = state.owners
+        if state.slots.fresh is not None:
+            state.key[:, :, state.slots.fresh] = state.value[:, :, state.slots.fresh] = 0
         pairs, cos, sin = 0, None, None
         if self.rotary is not None:
             pairs = self.rotary.width // 2

@@ -422,7 +422,13 @@ typedef struct {
 } step;
 
 INLINE void turn(float *x, const float *cos, const float *sin, int64_t pairs, int64_t interleaved) {
-    for (int64_t i = 0; i < pairs; i++) {
+    int64_t i = 0;
+    for (; !interleaved && i + LANES <= pairs; i += LANES) {
+        const vec p = load(x + i), q = load(x + pairs + i), c = load(cos + i), s = load(sin + i);
+        store(x + i, p * c - q * s);
+        store(x + pairs + i, p * s + q * c);
+    }
+    for (; i < pairs; i++) {
         float *a = x + (interleaved ? 2 * i : i), *b = interleaved ? a + 1 : a + pairs;
         const float p = *a, q = *b;
         *a = p * cos[i] - q * sin[i];
@@ -548,6 +554,12 @@ static void share_attend(const step *s) {
         float *out = s->out + (b * s->length + t) * s->stride + h * s->value;
         (s->kind == F32 ? attend_F32 : attend_F16)(s, q, keys, values, allowed, owners, out);
     }
+}
+
+/* For prompts, whose attention other libraries compute best. */
+void keep_new(const step *s, int threads) {
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    share_keep(s);
 }
 
 void attend(const step *s, int threads) {

@@ -88,6 +88,7 @@ def kernels() -> ctypes.CDLL | None:
         "silu_product": [pointer, pointer, whole, c_int],
         "expand": [matrix, pointer, c_int],
         "attend": [ctypes.POINTER(Step), c_int],
+        "keep_new": [ctypes.POINTER(Step), c_int],
         "block": [ctypes.POINTER(Layer), c_int],
         "filter": [ctypes.POINTER(Space)],
         "scan": [ctypes.POINTER(Space), c_int],
