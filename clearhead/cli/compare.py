@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,8 @@ import click
 from .options import PICTURE, WHOLES, bytes_text, console, count_text, find_config, json_option, print_json, progress
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from clearhead.configs.train import RecipeConfig
     from clearhead.measure.compare import Comparison, Contestant, Growth, Size
 
@@ -161,51 +164,56 @@ def trained(recipe: RecipeConfig, data: tuple[str, ...]) -> dict[str, float]:
 
 
 def show(found: list[Comparison]) -> None:
-    from rich.table import Table
+    """What it costs, how long it takes and how much it holds: three tables, since one would be wider than a screen."""
     from rich.text import Text
 
     from clearhead.measure.compare import PASSES
 
-    longest = max(m.length for m in found[0].measured)
+    lengths = [m.length for m in found[0].measured]
     out = console()
-    out.print(Text(f"at {longest:,} tokens, and how it grows from {found[0].measured[0].length:,}", "bold"))
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    headings = (
-        "model",
-        "parameters",
-        "FLOPs",
-        "forward",
-        "backward",
-        "decode",
-        "peak forward",
-        "peak backward",
-        "peak decode",
-        "error",
-    )
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    out.print(Text(f"at {max(lengths):,} tokens, and how it grows from {min(lengths):,}", "bold"))
+    costs, times, peaks = [], [], []
     for result in found:
         last = result.measured[-1]
-        errors = [m.error for m in result.measured if m.error is not None]
-        table.add_row(
-            result.name,
-            count_text(last.parameters),
-            count_text(last.flops),
-            *(grown(milliseconds(last.seconds[p]), result.growth("seconds", p)) for p in PASSES),
-            *(grown(bytes_or_none(last.peak[p]), result.growth("peak", p)) for p in PASSES),
-            f"{errors[-1]:.3f}" if errors else "–",
+        errors = [(m.length, m.error) for m in result.measured if m.error is not None]
+        error = f"{errors[-1][1]:.3f} at {errors[-1][0]:,}" if errors else "–"
+        costs.append((result.name, count_text(last.parameters), count_text(last.flops), error))
+        seconds, peak = (
+            [grown(text, result.growth(what, p)) for p, text in zip(PASSES, texts, strict=True)]
+            for what, texts in (
+                ("seconds", [milliseconds(last.seconds[p]) for p in PASSES]),
+                ("peak", [bytes_or_none(last.peak[p]) for p in PASSES]),
+            )
         )
-    out.print(table)
+        times.append((result.name, *(cell for pair in seconds for cell in pair)))
+        peaks.append((result.name, *(cell for pair in peak for cell in pair)))
+    passes = [heading for p in PASSES for heading in (p, "")]
+    for headings, rows in (
+        (("", "parameters", "FLOPs", "error"), costs),
+        (("time", *passes), times),
+        (("memory", *passes), peaks),
+    ):
+        out.print()
+        out.print(table_of(headings, rows))
 
 
-def grown(value: str | None, growth: Growth | None) -> str:
-    """`12.3 ms n^1.02±0.05`."""
-    if value is None:
-        return "–"
-    if growth is None:
-        return value
-    margin = "" if growth.margin is None else f"±{growth.margin:.2f}"
-    return f"{value} n^{growth.exponent:.2f}{margin}"
+def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 1), pad_edge=False)
+    for place, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def grown(value: str | None, growth: Growth | None) -> tuple[str, str]:
+    """`12.3 ms` and `n^1.02±.05`."""
+    if value is None or growth is None:
+        return value or "–", ""
+    margin = "" if growth.margin is None else f"±{growth.margin:.2f}".replace("±0.", "±.")
+    return value, f"n^{growth.exponent:.2f}{margin}"
 
 
 def milliseconds(seconds: float | None) -> str | None:
@@ -217,19 +225,13 @@ def bytes_or_none(count: int | None) -> str | None:
 
 
 def show_losses(told: list[dict[str, Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for heading in ("model", "validation loss", "bits per byte", "seconds"):
-        table.add_column(heading, justify="left" if heading == "model" else "right", no_wrap=True)
+    rows = []
     for one in told:
         loss = one["training"]
-        numbers = (
-            ("–",) * 3
-            if loss is None
-            else (f"{loss['loss']:.4f}", f"{loss['bits_per_byte']:.4f}", f"{loss['seconds']:.1f}")
-        )
-        table.add_row(one["name"], *numbers)
+        numbers = ("–",) * 3
+        if loss is not None:
+            numbers = (f"{loss['loss']:.4f}", f"{loss['bits_per_byte']:.4f}", f"{loss['seconds']:.1f}")
+        rows.append((one["name"], *numbers))
     out = console()
     out.print()
-    out.print(table)
+    out.print(table_of(("model", "validation loss", "bits per byte", "seconds"), rows))
