@@ -116,7 +116,7 @@ def save(picture: Any, path: str | Path) -> None:
     """The suffix decides the format."""
     path = Path(path)
     if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path} ends in {path.suffix!r}, but a picture is one of {', '.join(SUFFIXES)}")
+        raise ValueError(f"{path} ends in {path.suffix!r}, but must end in one of {', '.join(SUFFIXES)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     undated = {"Date": None} if path.suffix.lower() == ".svg" else {}
     picture.savefig(path, dpi=144, metadata=undated)

@@ -194,7 +194,10 @@ def test_the_table_and_the_loss_at_equal_budget(tmp_path: Path) -> None:
         *("--equal", "no", "--train", str(text), "--steps", "12", "--context", "16"),
     )
     assert "validation loss" in shown
-    assert "peak decode" in shown
+    titles = [line.split() for line in shown.splitlines()]
+    assert ["parameters", "FLOPs", "error"] in titles
+    assert [["time", *PASSES], ["memory", *PASSES]] == [title for title in titles if title[1:] == list(PASSES)]
+    assert max(map(len, shown.splitlines())) <= 80
     lines = {line.split()[0]: line.split() for line in shown.splitlines() if line.strip()}
     assert lines["linformer"][1:] == ["–", "–", "–"]
     assert 0 < float(lines["flash"][1]) < 3
@@ -220,7 +223,7 @@ def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> N
         ("tiny-vit",): "tiny-vit reads images",
         ("flash", "tiny-gpt"): "length is 256, but this model has 64 learned positions",
         ("flash", "linformer", "--lengths", "16,8192"): "linformer has more parameters than the first",
-        ("flash", "--out", "growth.txt"): "a picture is one of .png, .svg, .pdf",
+        ("flash", "--out", "growth.txt"): "must end in one of .png, .svg, .pdf",
         ("flash", "--train", str(tmp_path / "nothing")): "there is no file or folder",
         ("flash", "--rounds", "0"): "x>=1",
         ("flash", "--train", str(text), "--steps", "0"): "x>=1",

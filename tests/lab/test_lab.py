@@ -95,7 +95,7 @@ def test_the_same_seed_finds_the_same() -> None:
         (("scores", "--keys", "1"), "keys is 1, but must be at least 2"),
         (("dictionary", "--temperatures", "0"), "0.0 is not positive"),
         (("permutation", "--dim", "10", "--heads", "4"), "dim=10 is not a multiple of heads=4"),
-        (("scores", "--draws", "8", "--out", "x.gif"), "a picture is one of .png, .svg, .pdf"),
+        (("scores", "--draws", "8", "--out", "x.gif"), "must end in one of .png, .svg, .pdf"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:

@@ -72,5 +72,5 @@ def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
 def test_a_figure_that_cannot_be_drawn_is_said_before_anything_is_trained(tmp_path: Path) -> None:
     result = CliRunner().invoke(cli, ["scaling", "sweep", "--out", str(tmp_path / "sweep"), "--figure", "x.gif"])
     assert result.exit_code == 2
-    assert "x.gif ends in '.gif', but a picture is one of .png, .svg, .pdf" in result.output
+    assert "x.gif ends in '.gif', but must end in one of .png, .svg, .pdf" in result.output
     assert not (tmp_path / "sweep").exists()
