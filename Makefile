@@ -14,12 +14,19 @@ demo: $(READY)
 	$(BIN)/python examples/demo.py
 
 # one thread per worker: two workers on two cores must not fight
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+# where the shapes of every call are checked: parts, in every variant
+CHECKED := tests/invariants tests/precision tests/data tests/inspect
+
 test: $(READY)
-	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	@failed=0; \
+	$(PYTEST) -n auto --dist worksteal $(CHECKED) || failed=1; \
+	CLEARHEAD_SHAPES=unchecked $(PYTEST) -n auto --dist worksteal $(addprefix --ignore=,$(CHECKED)) || failed=1; \
+	exit $$failed
 
 # what takes longer than a test may: a hundred kills of one run
 proof: $(READY)
-	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m proof
+	CLEARHEAD_SHAPES=unchecked $(PYTEST) -m proof
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -56,8 +56,9 @@ def command(
 ) -> None:
     """Look into MODEL while it reads INPUT: a text, an image file, @FILE for a file's text, or - for stdin.
 
-    MODEL is a checkpoint folder; a preset or a config file gets fresh weights. The answer of the model is the same,
-    bit for bit, as if nobody looked. On a page, go from all heads to one head to one cell, with the numbers.
+    MODEL is a checkpoint: a folder, a GGUF file, a name on the Hub; a preset or a config file gets fresh weights. The
+    answer of the model is the same, bit for bit, as if nobody looked. On a page, go from all heads to one head to one
+    cell, with the numbers.
 
     \b
     clearhead inspect runs/mine "To be or not to be" --out page.html
@@ -101,7 +102,7 @@ def find_model(model: str) -> tuple[Any, str | None]:
     from clearhead.models.assemble import build
 
     path = Path(model)
-    if path.exists() and path.suffix != ".json":
+    if path.suffix != ".json" and (path.exists() or "/" in model):  # a folder, a file, or a name on the Hub
         return load_model(model), None
     torch.manual_seed(0)
     return build(find_config(model)).eval(), f"{path.stem} with fresh weights"

@@ -127,8 +127,8 @@ def make(command: list[str], aside: Path, path: Path) -> None:
 
 
 def compiler() -> list[str]:
-    if given := os.environ.get("CC"):
-        return shlex.split(given)
+    if given := shlex.split(os.environ.get("CC", "")):
+        return given
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return [found]

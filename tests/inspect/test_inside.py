@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from click.testing import CliRunner
 from numpy.testing import assert_allclose
 
+from clearhead.cli.inspect import find_model
 from clearhead.cli.main import cli
 from clearhead.inspect.effects import log_probabilities
 from clearhead.inspect.subject import pieces
@@ -211,7 +213,8 @@ def test_a_translator_writes_its_target(tmp_path: Path) -> None:
     told = model.inspect([5, 6, 7], "cab", tokenizer=letters())
     assert told.subject.inputs[0].tolist() == [9, *letters().encode("cab")], "a text comes after the start"
     looked.save(tmp_path / "maps.svg")
-    assert f"reads “5 6 7”, says “{' '.join(map(str, [9, *found.tokens]))}”" in (tmp_path / "maps.svg").read_text()
+    written = " ".join(re.findall("<!-- (.*?) -->", (tmp_path / "maps.svg").read_text()))  # of each line of a text
+    assert f"reads “5 6 7”, says “{' '.join(map(str, [9, *found.tokens]))}”" in written
 
 
 def test_rows_are_chosen() -> None:
@@ -412,3 +415,9 @@ def test_bad_input_gets_one_sentence(folder: Path, arguments: tuple[str, ...], s
     assert done.exit_code != 0
     assert sentence in (done.output + str(done.exception))
     assert isinstance(done.exception, SystemExit | ValueError)
+
+
+def test_a_name_on_the_hub_is_loaded_and_a_preset_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.cli.inspect.load_model", lambda model: f"the weights of {model}")
+    assert find_model("somebody/gpt") == ("the weights of somebody/gpt", None)
+    assert find_model("tiny-gpt")[1] == "tiny-gpt with fresh weights"
