@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -434,10 +436,25 @@ def gathered_model(model: Model, task: Task, recipe: RecipeConfig, here: World) 
 
 def compiled(objective: nn.Module, wanted: bool, report: Report) -> nn.Module:
     """By torch.compile, where it is wanted and can be."""
-    if wanted and not look_for_compiler().possible:
-        report.say("torch.compile needs a C++ compiler and Python's headers; going on without (see `clearhead doctor`)")
+    if not wanted:
         return objective
-    if wanted:
-        report.say("compiling: the first step takes a while")
-        objective.compile()
+    if trouble := no_compiling():
+        report.say(f"torch.compile {trouble}; going on without (see `clearhead doctor`)")
+        return objective
+    report.say("compiling: the first step takes a while")
+    if "TORCH_LOGS" not in os.environ:
+        torch._logging.set_logs(dynamo=logging.ERROR)  # where it takes several graphs is of no use to who waits
+    objective.compile()
     return objective
+
+
+def no_compiling() -> str | None:
+    """Why torch.compile cannot be used, if it cannot: one addition tells."""
+    if not look_for_compiler().possible:
+        return "needs a C++ compiler and Python's headers"
+    try:
+        torch.compile(lambda x: x + 1)(torch.ones(2))
+    except Exception as error:  # of many kinds: of the compiler, of the system, of torch itself
+        said = str(error).strip().splitlines() or [type(error).__name__]
+        return f"does not work here: {said[0]}"
+    return None
