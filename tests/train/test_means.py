@@ -127,11 +127,15 @@ def test_where_nothing_can_compile_a_run_says_so_and_goes_on(
     train(small(steps=2), [corpus], tmp_path / "a", means=Means(compile=True), report=Report(say=said.append))
     train(small(steps=2), [corpus], tmp_path / "b")
     assert any("torch.compile needs a C++ compiler" in text for text in said)
+    assert same(tmp_path / "a", tmp_path / "b")
 
 
 def test_where_compiling_fails_a_run_says_why_and_goes_on(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from clearhead.measure.machine import Compile
+    from clearhead.training import loop
+
     def broken(function: object) -> object:
         raise RuntimeError("no working compiler found\nand much more")
 
@@ -140,4 +144,3 @@ def test_where_compiling_fails_a_run_says_why_and_goes_on(
     monkeypatch.setattr(loop, "look_for_compiler", lambda: Compile(compiler="g++", headers=True))
     train(small(steps=1), [corpus], tmp_path / "a", means=Means(compile=True), report=Report(say=said.append))
     assert "torch.compile does not work here: no working compiler found; going on without" in " ".join(said)
-    assert same(tmp_path / "a", tmp_path / "b")
