@@ -224,11 +224,13 @@ class Picture(click.ParamType):
         self.folders, self.also = folders, also
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from clearhead.inspect.draw import SUFFIXES
+        from clearhead.inspect.draw import check_suffix
 
-        suffix, known = Path(value).suffix.lower(), (*SUFFIXES, *self.also)
-        if suffix not in known and not (self.folders and not suffix):
-            self.fail(f"{value} ends in {suffix!r}, but must end in one of {', '.join(known)}", param, ctx)
+        if Path(value).suffix or not self.folders:
+            try:
+                check_suffix(value, self.also)
+            except ValueError as error:
+                self.fail(str(error), param, ctx)
         return value
 
 

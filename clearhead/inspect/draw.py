@@ -112,11 +112,17 @@ def escaped(text: str) -> str:
     return repr(text)[1:-1].replace("$", r"\$") or "∅"
 
 
+def check_suffix(path: str | Path, also: Sequence[str] = ()) -> None:
+    """Whether a picture, or what else a command writes, can be written to a file of that name."""
+    suffix, known = Path(path).suffix, (*SUFFIXES, *also)
+    if suffix.lower() not in known:
+        raise ValueError(f"{path} ends in {suffix!r}, but must end in one of {', '.join(known)}")
+
+
 def save(picture: Any, path: str | Path) -> None:
     """The suffix decides the format."""
     path = Path(path)
-    if path.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"{path} ends in {path.suffix!r}, but must end in one of {', '.join(SUFFIXES)}")
+    check_suffix(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     undated = {"Date": None} if path.suffix.lower() == ".svg" else {}
     picture.savefig(path, dpi=144, metadata=undated)
