@@ -127,6 +127,9 @@ def ids_of(text: str) -> list[int]:
     return [int(word) for word in words]
 
 
+MOST = 1 << 20  # numbers of a range
+
+
 def numbers(text: str | None, what: str) -> list[int] | None:
     """`0,3-5` -> 0, 3, 4, 5; `-1` is the last."""
     if text is None:
@@ -141,6 +144,8 @@ def numbers(text: str | None, what: str) -> list[int] | None:
         first, last = int(match[1]), int(match[2] or match[1])
         if first > last or first < 0 <= last:
             raise click.UsageError(f"--{what} {part} holds nothing: a range goes up from one end, as 3-5 or -3--1")
+        if last - first >= MOST:
+            raise click.UsageError(f"--{what} {part} is a range of more than {MOST:,}")
         found += range(first, last + 1)
     return found
 

@@ -206,8 +206,8 @@ class Numbers(click.ParamType):
             found = tuple(self.kind(part) for part in value.split(",")) if isinstance(value, str) else value
         except ValueError:
             self.fail(f"{value!r} is not {self.words} separated by commas", param, ctx)
-        if min(found) <= 0:
-            self.fail(f"{min(found)} is not positive", param, ctx)
+        if odd := [number for number in found if not 0 < number < float("inf")]:
+            self.fail(f"{odd[0]} is not positive and finite", param, ctx)
         return found
 
 

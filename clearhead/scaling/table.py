@@ -79,6 +79,8 @@ def read_table(path: str | Path) -> Table:
         raise TableError(f"{path} is empty; its first line should name the columns, such as N,D,loss")
     places = columns(rows[0], path)
     found = [(at, row) for at, row in enumerate(rows[1:], start=2) if any(cell.strip() for cell in row)]
+    if wide := [at for at, row in found if len(row) > len(rows[0])]:
+        raise TableError(f"{path}, line {wide[0]} has more cells than the first line has names: a comma too many?")
     return made([numbers(row, places, path, at) for at, row in found], [at for at, _ in found], path)
 
 

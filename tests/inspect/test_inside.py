@@ -407,6 +407,7 @@ def test_log_probabilities_are_of_every_copy() -> None:
         ),
         (("tiny-transformer", "1 2", "--ids", "--write", "3"), "begins with; give its ids (--ids, --target)"),
         (("tiny-bert", "1 2", "--ids", "--show", "lens"), "has no head over words or classes"),
+        (("tiny-gpt", "1 2", "--ids", "--rows", "0-99999999999"), "is a range of more than 1,048,576"),
         (("nowhere", "a"), "there is no preset 'nowhere'"),
     ],
 )

@@ -94,6 +94,7 @@ def test_the_same_seed_finds_the_same() -> None:
         (("scores", "--widths", "4,0"), "0 is not positive"),
         (("scores", "--keys", "1"), "keys is 1, but must be at least 2"),
         (("dictionary", "--temperatures", "0"), "0.0 is not positive"),
+        (("dictionary", "--temperatures", "nan"), "nan is not positive and finite"),
         (("permutation", "--dim", "10", "--heads", "4"), "dim=10 is not a multiple of heads=4"),
         (("scores", "--draws", "8", "--out", "x.gif"), "must end in one of .png, .svg, .pdf"),
     ],

@@ -141,3 +141,10 @@ def test_every_law_has_its_picture(tmp_path: Path, law: str, theme: str) -> None
         law, ["loss, nats per token", "compute C, FLOPs"]
     ):
         assert f"<!-- {words} -->" in drawn
+
+
+def test_a_comma_too_many_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "runs.csv"
+    path.write_text("N,D,loss\n1e6,1e7,3.5\n1e6,1,000,3.0\n")
+    with pytest.raises(TableError, match="line 3 has more cells than the first line has names"):
+        read_table(path)
