@@ -9,9 +9,13 @@ from pathlib import Path
 
 def write_atomically(path: Path, text: str) -> None:
     part = path.with_name(f"{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    settle(part)
-    os.replace(part, path)
+    try:
+        part.write_text(text, encoding="utf-8")
+        settle(part)
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 def digest(path: Path) -> str:
@@ -19,9 +23,18 @@ def digest(path: Path) -> str:
         return hashlib.file_digest(file, "blake2b").hexdigest()
 
 
+def let_read(path: Path) -> None:
+    """The rights that a new file has here: what safetensors writes, nobody but its owner could read."""
+    hidden = os.umask(0)
+    os.umask(hidden)
+    path.chmod(0o666 & ~hidden)
+
+
 def settle(path: Path) -> None:
-    """Onto the disk, not only into its cache."""
-    handle = os.open(path, os.O_RDONLY)
+    """Onto the disk, not only into its cache. A folder's entry cannot be on every system, and need not be."""
+    if path.is_dir() and os.name == "nt":
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(handle)
     finally:

@@ -114,7 +114,10 @@ def command(
             click.echo(best.text)
             return
         model = load(folder) if shard else model  # of which this process held a part
-        click.echo(continued(model, Tokenizer.load(folder), sample, SAMPLE_TOKENS))
+        try:
+            click.echo(continued(model, Tokenizer.load(folder), sample, SAMPLE_TOKENS))
+        except ValueError as error:
+            raise ValueError(f"{folder} is trained, but cannot go on from --sample {sample!r}: {error}") from None
 
 
 def find_recipe(
@@ -133,7 +136,7 @@ def find_recipe(
         EncoderDecoderConfig,
         MaskedLMHeadConfig,
         SequenceModelConfig,
-        loads,
+        read,
     )
     from clearhead.configs.train import RecipeConfig
     from clearhead.training.recipes import bert_tiny, lm, recipe, transformer_base, vit_digits
@@ -143,7 +146,7 @@ def find_recipe(
     if path.suffix == ".json":
         if not path.exists():
             raise click.UsageError(f"there is no file {name}")
-        config = loads(path.read_text(encoding="utf-8"))
+        config = read(path)
         if isinstance(config, SequenceModelConfig):
             by_head: dict[type, Any] = {MaskedLMHeadConfig: bert_tiny, ClassHeadConfig: vit_digits}
             config = replace(by_head.get(type(config.head), lm)(), model=config)

@@ -5,7 +5,7 @@ every part knows the names and shapes of its own weights and the steps of its ow
 """
 
 from .attention import AttentionConfig
-from .base import Config, ConfigError, Part, Scope, Step, dumps, loads
+from .base import Config, ConfigError, Part, Scope, Step, dumps, loads, read
 from .data import BytePairConfig, BytesConfig, CharactersConfig, TokenizerConfig, TokenizerFileConfig
 from .decoding import DecodingConfig, LengthPenalty, Power, Wu
 from .embedding import EmbeddingConfig, FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
@@ -47,7 +47,7 @@ from .train import (
 )
 
 __all__ = [
-    "Config", "Part", "ConfigError", "Scope", "Step", "dumps", "loads",
+    "Config", "Part", "ConfigError", "Scope", "Step", "dumps", "loads", "read",
     "Mask", "Full", "Causal", "Window", "Band", "Global", "Scattered", "Blockwise", "And", "Or",
     "NormConfig", "LayerNormConfig", "RMSNormConfig", "OffsetRMSNormConfig",
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",

@@ -10,6 +10,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
 Shape = tuple[int, ...]
@@ -162,6 +163,14 @@ def loads(text: str) -> Config:
     if not isinstance(config, Config):
         raise ConfigError(f"config is {data!r}, but must be an object with a 'kind'")
     return config
+
+
+def read(path: Path) -> Config:
+    """The config in a file, which every complaint names."""
+    try:
+        return loads(path.read_text(encoding="utf-8"))
+    except (ConfigError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 def parse(data: Any, where: str) -> Any:

@@ -11,7 +11,6 @@ Nothing is ever pickled, and no code of a checkpoint is ever run.
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -36,6 +35,7 @@ from clearhead.configs import (
     loads,
 )
 from clearhead.configs.base import parse
+from clearhead.files import let_read, settle
 
 from .assemble import Model, bare
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing, to_hf
@@ -384,6 +384,7 @@ def tensor_writer(tensors: Mapping[str, Tensor]) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         try:
             save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, {"format": "pt"})
+            let_read(path)
         except SafetensorError as error:
             raise OSError(f"the weights could not be written to {path.parent}: {error}") from None
 
@@ -396,25 +397,14 @@ def replace_files(folder: Path, files: Writers) -> None:
     try:
         for name, write in files.items():
             write(temporary[name])
-            flush(temporary[name])
+            settle(temporary[name])
     except BaseException:
         for path in temporary.values():
             path.unlink(missing_ok=True)
         raise
     for name, path in temporary.items():
         path.replace(folder / name)
-    flush(folder)
-
-
-def flush(path: Path) -> None:
-    """To the disk. A folder's entry cannot be flushed on every system, and need not be."""
-    if path.is_dir() and os.name == "nt":
-        return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    settle(folder)
 
 
 def remove_stale(folder: Path, keep: set[str]) -> None:

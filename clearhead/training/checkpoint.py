@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clearhead.files import digest, settle
+from clearhead.files import digest, let_read, settle
 
 from .world import World, in_parts
 
@@ -76,6 +76,7 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor], world: World) -> Non
             raise OSError("; ".join(str(failure) for failure, _ in error.failures.values())) from None
     elif world.first:
         save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, folder / TENSORS)
+        let_read(folder / TENSORS)
 
 
 def listed(folder: Path) -> list[Path]:
@@ -94,7 +95,7 @@ def find_last(folder: Path) -> tuple[Path | None, list[str]]:
         damage = damage_of(path)
         if not damage:
             return path, complaints
-        complaints.append(f"{path} is damaged ({damage}); the one before it is used")
+        complaints.append(f"{path} is damaged ({damage})")
     return None, complaints
 
 

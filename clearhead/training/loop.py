@@ -34,7 +34,7 @@ from clearhead.nn.memory import keep_memory
 from . import images as _images
 from . import pairs as _pairs
 from . import text as _text
-from .checkpoint import damage_of, find_last, listed, read, step_of, write
+from .checkpoint import ResumeError, damage_of, find_last, listed, read, step_of, write
 from .objective import Objective, first_trouble
 from .optimizer import Optimizer, make_optimizer
 from .peak import matrix_peak
@@ -96,7 +96,7 @@ def train(
     """
     recipe = recipe_named(recipe, bool(data)) if isinstance(recipe, str) else recipe
     run = Run(out)
-    with world(means.shard) as here, run.held(here.first):
+    with world(means.shard) as here, run.held(here.first, resume):
         report = report if report is not None and here.first else Report()
         recipe = possible(recipe, here, report)
         if here.first:
@@ -182,6 +182,7 @@ class Trainer:
         for complaint in complaints:
             self.report.say(complaint)
         if path is None:
+            self.require_nothing_lost(bool(complaints))
             if self.here.first:
                 self.run.forget_after(-1)
             self.expect_a_guess()
@@ -190,7 +191,16 @@ class Trainer:
         self.best, self.waited = facts["best"], facts["waited"]
         if self.here.first:
             self.run.forget_after(self.step)
-        self.report.say(f"going on from step {self.step}")
+        self.report.say(f"going on from step {self.step}{', the one before' if complaints else ''}")
+
+    def require_nothing_lost(self, damaged: bool) -> None:
+        """A run that has no checkpoint begins anew, but not one that had some."""
+        come = max((line["step"] for line in self.run.history()), default=0)
+        if damaged or self.run.trained or come > self.recipe.save_every:
+            raise ResumeError(
+                f"{self.run.folder} came to step {come}, but there is no whole checkpoint of it, so it is left alone: "
+                "put one back, or remove the folder to begin anew"
+            )
 
     @torch.no_grad()
     def expect_a_guess(self) -> None:

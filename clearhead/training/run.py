@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clearhead.configs import dumps, loads
+from clearhead.configs import dumps, read
 from clearhead.configs.train import RecipeConfig
 from clearhead.files import write_atomically
 
@@ -22,6 +22,7 @@ except ImportError:  # Windows: no lock, as there is no such file lock
 
 MADE = ("metrics.jsonl", "checkpoints", "config.json", "adapter.json", "model*.safetensors")
 """By any of these a folder was trained in, or holds a model."""
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter.safetensors")  # a trained model has one
 
 
 class Run:
@@ -32,22 +33,43 @@ class Run:
         self.folder = Path(folder)
         self.metrics, self.recipe_file = self.folder / "metrics.jsonl", self.folder / "recipe.json"
         self.checkpoints, self.tokens = self.folder / "checkpoints", self.folder / "tokens"
-        self.best = self.folder / "best"
+        self.best, self.lock = self.folder / "best", self.folder / ".lock"
 
     @contextlib.contextmanager
-    def held(self, first: bool = True) -> Iterator[None]:
-        """Nobody else trains in this folder meanwhile; a process that dies lets go. The first of several holds it."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+    def held(self, first: bool = True, resume: bool = False) -> Iterator[None]:
+        """Nobody else trains in this folder meanwhile; a process that dies lets go. The first of several holds it.
+
+        A folder that was made for nothing, since the run could not be begun, is taken back.
+        """
         if not first:
             yield
             return
-        with (self.folder / ".lock").open("w") as file:
+        if resume and not self.lock.exists() and not self.recipe_file.exists():
+            raise ResumeError(f"there is no run in {self.folder} to go on with; leave --resume out to begin one")
+        new = not self.folder.exists()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise ResumeError(f"{self.folder} is not a folder, nor can it be one; choose another --out") from None
+        with self.lock.open("w") as file:
             if fcntl is not None:
                 try:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError:
                     raise ResumeError(f"{self.folder} is in use by another process; choose another --out") from None
-            yield
+            try:
+                yield
+            except ValueError:
+                if new:
+                    self.take_back()
+                raise
+
+    def take_back(self) -> None:
+        """Remove a folder in which there is nothing but that somebody wanted to train here."""
+        if set(self.folder.iterdir()) <= {self.lock, self.recipe_file}:
+            self.recipe_file.unlink(missing_ok=True)
+            self.lock.unlink()
+            self.folder.rmdir()
 
     def begin(self, recipe: RecipeConfig, resume: bool) -> None:
         """Write the recipe down, or see that a resumed run is asked for the same one.
@@ -75,10 +97,15 @@ class Run:
     def recipe(self) -> RecipeConfig:
         if not self.recipe_file.exists():
             raise ResumeError(f"{self.folder} holds no recipe.json, so there is no run to go on with")
-        recipe = loads(self.recipe_file.read_text(encoding="utf-8"))
+        recipe = read(self.recipe_file)
         if not isinstance(recipe, RecipeConfig):
             raise ResumeError(f"{self.recipe_file} describes a {recipe.kind()}, not a recipe")
         return recipe
+
+    @property
+    def trained(self) -> bool:
+        """Whether it came to its end: a trained model lies there."""
+        return any((self.folder / name).exists() for name in WEIGHTS)
 
     def log(self, **values: Any) -> None:
         """One line of metrics.jsonl."""

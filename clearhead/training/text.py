@@ -180,6 +180,8 @@ def tokens(
         build(part, tokenizer, run.tokens / name) for name, part in zip(("training", "validation"), parts, strict=True)
     ]
     say(f"{len(shards[0]):,} tokens to train on, {len(shards[1]):,} to validate with")
+    if len(shards[0]) <= recipe.task.context:
+        say(f"that is less than one row of task.context={recipe.task.context}: a smaller one wastes less")
     return tokenizer, shards[0], shards[1]
 
 

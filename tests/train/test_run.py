@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,7 +15,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from clearhead.cli.main import cli
 from clearhead.cli.train import command
 from clearhead.configs import dumps, loads
 from clearhead.data import DataError
@@ -131,15 +135,90 @@ def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_run_that_never_began_can_be_begun_with_another_recipe(corpus: Path, tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
-    for resume in (False, True):
-        with pytest.raises(DataError, match="there is no file"):
-            train(small(), [tmp_path / "nothing"], run.folder, resume=resume)
+    run.folder.mkdir()
+    run.begin(small(), resume=False)
     (run.folder / "tokenizer.json").write_text("left by a killed preparation")
     run.begin(small(), resume=True)
     assert (run.folder / "tokenizer.json").exists()
     train(small(batch=8, steps=1), [corpus], run.folder)
     assert run.recipe().batch == 8
     assert run.history()[-1]["step"] == 1
+
+
+def test_nothing_is_left_of_a_run_that_could_not_be_begun(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(DataError, match="there is no file"):
+        train(small(), [tmp_path / "nothing"], out)
+    assert not out.exists()
+    out.mkdir()
+    (out / "notes.txt").write_text("somebody's")
+    with pytest.raises(DataError, match="there is no file"):
+        train(small(), [tmp_path / "nothing"], out)
+    assert (out / "notes.txt").exists()
+
+
+def test_where_there_is_no_run_none_is_gone_on_with(corpus: Path, tmp_path: Path) -> None:
+    for out in (tmp_path / "nowhere", tmp_path):
+        with pytest.raises(ResumeError, match=r"there is no run in .* to go on with; leave --resume out to begin one"):
+            train(small(), [corpus], out, resume=True)
+    assert list(tmp_path.iterdir()) == [corpus]
+    (tmp_path / "killed").mkdir()
+    (tmp_path / "killed" / ".lock").touch()  # as far as a run may come in which no recipe was written down
+    train(small(steps=1), [corpus], tmp_path / "killed", resume=True)
+    assert Run(tmp_path / "killed").history()[-1]["step"] == 1
+    with pytest.raises(ResumeError, match=r"text\.txt is not a folder"):
+        train(small(), [corpus], corpus)
+
+
+@pytest.mark.parametrize("how", ["damaged", "gone", "finished and gone"])
+def test_a_run_without_its_checkpoints_is_not_begun_anew(how: str, corpus: Path, tmp_path: Path) -> None:
+    """A cut-off log and all that was learned would be lost by it."""
+    out, steps = tmp_path / "run", 12 if how == "finished and gone" else 9
+    with contextlib.suppress(KeyboardInterrupt):
+        train(small(), [corpus], out, report=Report(show=lambda numbers: steps == 12 or stop_at(steps, numbers)))
+    for path in listed(out / "checkpoints"):
+        if how == "damaged":
+            (path / "state.safetensors").write_bytes(b"cut off")
+        else:
+            shutil.rmtree(path)
+    before = (out / "metrics.jsonl").read_bytes()
+    said: list[str] = []
+    with pytest.raises(ResumeError, match=f"came to step {steps}, but there is no whole checkpoint of it"):
+        train(small(), [corpus], out, resume=True, report=Report(say=said.append))
+    assert (out / "metrics.jsonl").read_bytes() == before
+    assert sum("is damaged" in text for text in said) == (2 if how == "damaged" else 0)
+
+
+def test_what_is_written_can_be_read_by_others(corpus: Path, tmp_path: Path) -> None:
+    train(small(steps=4), [corpus], tmp_path / "run")
+    plain = (tmp_path / "run" / "recipe.json").stat().st_mode
+    files = list((tmp_path / "run").rglob("*.safetensors"))
+    assert len(files) >= 2
+    assert all(path.stat().st_mode == plain for path in files)
+
+
+def test_runs_are_listed_though_one_cannot_be_read(corpus: Path, tmp_path: Path) -> None:
+    train(small(steps=1), [corpus], tmp_path / "runs" / "good")
+    for name, text in (("cut", '{"kind": "Rec'), ("foreign", '{"ingredients": []}')):
+        (tmp_path / "runs" / name).mkdir()
+        (tmp_path / "runs" / name / "recipe.json").write_text(text)
+    result = CliRunner().invoke(cli, ["runs", str(tmp_path / "runs"), "--json"])
+    assert result.exit_code == 0
+    assert [run["run"] for run in json.loads(result.stdout)] == [str(tmp_path / "runs" / "good")]
+    assert f"{tmp_path / 'runs' / 'cut' / 'recipe.json'}: not JSON" in result.stderr
+    assert f"{tmp_path / 'runs' / 'foreign' / 'recipe.json'}: config has no 'kind'" in result.stderr
+    nowhere = CliRunner().invoke(cli, ["runs", str(tmp_path / "nowhere"), "--json"])
+    assert isinstance(nowhere.exception, ValueError)
+    assert "there is no folder" in str(nowhere.exception)
+
+
+def test_a_text_shorter_than_a_row_is_said(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:300])
+    said: list[str] = []
+    config = small(steps=1).changed("task.context", 400)
+    train(config, [text], tmp_path / "run", report=Report(say=said.append))
+    assert any("less than one row of task.context=400" in sentence for sentence in said)
 
 
 def test_what_stops_a_preparation_is_not_put_off(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
