@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ from .options import PICTURE, WHOLES, bytes_text, console, count_text, find_conf
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clearhead.configs.train import RecipeConfig
     from clearhead.measure.compare import Comparison, Contestant, Growth, Size
+    from clearhead.training.text import NextToken
 
 ONE_OR_MORE = click.IntRange(min=1)
 
@@ -25,9 +26,9 @@ ONE_OR_MORE = click.IntRange(min=1)
     "--lengths", type=WHOLES, default="256,512,1024,2048", show_default=True, help="Tokens, separated by commas."
 )
 @click.option("--batch", "-b", type=ONE_OR_MORE, default=1, show_default=True, help="Rows.")
-@click.option("--dim", type=int, default=256, show_default=True, help="Width, of models made of a mixer.")
-@click.option("--layers", type=int, default=2, show_default=True, help="Blocks, of models made of a mixer.")
-@click.option("--heads", type=int, default=4, show_default=True, help="Heads, of models made of a mixer.")
+@click.option("--dim", type=ONE_OR_MORE, default=256, show_default=True, help="Width, of models made of a mixer.")
+@click.option("--layers", type=ONE_OR_MORE, default=2, show_default=True, help="Blocks, of models made of a mixer.")
+@click.option("--heads", type=ONE_OR_MORE, default=4, show_default=True, help="Heads, of models made of a mixer.")
 @click.option("--both-ways", is_flag=True, help="Mixers read later tokens too; then there is no decoding.")
 @click.option(
     "--equal",
@@ -74,16 +75,15 @@ def command(
     size = Size(dim=dim, layers=layers, heads=heads, causal=not both_ways)
     contestants = [contestant(name, size) for name in names]
     common = None if equal == "no" else equal
-    planned = recipes(contestants, data, steps, context, common) if data else []
     say = progress()
-    found = compare(contestants, lengths, batch=batch, rounds=rounds, equal=common, say=say)
-    if not as_json:
-        show(found)
-    told = [result.to_dict() for result in found]
-    if data:
-        for one, recipe in zip(told, planned, strict=True):
+    with tasks(contestants, data, steps, context, common) as planned:
+        found = compare(contestants, lengths, batch=batch, rounds=rounds, equal=common, say=say)
+        if not as_json:
+            show(found)
+        told = [result.to_dict() for result in found]
+        for one, task in zip(told, planned, strict=bool(data)):
             say(f"{one['name']}, {steps} steps")
-            one["training"] = None if recipe is None else trained(recipe, data)
+            one["training"] = None if task is None else trained(task)
     if as_json:
         print_json({"batch": batch, "equal": common, "models": told})
     elif data:
@@ -98,7 +98,7 @@ def command(
 
 def contestant(name: str, size: Size) -> Contestant:
     """A mixer by name or config, put into a model, or a whole model."""
-    from clearhead.configs import ConfigError, PatchEmbeddingConfig, SequenceModelConfig, loads
+    from clearhead.configs import ConfigError, PatchEmbeddingConfig, SequenceModelConfig, read
     from clearhead.configs.base import nearest
     from clearhead.measure.compare import Contestant, mixers, of_mixer
     from clearhead.models.presets import PRESETS
@@ -108,7 +108,7 @@ def contestant(name: str, size: Size) -> Contestant:
         return of_mixer(name, known[name], size, fused=name != "full")
     path = Path(name)
     if path.suffix == ".json" and path.is_file() and '"model_type"' not in path.read_text(encoding="utf-8"):
-        config: Any = loads(path.read_text(encoding="utf-8"))
+        config: Any = read(path)
         if hasattr(config, "mask"):
             return of_mixer(path.stem, lambda length: config, size)
     if not path.exists() and path.suffix != ".json" and "/" not in name and name not in PRESETS:
@@ -121,19 +121,27 @@ def contestant(name: str, size: Size) -> Contestant:
     return Contestant(name, lambda length: model, fixed=True)
 
 
-def recipes(
+@contextmanager
+def tasks(
     contestants: list[Contestant], data: tuple[str, ...], steps: int, context: int, equal: str | None
-) -> list[RecipeConfig | None]:
-    """How each is trained, as many steps on the same text; None for one that reads later tokens."""
+) -> Iterator[list[NextToken | None]]:
+    """What each learns, as many steps on the same text; None for one that reads later tokens. The text is made ready
+    at once, so that what is wrong with it is said before anything is measured."""
+    import tempfile
+
     from clearhead.configs.data import CharactersConfig
     from clearhead.configs.train import AdamWConfig, CosineConfig, NextTokenConfig, RecipeConfig
-    from clearhead.data.sources import documents
     from clearhead.measure.compare import causal, configs
+    from clearhead.training.run import Run
+    from clearhead.training.text import NextToken, tokens
 
-    documents(data)  # which says what is not there
-    return [
+    if not data:
+        yield []
+        return
+    models = configs(contestants, context, equal)
+    planned = [
         RecipeConfig(
-            model=config,
+            model=model,
             task=NextTokenConfig(tokenizer=CharactersConfig(), context=context),
             optimizer=AdamWConfig(lr=2e-3),
             schedule=CosineConfig(warmup=min(20, steps // 2), floor=0.1),
@@ -142,13 +150,15 @@ def recipes(
             evaluate_every=steps,
             save_every=steps,
         )
-        if causal(config)
-        else None
-        for config in configs(contestants, context, equal)
+        for model in models
     ]
+    with tempfile.TemporaryDirectory() as folder:
+        corpus = tokens(planned[0], data, (), Run(folder), lambda text: click.echo(text, err=True))
+        both = zip(models, planned, strict=True)
+        yield [NextToken(recipe, *corpus) if causal(model) else None for model, recipe in both]
 
 
-def trained(recipe: RecipeConfig, data: tuple[str, ...]) -> dict[str, float]:
+def trained(task: NextToken) -> dict[str, float]:
     """The loss that it comes to."""
     import tempfile
     import time
@@ -158,7 +168,7 @@ def trained(recipe: RecipeConfig, data: tuple[str, ...]) -> dict[str, float]:
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        train(recipe, data, folder)
+        train(task.recipe, out=folder, task=task)
         taken, last = time.perf_counter() - start, Run(folder).history()[-1]
     return {"loss": last["val/loss"], "bits_per_byte": last["val/bpb"], "seconds": taken}
 

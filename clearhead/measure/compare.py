@@ -171,6 +171,7 @@ def compare(
     found = []
     for which, contestant in enumerate(contestants):
         measured = []
+        measure(planned[0][which], lengths[0], batch, 1, contestant.fused)  # what is made only once is no one's growth
         for length, models in zip(lengths, planned, strict=True):
             say(f"{contestant.name}, {length:,} tokens")
             measured.append(measure(models[which], length, batch, rounds, contestant.fused))

@@ -216,6 +216,8 @@ def test_what_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("abc" * 100)
+    short = tmp_path / "short.txt"
+    short.write_text("ab")
     for arguments, words in {
         ("fulll",): "there is no mixer or model 'fulll'; did you mean 'full'?",
         ("full", "--lengths", "a,b"): "'a,b' is not whole numbers separated by commas",
@@ -225,6 +227,8 @@ def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> N
         ("flash", "linformer", "--lengths", "16,8192"): "linformer has more parameters than the first",
         ("flash", "--out", "growth.txt"): "must end in one of .png, .svg, .pdf",
         ("flash", "--train", str(tmp_path / "nothing")): "there is no file or folder",
+        ("flash", "--train", str(short)): "nothing to predict",
+        ("flash", "--dim", "0"): "x>=1",
         ("flash", "--rounds", "0"): "x>=1",
         ("flash", "--train", str(text), "--steps", "0"): "x>=1",
         ("flash", "--train", str(text), "--context", "0"): "x>=1",
@@ -235,18 +239,20 @@ def test_what_cannot_be_is_said_before_anything_is_measured(tmp_path: Path) -> N
         compare([Contestant("x", lambda n: None)], [1], equal="all")  # type: ignore[arg-type,return-value]
 
 
-def test_the_examples_of_the_help_can_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_examples_of_the_help_can_be_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "text.txt").write_text("abc" * 100)
+    monkeypatch.chdir(tmp_path)
     seen: list[str] = []
     monkeypatch.setattr("clearhead.measure.compare.measure", lambda *_: seen.append("measured") or MEASURED)
     monkeypatch.setattr("clearhead.measure.compare.matched", lambda config, *_: config)
     monkeypatch.setattr("clearhead.inspect.growth.draw_growth", lambda told, path: None)
-    monkeypatch.setattr("clearhead.data.sources.documents", lambda paths: None)
-    monkeypatch.setattr("clearhead.cli.compare.trained", lambda recipe, data: dict.fromkeys(TRAINED, 1.0))
+    monkeypatch.setattr("clearhead.cli.compare.trained", lambda task: dict.fromkeys(TRAINED, 1.0))
     examples = [line.split()[2:] for line in (command.help or "").splitlines() if line.strip().startswith("clearhead")]
     assert len(examples) == 3
     for arguments in examples:
         run(*arguments)
-    assert len(seen) == 3 * 3 + 2 * 4 + 2 * 3
+    assert len(seen) == 3 * (1 + 3) + 2 * (1 + 4) + 2 * (1 + 3), "every model warms up once"
 
 
 TRAINED = ("loss", "bits_per_byte", "seconds")
