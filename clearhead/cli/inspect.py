@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import console, find_config, json_option, load_model, print_json, read_text
+from .options import Picture, console, find_config, json_option, load_model, print_json, read_text
 
 if TYPE_CHECKING:
     from clearhead.inspect.grid import Grid
@@ -46,6 +46,7 @@ VIEWS = ("maps", "rollout", "lens", "norms", "ablation", "patching")
 @click.option(
     "--out",
     multiple=True,
+    type=Picture(also=(".html", ".csv", ".npz")),
     metavar="FILE",
     help="Write a page (.html), picture (.png, .svg, .pdf) or table (.csv, .npz); may be given again.",
 )
@@ -69,6 +70,9 @@ def command(
     if view == "patching" and asked["other"] is None:
         raise click.UsageError("--show patching needs --other INPUT, into whose run values are put")
     looked = look(model, text, as_ids, asked)
+    if looked.subject.written < asked["write"]:
+        wrote = f"{looked.subject.written:,} of {asked['write']:,} tokens"
+        click.echo(f"clearhead: {wrote} were written: the model came to an end, or its context did", err=True)
     grid = None if view == "maps" else grid_of(looked, view, as_ids, asked)
     for path in out:
         if Path(path).suffix == ".html":

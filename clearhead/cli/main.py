@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import signal
 import sys
 from importlib import import_module
 
@@ -70,10 +72,30 @@ def cli() -> None:
 def main() -> None:
     """Run the command line; bad input ends in one sentence on stderr and exit code 1, bad usage in exit code 2."""
     try:
-        cli(prog_name="clearhead")
+        code = cli(prog_name="clearhead", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        click.echo("clearhead: interrupted", err=True)
+        code = 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output has left, as `head` does
         sys.stderr.close()
-        sys.exit(1)
-    except (ValueError, OSError) as error:
-        click.echo(f"clearhead: {error}", err=True)
-        sys.exit(1)
+        code = 1
+    except (ValueError, OSError, MemoryError, RuntimeError) as error:
+        sentence = told(error)
+        if sentence is None:
+            raise
+        click.echo(f"clearhead: {sentence}", err=True)
+        code = 1
+    sys.exit(code)
+
+
+def told(error: Exception) -> str | None:
+    """What was wrong with the input, or with the machine for it; nothing where the fault is ours."""
+    if isinstance(error, MemoryError) or re.search("not enough memory|out of memory|allocate memory", str(error)):
+        asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
+        return f"there is not enough memory{f' for {asked[1]} more' if asked else ''}; ask for less at once"
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror.lower()}"
+    return str(error) if isinstance(error, ValueError | OSError) else None

@@ -224,11 +224,11 @@ class Picture(click.ParamType):
         self.folders, self.also = folders, also
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from clearhead.inspect.draw import check_suffix
+        from clearhead.inspect.draw import check_file
 
         if Path(value).suffix or not self.folders:
             try:
-                check_suffix(value, self.also)
+                check_file(value, self.also)
             except ValueError as error:
                 self.fail(str(error), param, ctx)
         return value
@@ -252,7 +252,7 @@ json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON."
 def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
     """A preset by name, a clearhead.json, a config.json of a known family, a folder that holds one of them, a GGUF
     file, or a model on the Hub, of which nothing but its config is fetched."""
-    from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, loads
+    from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, read
     from clearhead.models.hub import located
     from clearhead.models.presets import preset
 
@@ -270,8 +270,7 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
 
         config = gguf_config(path)
     elif path.is_file():
-        text = path.read_text(encoding="utf-8")
-        config = from_hugging_face(text) or loads(text)
+        config = from_hugging_face(path) or read(path)
     elif path.suffix in (".json", ".gguf") or "/" in model:
         raise click.UsageError(f"there is no file or folder {model}")
     else:
@@ -292,12 +291,12 @@ def changed(config: Any, changes: tuple[str, ...]) -> Any:
     return config
 
 
-def from_hugging_face(text: str) -> ModelConfig | None:
+def from_hugging_face(path: Path) -> ModelConfig | None:
     from clearhead.models.convert import family
 
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
         return None
     is_theirs = isinstance(data, dict) and "model_type" in data and "kind" not in data
     return family(data).config(data) if is_theirs else None

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import json_option, print_json
+from .options import PICTURES, json_option, print_json
 
 NAMES = ("curves", "table", "products", "rotation", "rotary", "alibi")
 
@@ -14,7 +14,12 @@ NAMES = ("curves", "table", "products", "rotation", "rotary", "alibi")
 @click.command("positions")
 @click.argument("figures", nargs=-1, type=click.Choice(NAMES), metavar="[FIGURE]...")
 @click.option(
-    "--out", default="positions", show_default=True, metavar="PATH", help="A folder, or a file for one FIGURE."
+    "--out",
+    type=PICTURES,
+    default="positions",
+    show_default=True,
+    metavar="PATH",
+    help="A folder, or a file for one FIGURE.",
 )
 @click.option("form", "--format", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True)
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
@@ -48,7 +53,9 @@ def command(figures: tuple[str, ...], out: str, form: str, as_json: bool, **size
     if as_json:
         print_json(numbers(asked))
         return
+    if Path(out).suffix and len(figures) != 1:
+        raise click.UsageError(f"{out} is one file, and {len(figures or NAMES)} figures are drawn: name a folder")
     for name in figures or NAMES:
-        path = Path(out) if len(figures) == 1 and Path(out).suffix else Path(out, f"{name}.{form}")
+        path = Path(out) if Path(out).suffix else Path(out, f"{name}.{form}")
         draw_positions(name, path, asked)
         click.echo(path)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from clearhead.training.loop import Report
 
 NAMES = ("parametric", "isoflop", "envelope", "size", "data")
-draws_option = click.option("--draws", type=int, default=1000, show_default=True, help="Behind the intervals.")
-seed_option = click.option("--seed", type=int, default=0, show_default=True, help="Of the draws.")
+draws_option = click.option(
+    "--draws", type=click.IntRange(min=1), default=1000, show_default=True, help="Behind the intervals."
+)
+seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
 figure_option = click.option("--figure", type=PICTURE, metavar="FILE", help="Draw it into a .png, .svg or .pdf.")
 theme_option = click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
 
@@ -32,7 +34,9 @@ def command() -> None:
 @click.option("--law", type=click.Choice([*NAMES, "all"]), default="parametric", show_default=True)
 @draws_option
 @seed_option
-@click.option("--save", default=None, metavar="FILE", help="Write the fit as JSON, for `plan --from`.")
+@click.option(
+    "--save", type=click.Path(dir_okay=False), metavar="FILE", help="Write the fit as JSON, for `plan --from`."
+)
 @figure_option
 @theme_option
 @json_option
@@ -175,7 +179,7 @@ def find_fit(source: str, law: str | None, draws: int, seed: int) -> Fit:
         raise click.UsageError(f"--law is fitted to a table.csv, and {source} has its law already")
     if source in PUBLISHED:
         return PUBLISHED[source]
-    if not path.suffix and not path.exists():
+    if not path.is_file() and not path.suffix:
         raise FitError(f"there are no constants {source!r}{nearest(source, PUBLISHED)}; or name a .json or a .csv")
     if path.suffix == ".json":
         return read_fit(path)

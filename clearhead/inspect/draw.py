@@ -112,17 +112,19 @@ def escaped(text: str) -> str:
     return repr(text)[1:-1].replace("$", r"\$") or "∅"
 
 
-def check_suffix(path: str | Path, also: Sequence[str] = ()) -> None:
+def check_file(path: str | Path, also: Sequence[str] = ()) -> None:
     """Whether a picture, or what else a command writes, can be written to a file of that name."""
     suffix, known = Path(path).suffix, (*SUFFIXES, *also)
     if suffix.lower() not in known:
         raise ValueError(f"{path} ends in {suffix!r}, but must end in one of {', '.join(known)}")
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder; name a file in it")
 
 
 def save(picture: Any, path: str | Path) -> None:
     """The suffix decides the format."""
     path = Path(path)
-    check_suffix(path)
+    check_file(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     undated = {"Date": None} if path.suffix.lower() == ".svg" else {}
     picture.savefig(path, dpi=144, metadata=undated)

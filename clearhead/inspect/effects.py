@@ -66,6 +66,10 @@ def patch(
     part   residual, mixer, ffn: by layer and position; heads: by layer and head, over all positions
     """
     check_alike(subject.labels, other.labels)
+    if torch.equal(subject.inputs, other.inputs) and alike(subject.source, other.source):
+        raise ValueError(
+            "both prompts are the same, so nothing of one changes the other; give another one to compare with"
+        )
     if part == "heads":
         check_alike(subject.source_labels or [], other.source_labels or [])
     id = likeliest(subject, row) if token is None else subject.token(token)
@@ -105,6 +109,10 @@ def patch(
         signed=True,
         note=f"log p is {here:.2f} after this prompt and {there:.2f} after the other",
     )
+
+
+def alike(one: Tensor | None, other: Tensor | None) -> bool:
+    return other is None if one is None else other is not None and torch.equal(one, other)
 
 
 def check_alike(these: Sequence[str], those: Sequence[str]) -> None:

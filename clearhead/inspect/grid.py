@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from .draw import DIVERGING, SEQUENTIAL, check_suffix, escaped, figure, heat, label, save
+from .draw import DIVERGING, SEQUENTIAL, check_file, escaped, figure, heat, label, save
 
 TABLES = (".csv", ".npz")
 
@@ -44,7 +44,7 @@ class Grid:
         """As a picture or a table: the suffix decides."""
         path = Path(path)
         suffix = path.suffix.lower()
-        check_suffix(path, TABLES)
+        check_file(path, TABLES)
         path.parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".csv":
             self.write_csv(path)

@@ -16,7 +16,7 @@ from clearhead.models.assemble import Model
 from clearhead.nn.attention import Looked
 from clearhead.nn.tap import Taps
 
-from .draw import check_suffix
+from .draw import check_file
 from .effects import Part, ablate, patch
 from .grid import TABLES, Grid
 from .lens import following, lens, norms
@@ -133,7 +133,7 @@ class Inspection:
         from .page import write_page
 
         path, suffix = Path(path), Path(path).suffix.lower()
-        check_suffix(path, (*TABLES, ".html"))
+        check_file(path, (*TABLES, ".html"))
         path.parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".html":
             write_page(self, path, **options)

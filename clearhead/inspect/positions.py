@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,15 @@ from clearhead.configs import LinearScaling, Llama3Scaling, NTKScaling, RotaryCo
 from clearhead.reference.positions import alibi_bias, alibi_slopes, sinusoidal_positions
 
 from .draw import DIVERGING, SEQUENTIAL, colours, figure, heat, save
+
+SIZES = {
+    "length": (2, 1 << 16),
+    "dim": (8, 1 << 12),
+    "step": (1, 1 << 16),
+    "heads": (1, 1 << 10),
+    "trained": (2, 1 << 40),
+}
+"""From least to most: a picture has no room for more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +40,12 @@ class Positions:
     theme: str = "light"
 
     def __post_init__(self) -> None:
-        for name, least in {"length": 2, "dim": 8, "step": 1, "heads": 1, "trained": 2}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}, but must be at least {least}")
+        for name, (least, most) in SIZES.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name} is {getattr(self, name)}, but must be from {least:,} to {most:,}")
         if self.dim % 2:
             raise ValueError(f"dim is {self.dim}, but must be even: dimensions come in pairs")
-        if self.base <= 1 or self.factor < 1:
+        if not (1 < self.base < math.inf and 1 <= self.factor < math.inf):
             raise ValueError(f"base must be above 1 and factor at least 1, not {self.base} and {self.factor}")
 
     @property

@@ -19,6 +19,8 @@ def located(path: str | Path, files: Sequence[str] = FILES) -> Path:
     What would stand in a folder that is there is a path mistyped, not a name: nobody is asked for it.
     huggingface-hub keeps the cache: HF_HOME says where, HF_HUB_OFFLINE=1 that nothing is fetched.
     """
+    if not str(path):
+        raise CheckpointError("a model is asked for by an empty name; give the folder of a checkpoint")
     here = Path(path)
     if here.exists() or here.parent.is_dir() or not isinstance(path, str) or not NAME.fullmatch(path):
         return here

@@ -185,6 +185,9 @@ class Fit:
             return {"N": n, "D": d, "tokens_per_parameter": d / n, "loss": self.law.loss(values, n, d)}
 
         best, drawn = told(self.values), told(self.draws)
+        if min(best["N"], best["D"]) < 1:
+            spent = f"{best['N']:.3g} parameters and {best['D']:.3g} tokens"
+            raise FitError(f"{flops:g} FLOPs are too few: the law spends them on {spent}")
         intervals = {name: None if found is None else self.interval(found) for name, found in drawn.items()}
         loss = None if best["loss"] is None else float(best["loss"])
         return Plan(flops, float(best["N"]), float(best["D"]), loss, intervals)

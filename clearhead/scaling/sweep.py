@@ -102,8 +102,18 @@ def run_sweep(
     report, folder = report or Report(), Path(out)
     if (folder / "tokens").exists() and not resume:
         raise ConfigError(f"{out} holds a sweep already; give --resume to go on with it, or another --out")
-    with Run(folder).held():
+    with Run(folder).held(resume=resume):
+        if (folder / "tokenizer.json").exists():
+            require_alike(asked, folder)
         return train_all(asked, tokens(asked.recipe, data, (), Run(folder), report.say), folder, report)
+
+
+def require_alike(asked: Sweep, folder: Path) -> None:
+    """Of a sweep that is gone on with, every member that was begun is asked for as it was."""
+    for member in family(asked, Tokenizer.load(folder).vocabulary, say=lambda text: None):
+        run = Run(folder / member.name)
+        if run.recipe_file.exists():
+            run.begin(member.recipe, resume=True)
 
 
 def train_all(asked: Sweep, corpus: tuple[Tokenizer, Shards, Shards], folder: Path, report: Report) -> Path:

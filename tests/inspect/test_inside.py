@@ -116,6 +116,11 @@ def test_patching_is_one_hidden_state_put_into_another_run(theirs: Any, ours: An
     assert grid.columns[0] == f"{other[0, 0]}→{clean[0, 0]}"
 
 
+def test_patching_a_prompt_into_itself_is_refused(ours: Any) -> None:
+    with pytest.raises(ValueError, match="both prompts are the same"):
+        ours.inspect(ids(0)).patch(ids(0), 5)
+
+
 @pytest.mark.parametrize("part", ["mixer", "ffn", "heads"])
 def test_patching_a_branch_is_its_value_put_into_another_run(theirs: Any, ours: Any, part: str) -> None:
     """What a head mixed is read by the matrix after it; what a branch adds is what its last matrix says."""
@@ -276,7 +281,8 @@ def test_classes_of_an_image(tmp_path: Path) -> None:
     assert (pixels.shape, pixels[0, 0, 0, 0], pixels[0, 0, -1, 0]) == ((1, 1, 16, 16), 1.0, -1.0)
     assert looked.lens().rows == ["layer 1", "layer 0", "embedding"]
     assert_allclose(looked.lens().values[0, 0], looked.next()[0][2], rtol=1e-5)
-    other = run("tiny-vit", str(tmp_path / "half.png"), "--show", "patching", "--other", str(tmp_path / "half.png"))
+    image.fromarray(picture[::-1].copy()).save(tmp_path / "turned.png")
+    other = run("tiny-vit", str(tmp_path / "half.png"), "--show", "patching", "--other", str(tmp_path / "turned.png"))
     assert other.exit_code == 0, other.output
     assert sum(share for _, _, share in looked.next()) == pytest.approx(1)
     assert looked.subject.image is not None

@@ -111,13 +111,21 @@ def test_the_command(tmp_path: Path) -> None:
         1 / 16,
         1 / 256,
     ]
+    two = CliRunner().invoke(cli, ["positions", "alibi", "curves", "--out", str(tmp_path / "two.svg")])
+    assert two.exit_code == 2
+    assert "two.svg is one file, and 2 figures are drawn: name a folder" in two.output
+    table = CliRunner().invoke(cli, ["positions", "alibi", "--out", "alibi.csv"])
+    assert "alibi.csv ends in '.csv'" in table.output
 
 
 @pytest.mark.parametrize(
     ("sizes", "sentence"),
     [
         ({"dim": 9}, "dim is 9, but must be even"),
-        ({"length": 1}, "length is 1, but must be at least 2"),
+        ({"length": 1}, "length is 1, but must be from 2 to 65,536"),
+        ({"step": 10**12}, "step is 1000000000000, but must be from 1 to 65,536"),
+        ({"factor": float("nan")}, "factor at least 1, not 10000.0 and nan"),
+        ({"base": float("inf")}, "base must be above 1"),
         ({"theme": "pink"}, "theme is 'pink', but must be one of light, dark"),
     ],
 )

@@ -141,6 +141,13 @@ def test_presets_are_listed_with_their_size() -> None:
         (("cost", "gpt2", "--length", "x"), "'x' is not a valid integer"),
         (("trace", "gpt2", "--source-length", "5"), "this model has no encoder"),
         (("completion", "tcsh"), "'tcsh' is not one of"),
+        (("lab", "scores", "--widths", "100000000000"), "there is not enough memory"),
+        (("generate", ""), "a model is asked for by an empty name"),
+        (("scaling", "plan", "--flops", "1e21", "--from", ""), "there are no constants ''"),
+        (("scaling", "fit", "nowhere.csv"), "nowhere.csv: no such file or directory"),
+        (("scaling", "fit", "runs.csv", "--seed", "-1"), "-1 is not in the range x>=0"),
+        (("scaling", "fit", "runs.csv", "--save", "/"), "'/' is a directory"),
+        (("inspect", "tiny-gpt", "1 2", "--ids", "--out", "x.gif"), "x.gif ends in '.gif'"),
     ],
 )
 def test_bad_input_gets_one_sentence(arguments: tuple[str, ...], sentence: str) -> None:
@@ -161,6 +168,23 @@ def test_bad_input_gets_one_sentence(arguments: tuple[str, ...], sentence: str) 
 def test_a_bad_file_gets_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
     (tmp_path / "clearhead.json").write_text(text)
     assert sentence in refused("cost", str(tmp_path / "clearhead.json"))
+
+
+def test_an_interrupt_is_no_failure_of_ours(tmp_path: Path) -> None:
+    """Before a run has begun there is nothing to save."""
+    code = """
+import signal, sys
+from clearhead.training import loop
+loop.prepare = lambda *given: signal.raise_signal(signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from clearhead.cli.main import main
+sys.argv = ["clearhead", "train", "chars", "--out", sys.argv[1]]
+main()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "run")]
+    result = subprocess.run(command, capture_output=True, text=True, env=PLAIN, check=False)
+    assert result.returncode == 130
+    assert result.stderr.strip() == "clearhead: interrupted"
 
 
 def test_colour_only_for_terminals_that_want_it() -> None:

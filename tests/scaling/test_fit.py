@@ -252,4 +252,6 @@ def test_a_fit_is_kept_with_what_plans_need(tmp_path: Path) -> None:
         fit(table, "size").plan(1e21)
     with pytest.raises(FitError, match="cannot be spent"):
         found.plan(-1.0)
+    with pytest.raises(FitError, match="1e-300 FLOPs are too few"):
+        found.plan(1e-300)
     assert json.dumps(found.to_dict())

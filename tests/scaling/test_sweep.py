@@ -12,6 +12,7 @@ from clearhead.configs import ConfigError
 from clearhead.models.assemble import build
 from clearhead.scaling import read_table
 from clearhead.scaling.sweep import Sweep, bytes_recipe, member_config, multiplied, run_sweep
+from clearhead.training.checkpoint import ResumeError
 from clearhead.training.loop import Interrupted, Report
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
@@ -52,6 +53,10 @@ def test_a_stopped_sweep_goes_on_and_ends_alike(tmp_path: Path) -> None:
     assert len(read_table(stopped / "table.csv")) == 1
     with pytest.raises(ConfigError, match="give --resume"):
         run_sweep(asked(), [text], stopped)
+    with pytest.raises(ResumeError, match="was begun with another recipe: seed was 1337 and is 7"):
+        run_sweep(asked(recipe=asked().recipe.changed("seed", 7)), [text], stopped, resume=True)
+    with pytest.raises(ResumeError, match="there is no run in"):
+        run_sweep(asked(), [text], tmp_path / "nowhere", resume=True)
     first = (stopped / "6e+07-8" / "model.safetensors").stat().st_mtime_ns
     again = run_sweep(asked(), [text], stopped, resume=True)
     assert again.read_text() == whole.read_text()
