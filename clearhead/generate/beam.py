@@ -23,7 +23,7 @@ from clearhead.precision.matrix import kernels_on, threads_for
 from .filters import Filter, filtered, filters
 from .loop import Begun
 
-PIECE = 128  # tokens of the vocabulary, of which the likeliest is found first
+PIECE = 64  # tokens of the vocabulary, of which the likeliest is found first
 
 
 @dataclass

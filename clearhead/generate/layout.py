@@ -5,22 +5,21 @@ from __future__ import annotations
 from torch import nn
 
 from clearhead.models.assemble import Model
-from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.memory import keep_memory
-from clearhead.nn.stepping import SteppingAttention
+from clearhead.nn.stepping import READY
 
 
 def ready_to_write(model: Model) -> Model:
     """The same model, every matrix of which lies in memory column by column: shapes and values are as they were.
 
     A product with few rows reads a matrix that lies so a sixth to a third faster than one that lies row by row, as
-    training likes it; with many rows there is no difference. What a step has used is kept for the next, and attention
-    takes its quicker part.
+    training likes it; with many rows there is no difference. What a step has used is kept for the next, and some parts
+    give way to quicker ones.
     """
     keep_memory()
     for module in model.modules():
-        if type(module) is MultiHeadAttention:
-            module.__class__ = SteppingAttention
+        if type(module) in READY:
+            module.__class__ = READY[type(module)]
     for parameter in model.parameters():
         if isinstance(parameter, nn.Parameter) and parameter.dim() == 2:
             parameter.data = parameter.data.t().contiguous().t()

@@ -7,6 +7,7 @@ somebody watches, or where many tokens leave nothing to gain; torch's own hooks 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -19,16 +20,16 @@ from torch import Tensor, nn
 
 from clearhead.configs import Cache
 from clearhead.precision.kernels import Layer, Space, Step, kernels
-from clearhead.precision.matrix import KINDS, Packed, kernels_for, kernels_on, readable, threads_for
+from clearhead.precision.matrix import KINDS, Packed, kernels_for, kernels_on, linear, readable, threads_for
 
 from .attention import MultiHeadAttention, attend, merge_heads, split_heads
 from .context import Context
-from .ffn import GatedFeedForward
+from .ffn import FeedForward, GatedFeedForward
 from .lanes import Lanes, lanes
 from .mamba import Mamba
-from .norm import RMSNorm
+from .norm import LayerNorm, RMSNorm
 from .rotary import Rotary
-from .stack import Block
+from .stack import Block, Residual
 from .state import BlockState, KVState, MambaState, Room, Slots, SourceState
 
 MOST = 32  # new tokens of a row; more are better off with torch's kernel
@@ -256,6 +257,53 @@ class SteppingFeedForward(GatedFeedForward):
         return self.activation == "silu" and self.gate.bias is None
 
 
+class SteppingPlainFeedForward(FeedForward):
+    """down(max(up(x), 0)): the bias of up is added where what is below zero is cut off."""
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
+        bias, known = self.up.bias, self.activation == "relu" and lie_ready(self.up.bias)
+        library = kernels_on(x) if known and unwatched(context) else None
+        if library is None:
+            return super().forward(x, context)
+        hidden = linear(x, self.up.weight)
+        width, count = hidden.shape[-1], hidden.numel()
+        library.relu(hidden.data_ptr(), place(bias), width, count // width, threads_for(count))
+        return self.down(hidden)
+
+
+class SteppingResidual(Residual):
+    """`Residual` whose sum is made where it is normed, if a LayerNorm comes after it."""
+
+    def forward(
+        self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor], context: Context
+    ) -> Float[Tensor, "B T D"]:
+        library = kernels_on(x) if self.known and unwatched(context) else None
+        if library is None:
+            return super().forward(x, f, context)
+        x, norm = x.contiguous(), cast(LayerNorm, self.after)
+        y, out = f(x).contiguous(), torch.empty_like(x)
+        given = x.data_ptr(), y.data_ptr(), norm.weight.data_ptr(), place(norm.bias), norm.eps, out.data_ptr()
+        library.add_norm(*given, x.shape[-1], x[..., 0].numel(), threads_for(x.numel()))
+        return out
+
+    @property
+    def known(self) -> bool:
+        """Whether nothing is dropped, and the one norm is the one that the kernels know."""
+        norm = self.after
+        plain = isinstance(self.before, nn.Identity) and isinstance(self.inside, nn.Identity) and not self.training
+        return plain and type(norm) is LayerNorm and lie_ready(norm.weight, norm.bias)
+
+
+def unwatched(context: Context) -> bool:
+    """Whether nobody looks at what is between, and nothing learns from it."""
+    return context.taps is None and not torch.is_grad_enabled()
+
+
+def lie_ready(*vectors: Float[Tensor, "_"] | None) -> bool:
+    """Whether the kernels can read these, of which nothing learns now."""
+    return all(vector is None or readable(vector.detach()) for vector in vectors)
+
+
 class Parts(NamedTuple):
     """What the kernels read of a block."""
 
@@ -355,9 +403,14 @@ class SteppingMamba(Mamba):
         )
 
 
-QUICKER: dict[type[nn.Module], type[nn.Module]] = {
-    Block: SteppingBlock,
+READY: dict[type[nn.Module], type[nn.Module]] = {
     MultiHeadAttention: SteppingAttention,
+    FeedForward: SteppingPlainFeedForward,
+    Residual: SteppingResidual,
+}
+"""What is quicker with matrices as they are."""
+QUICKER: dict[type[nn.Module], type[nn.Module]] = READY | {
+    Block: SteppingBlock,
     RMSNorm: SteppingRMSNorm,
     GatedFeedForward: SteppingFeedForward,
     Mamba: SteppingMamba,

@@ -382,6 +382,46 @@ void silu_product(float *gate, const float *up, int64_t count, int threads) {
     }
 }
 
+/* y = max(y + bias, 0) for each of `many` rows; bias may be NULL. What is not a number stays. */
+void relu(float *y, const float *bias, int64_t width, int64_t many, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t m = 0; m < many; m++)
+        for (int64_t i = 0; i < width; i += LANES) {
+            const int64_t n = width - i;
+            vec some = load_some(F32, y, m * width + i, n);
+            if (bias) some += load_some(F32, bias, i, n);
+            store_some(y + m * width + i, (vec)(~(some < 0) & (ivec)some), n);
+        }
+}
+
+/* weight · (s − mean(s)) / √(mean((s − mean(s))²) + eps) + bias with s = x + y, for each of `many` rows; bias may be
+ * NULL. */
+void add_norm(const float *x, const float *y, const float *weight, const float *bias, float eps, float *out,
+              int64_t dim, int64_t many, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t m = 0; m < many; m++) {
+        const float *mine = x + m * dim, *other = y + m * dim;
+        float *to = out + m * dim, rest = 0;
+        const int64_t whole = dim / LANES * LANES;
+        vec sums = {0}, squares = {0};
+        for (int64_t i = 0; i < whole; i += LANES) {
+            const vec some = load(mine + i) + load(other + i);
+            store(to + i, some);
+            sums += some;
+        }
+        for (int64_t i = whole; i < dim; i++) rest += to[i] = mine[i] + other[i];
+        const float mean = (sum(sums) + rest) / (float)dim;
+        rest = 0;
+        for (int64_t i = 0; i < whole; i += LANES) {
+            const vec off = load(to + i) - mean;
+            squares += off * off;
+        }
+        for (int64_t i = whole; i < dim; i++) rest += (to[i] - mean) * (to[i] - mean);
+        const float factor = 1 / sqrtf((sum(squares) + rest) / (float)dim + eps);
+        for (int64_t i = 0; i < dim; i++) to[i] = (to[i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
+    }
+}
+
 /* The matrix itself in float32, for products with many rows, which other libraries make best. */
 void expand(const matrix *w, float *out, int threads) {
     const int64_t bytes = row_bytes(w), groups = w->padded >> w->shift;

@@ -86,6 +86,8 @@ def kernels() -> ctypes.CDLL | None:
         "gated": [matrix, matrix, pointer, whole, pointer, whole, c_int],
         "rms_norm": [pointer, pointer, c_float, pointer, whole, whole, c_int],
         "silu_product": [pointer, pointer, whole, c_int],
+        "relu": [pointer, pointer, whole, whole, c_int],
+        "add_norm": [pointer, pointer, pointer, pointer, c_float, pointer, whole, whole, c_int],
         "expand": [matrix, pointer, c_int],
         "attend": [ctypes.POINTER(Step), c_int],
         "keep_new": [ctypes.POINTER(Step), c_int],

@@ -17,21 +17,28 @@ from clearhead.configs import (
     PRECISIONS,
     AttentionConfig,
     BFloat16,
+    BlockConfig,
     Causal,
+    FeedForwardConfig,
     Float32,
     GatedFeedForwardConfig,
     Int4,
     Int8,
+    LayerNormConfig,
     MambaConfig,
     Precision,
     RMSNormConfig,
     RotaryConfig,
+    StackConfig,
     Window,
 )
+from clearhead.generate.layout import ready_to_write
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 from clearhead.models.quantize import quantize
+from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
+from clearhead.nn.stack import Block
 from clearhead.nn.state import narrowed
 from clearhead.nn.stepping import SteppingAttention, SteppingMamba
 from clearhead.precision import matrix
@@ -257,6 +264,41 @@ def test_a_gated_layer_and_a_norm_of_any_length_equal_plain_pytorch(many: int, m
         monkeypatch.setattr(matrix, "kernels", lambda: None)
         for mine, plain in zip(found, (block.ffn(x, context), block.mixer_residual.before(x)), strict=True):
             torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("many", [1, 33])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dim", [32, 23])
+def test_a_plain_layer_and_a_norm_after_the_sum_equal_plain_pytorch(
+    many: int, bias: bool, dim: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(7)
+    ffn = FeedForwardConfig(hidden=2 * dim + 3, activation="relu", bias=bias)
+    block = BlockConfig(mixer=AttentionConfig(heads=1), ffn=ffn, norm=LayerNormConfig(bias=bias), placement="post")
+    model = build_part(StackConfig(dim=dim, pattern=(block,), repeats=1), dim).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    plain, quick = deepcopy(model).blocks[0], ready_to_write(model).blocks[0]
+    x, context = 2 * torch.randn(2, many, dim), Context(torch.arange(many)[None], torch.arange(many)[None])
+
+    def run(block: Block) -> torch.Tensor:
+        return block.ffn_residual(x, lambda h: block.ffn(h, context), context)
+
+    calls: list[str] = []
+    with torch.no_grad(), monkeypatch.context() as patch:
+        torch.testing.assert_close(run(quick), run(plain), rtol=1e-5, atol=1e-5)
+        patch.setattr(matrix, "kernels", lambda: calls.append("asked for"))
+        run(quick)
+        assert len(calls) == 2, "the layer and the sum are for the kernels"
+        x[0, 0, 0] = torch.nan
+        patch.undo()
+        assert torch.equal(run(quick).isnan(), run(plain).isnan())
+    x[0, 0, 0] = 0.0
+    for block in (plain, quick):
+        run(block).square().mean().backward()
+    for mine, theirs in zip(quick.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 def test_a_position_before_the_first_is_refused() -> None:
