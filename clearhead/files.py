@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def write_atomically(path: Path, text: str) -> None:
+@contextmanager
+def written_aside(path: Path) -> Iterator[Path]:
+    """A name to write under; what is written takes its own name, and the place of what had it, once it is whole."""
     part = path.with_name(f"{path.name}.part")
     try:
-        part.write_text(text, encoding="utf-8")
+        yield part
         settle(part)
         os.replace(part, path)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
+
+
+def write_atomically(path: Path, text: str) -> None:
+    with written_aside(path) as part:
+        part.write_text(text, encoding="utf-8")
 
 
 def digest(path: Path) -> str:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from .options import gather, json_option, load_model, print_json, text_inputs
+from .options import gather, json_option, load_model, print_json, some, text_inputs
 
 
 @click.command("classify")
@@ -21,7 +21,7 @@ def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: b
     clearhead classify path/to/vit cat.png --top 3
     clearhead classify path/to/bert "What a fine day."
     """
-    wanted = gather(texts, files, lines)
+    wanted = some(gather(texts, files, lines))
     loaded = load_model(model)
     from clearhead.tasks.classify import classify
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import gather, json_option, load_model, print_json, text_inputs
+from .options import gather, json_option, load_model, print_json, some, text_inputs
 
 
 @click.command("embed")
@@ -26,7 +26,7 @@ def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: b
     \b
     clearhead embed path/to/bert "A sentence." "Another one." --pool mean --json
     """
-    wanted = gather(texts, files, lines)
+    wanted = some(gather(texts, files, lines))
     loaded = load_model(model)
     from clearhead.tasks.texts import embed
 

@@ -56,7 +56,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     if form == "onnx":
         save_onnx(loaded, Path(out))
     else:
-        loaded.save(out, tokenizer=tokenizer_at(origin) if origin is not None and origin.is_file() else None)
+        loaded.save(out)
 
 
 def tokenizer_at(origin: Path | None) -> Tokenizer | None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from .options import gather, json_option, load_model, print_json, text_inputs
+from .options import gather, json_option, load_model, print_json, some, text_inputs
 
 
 @click.command("fill-mask")
@@ -20,7 +20,7 @@ def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: b
     \b
     clearhead fill-mask path/to/bert "Paris is the [MASK] of France."
     """
-    wanted = gather(texts, files, lines)
+    wanted = some(gather(texts, files, lines))
     loaded = load_model(model)
     from clearhead.tasks.fill import fill_mask
 

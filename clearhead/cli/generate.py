@@ -17,6 +17,7 @@ from .options import (
     length_penalty,
     load_model,
     print_json,
+    some,
     weights_option,
 )
 
@@ -82,6 +83,7 @@ def command(
     clearhead generate runs/mine --file questions.txt --lines --beams 4 --json
     """
     wanted = gather(prompts, files, lines)
+    wanted = some(wanted) if prompts or files else [""]
     options |= {"early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping)}
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
     loaded = load_model(model, weights, cache)

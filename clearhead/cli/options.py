@@ -55,14 +55,20 @@ def text_inputs(function: F) -> F:
 
 
 def gather(texts: tuple[str, ...], files: tuple[str, ...], lines: bool) -> list[str]:
-    """The texts of the command line, then those of the files; an empty one where there is none."""
+    """The texts of the command line, then those of the files."""
     if lines and not files:
         raise click.UsageError("--lines says how --file is read, and there is no --file")
     found = [read_text("-") if text == "-" else text for text in texts]
     for file in files:
-        whole = read_text(file)
-        found += whole.splitlines() if lines else [whole]
-    return found or [""]
+        found += read_lines(file) if lines else [read_text(file)]
+    return found
+
+
+def some(texts: list[str]) -> list[str]:
+    """At least one."""
+    if not texts:
+        raise click.UsageError("there is nothing to read: give a text, or a file with one by --file")
+    return texts
 
 
 def decoding_options(function: F) -> F:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
     from clearhead.configs import Cache
 
+ROWS, ROW = 64, 256  # of a text that tells how to round: rows at most, and tokens in each
+
 
 @click.command("quantize")
 @click.argument("model")
@@ -44,7 +46,8 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     kind = kind if cache is None else replace(kind, cache=cache)
     read = None if text is None else read_text(text)
     loaded = load_model(model)
-    from clearhead.generate.complete import own_tokenizer
+    from clearhead.generate.complete import check_writes, own_tokenizer
+    from clearhead.generate.defaults import context_length
     from clearhead.measure.perplexity import perplexity_of
     from clearhead.models.quantize import quantize
 
@@ -52,7 +55,10 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     if read is not None and tokenizer is None:
         raise ValueError(f"{model} has no tokenizer, so it reads no text; leave --text out")
     half = 0 if read is None else len(read) // 2
-    tokens = None if read is None or tokenizer is None else rows(tokenizer.encode(read[:half]))
+    if read is not None:
+        check_writes(loaded)  # by which the loss is told
+    length = min(ROW, context_length(loaded) or ROW)
+    tokens = None if read is None or tokenizer is None else rows(tokenizer.encode(read[:half]), length)
     made = quantize(loaded, kind, tokens=tokens)
     made.save(out, tokenizer=tokenizer)
     before, after = (sum(tensor.nbytes for tensor in each.state_dict().values()) for each in (loaded, made))
@@ -63,12 +69,12 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
         click.echo(f"perplexity {now.perplexity:.4g}, {was.perplexity:.4g} before: {rise:+.2%} ({now.tokens:,} tokens)")
 
 
-def rows(ids: list[int]) -> Tensor:
-    """Tokens to learn the rounding from: at most 64 rows of 256."""
+def rows(ids: list[int], length: int) -> Tensor:
+    """Tokens to learn the rounding from, in a few rows of that length."""
     import torch
 
-    length = min(256, len(ids))
-    count = min(64, len(ids) // max(length, 1))
+    length = min(length, len(ids))
+    count = min(ROWS, len(ids) // max(length, 1))
     if not count:
         raise ValueError("half of the text has no tokens; give a longer one")
     return torch.tensor(ids[: count * length]).view(count, length)

@@ -35,7 +35,7 @@ class Conversation:
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.tokenizer.prompt(self.template.render(messages), around=False)
         self.task.check(ids)
-        row = self.task.row(0, ids)
+        row = self.task.row(0, ids, sample=len(self.messages))  # which draws other numbers every turn
         begun = self.begin(ids, row.limit)
         for _, piece in write(self.model, begun, [row], self.task.config):
             self.read = [*ids, *row.tokens[:-1]]

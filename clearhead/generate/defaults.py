@@ -15,8 +15,14 @@ from clearhead.tokenize import Tokenizer
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
 DRAWN = ("temperature", "top_k", "top_p", "min_p")  # of use only where do_sample says so
 FIELDS = ("max_new_tokens", "repetition_penalty", "num_beams", "length_penalty", "early_stopping", "bad_words_ids")
-NEUTRAL: dict[str, Any] = {"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "typical_p": 1.0}
-NEUTRAL |= {"diversity_penalty": 0.0, "min_length": 0, "min_new_tokens": 0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
+NEUTRAL: dict[str, Any] = {
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
+    **dict.fromkeys(("diversity_penalty", "epsilon_cutoff", "eta_cutoff"), 0.0),
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens", "forced_bos_token_id", "forced_decoder_ids")),
+    "typical_p": 1.0,
+    "stop_strings": None,
+    "sequence_bias": None,
+}
 """Fields of others that change what is written, and are not known here unless they say nothing."""
 
 
@@ -70,10 +76,11 @@ def asked(origin: Path | None) -> dict[str, Any]:
     known = {*IDS, *DRAWN, *FIELDS, "do_sample"}
     older = {name: value for name, value in both["config.json"].items() if name in known}
     newer = {name: value for name, value in both["generation_config.json"].items() if value is not None}
-    odd = [name for name, neutral in NEUTRAL.items() if newer.get(name, neutral) != neutral]
-    odd += ["bad_words_ids"] if any(len(word) > 1 for word in newer.get("bad_words_ids") or ()) else []
+    said = both["config.json"] | newer
+    odd = [name for name, neutral in NEUTRAL.items() if said.get(name, neutral) not in (neutral, None)]
+    odd += ["bad_words_ids"] if any(len(word) > 1 for word in said.get("bad_words_ids") or ()) else []
     if odd:
-        warnings.warn(f"generation_config.json asks for {', '.join(odd)}, which is not done here", stacklevel=2)
+        warnings.warn(f"the checkpoint asks for {', '.join(odd)}, which is not done here", stacklevel=2)
     return older | newer
 
 

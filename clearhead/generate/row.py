@@ -20,8 +20,11 @@ class Pieces:
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self.tokenizer = tokenizer
-        self.ids = list(before[-LEAD:])
-        self.shown = len(self.ids)  # tokens whose text has been given
+        first = max(0, len(before) - LEAD)
+        while first > 0 and tokenizer.is_byte(before[first]):  # a run of bytes is text only as a whole
+            first -= 1
+        self.ids = list(before[first:])
+        self.ends = [len(self.ids)]  # where pieces end that have been given, and with them characters
 
     def add(self, token: int) -> str:
         """The text that this token completes; nothing while a character lacks bytes."""
@@ -29,13 +32,18 @@ class Pieces:
         text = self.new()
         if text.endswith(UNFINISHED):
             return ""
-        self.ids = self.ids[max(0, self.shown - LEAD) :]
-        self.shown = len(self.ids)
+        self.ends.append(len(self.ids))
+        if len(self.ends) > LEAD:
+            cut = self.ends[0]
+            self.ids, self.ends = self.ids[cut:], [end - cut for end in self.ends[1:]]
         return text
 
     def new(self) -> str:
         """The text after what has been given, whole characters or not."""
-        return self.tokenizer.decode(self.ids)[len(self.tokenizer.decode(self.ids[: self.shown])) :]
+        given, whole = (self.tokenizer.decode(ids) for ids in (self.ids[: self.ends[-1]], self.ids))
+        if not whole.startswith(given):  # bytes that are no character yet undo those before them
+            return self.tokenizer.decode(self.ids[self.ends[-1] :])
+        return whole[len(given) :]
 
 
 @dataclass

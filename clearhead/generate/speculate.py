@@ -38,6 +38,11 @@ class Draft:
         if mine.vocabulary != theirs.vocabulary:
             sizes = f"{mine.vocabulary} tokens and the model {theirs.vocabulary}"
             raise ValueError(f"the draft has {sizes}; the two must have one vocabulary")
+        for name, one in (("draft", self.model), ("model", model)):
+            if not one.init_state(1, 1).can_rewind:
+                raise ValueError(
+                    f"a mixer of the {name} keeps a summary of what it has read, and cannot take back a token"
+                )
         if self.count < 1:
             raise ValueError(f"the draft writes {self.count} tokens ahead, but must write at least 1")
 

@@ -21,10 +21,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.generate.complete import Task
-from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel
+from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel, check_ids, make_context
 from clearhead.tokenize import Tokenizer
 
 WINDOW = 1024  # tokens, where the model has no bound
+SLICE = 512  # tokens whose logits are made together
 
 
 @dataclass(frozen=True)
@@ -72,10 +73,17 @@ def logprobs(
 def token_logprobs(
     model: SequenceModel, tokens: Int[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B T-1"], Int[Tensor, "B T-1"]]:
-    """log p of every token but the first, given those before it; and the likeliest token in its place."""
-    logits = model(tokens[:, :-1]).float()
-    said = logits.gather(2, tokens[:, 1:, None])[:, :, 0] - logits.logsumexp(dim=2)
-    return said, logits.argmax(dim=2)
+    """log p of every token but the first, given those before it; and the likeliest token in its place. Of a long text
+    the logits are never all there at once."""
+    assert model.head is not None, "who asks has seen that the model writes"
+    check_ids(tokens)
+    (rows, length), device = tokens[:, :-1].shape, tokens.device
+    x, said, likeliest = model.hidden(tokens[:, :-1], make_context(rows, length, device)), [], []
+    for some, wanted in zip(x.split(SLICE, dim=1), tokens[:, 1:, None].split(SLICE, dim=1), strict=True):
+        logits = model.head(some, make_context(rows, some.shape[1], device), model.embedding.table).float()
+        said.append(logits.gather(2, wanted)[:, :, 0] - logits.logsumexp(dim=2))
+        likeliest.append(logits.argmax(dim=2))
+    return torch.cat(said, dim=1), torch.cat(likeliest, dim=1)
 
 
 def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:

@@ -72,7 +72,12 @@ KEPT_FIELDS = (
     "max_position_embeddings",
     "id2label",
     "label2id",
+    "problem_type",
+    *("do_sample", "temperature", "top_k", "top_p", "min_p", "max_new_tokens", "repetition_penalty"),
+    *("num_beams", "length_penalty", "early_stopping", "bad_words_ids"),
 )
+"""What a `config.json` says of tokens, of classes and, in older checkpoints, of how to write."""
+EXACT = "choice.bias"  # of experts, which stays in float32 among others of fewer bits
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CONVERT = (
     "Convert it where you trust it: load it in transformers with from_pretrained, and write safetensors with "
@@ -107,7 +112,9 @@ def load(path: str | Path) -> Model:
             return model
         weights = kind.ours(tensors, config)
         check_floating(weights)
+        dtype = common_type(weights, hf)
     model = bare(config)
+    weights = {name: weight if name.endswith(EXACT) else weight.to(dtype) for name, weight in weights.items()}
     model.load_state_dict({name: weight.contiguous() for name, weight in weights.items()}, assign=True)
     model.origin = folder
     return model.eval()
@@ -135,6 +142,10 @@ def save(
     if shard_bytes <= 0:
         raise ValueError(f"shard_bytes is {shard_bytes}, but must be positive")
     origin = model.origin if model.origin is not None and model.origin.is_dir() else None
+    if tokenizer is None and origin is None and model.origin is not None:
+        from .gguf import tokenizer_in  # whose writing needs this file
+
+        tokenizer = tokenizer_in(model.origin)
     said = {**kept_fields(model.origin), **(extra or {})}
     packed = model.precision is not None
     hf, tensors = as_packed(model, said) if packed else as_theirs(model.config, named_weights(model), said)
@@ -224,6 +235,17 @@ def stored_precision(hf: Mapping[str, Any]) -> Precision | None:
     if not isinstance(precision, Precision):
         raise CheckpointError(f"config.json: {stored.get('precision')!r} is no precision")
     return precision
+
+
+def common_type(weights: Mapping[str, Tensor], hf: Mapping[str, Any]) -> torch.dtype:
+    """The one type to compute in: their only one; of several, as adapters leave behind, the one that is asked for, or
+    else that of most numbers."""
+    sizes: dict[torch.dtype, int] = {}
+    for name, weight in weights.items():
+        if not name.endswith(EXACT):
+            sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.numel()
+    asked = getattr(torch, str(hf.get("dtype") or hf.get("torch_dtype")), None)
+    return asked if len(sizes) > 1 and asked in DTYPES else max(sizes, key=lambda dtype: sizes[dtype])
 
 
 def as_packed(model: Model, extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:

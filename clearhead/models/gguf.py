@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from clearhead.configs import Llama3Scaling, ModelConfig, RotaryConfig, YarnScaling
+from clearhead.files import written_aside
 from clearhead.tokenize import Tokenizer
-from clearhead.tokenize.gguf import ROLES, TOKENS, gguf_package, metadata, open_gguf, write_tokenizer
+from clearhead.tokenize.gguf import ROLES, TOKENS, gguf_package, has_tokenizer, metadata, open_gguf, write_tokenizer
 
 from .assemble import Model, bare
 from .convert import CheckpointError, family
@@ -55,6 +56,7 @@ INNER = {
     "ffn_down": "mlp.down_proj",
     "ffn_gate_inp": "block_sparse_moe.gate",
 }
+SCALED = tuple(f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "finetuned"))
 EXPERTS = {"ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3"}
 
 
@@ -82,6 +84,11 @@ def gguf_config(path: Path) -> ModelConfig:
 def gguf_fields(path: Path) -> dict[str, Any]:
     """The `config.json` that the file amounts to; read once, and again when the file has changed."""
     return read_fields(path, path.stat().st_mtime_ns)
+
+
+def tokenizer_in(path: Path) -> Tokenizer | None:
+    """The tokenizer in the file, if there is one."""
+    return Tokenizer.load(path) if has_tokenizer(path) else None
 
 
 @lru_cache(maxsize=4)
@@ -119,8 +126,16 @@ def hf_config(said: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, 
     def field(name: str, *otherwise: Any) -> Any:
         return said.get(f"{arch}.{name}", *otherwise) if otherwise else said[f"{arch}.{name}"]
 
+    unknown = {name for name in said if name.startswith(f"{arch}.rope.scaling.")} - {
+        f"{arch}.{name}" for name in SCALED
+    }
+    if unknown:
+        raise CheckpointError(f"it stretches positions by {min(unknown)}, which is not read")
     heads, dim, experts = field("attention.head_count"), field("embedding_length"), field("expert_count", 0)
-    kind = "mixtral" if experts else arch
+    kind, width = "mixtral" if experts else arch, field("attention.key_length", dim // heads)
+    if field("rope.dimension_count", width) != width:
+        turned = field("rope.dimension_count")
+        raise CheckpointError(f"only {turned} of a head's {width} dimensions tell positions, which is not read")
     ids = {f"{key}_id": said.get(f"{TOKENS}{role}_token_id") for role, key in ROLES.items()}
     return {
         "model_type": kind,
@@ -131,7 +146,7 @@ def hf_config(said: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, 
         "num_hidden_layers": field("block_count"),
         "num_attention_heads": heads,
         "num_key_value_heads": field("attention.head_count_kv", heads),
-        "head_dim": field("attention.key_length", dim // heads),
+        "head_dim": width,
         "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
         "max_position_embeddings": field("context_length", 2048),
         "tie_word_embeddings": "output.weight" not in tensors,
@@ -245,21 +260,22 @@ def save_gguf(model: Model, path: Path, tokenizer: Tokenizer | None, precision: 
     if hf.get("sliding_window") or hf.get("mlp_bias"):
         raise CheckpointError("llama.cpp's llama has neither windows nor biases in its feed-forward layers")
     check_turning(rotary(hf))
-    writer = package.GGUFWriter(str(path), WRITTEN[hf["model_type"]])
-    write_metadata(writer, hf)
-    if tokenizer is None:
-        writer.add_tokenizer_model("no_vocab")
-    else:
-        write_tokenizer(writer, tokenizer, hf["vocab_size"])
-    kind = package.GGMLQuantizationType[precision.upper()]
-    for name, array in ours(hf, tensors):
-        small = array.ndim == 1 or "ffn_gate_inp" in name
-        chosen = package.GGMLQuantizationType.F32 if small else fitting(package, kind, array)
-        writer.add_tensor(name, package.quants.quantize(array, chosen), raw_dtype=chosen)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with written_aside(path) as aside:  # which may be the file that the weights are still read from
+        writer = package.GGUFWriter(str(aside), WRITTEN[hf["model_type"]])
+        write_metadata(writer, hf)
+        if tokenizer is None:
+            writer.add_tokenizer_model("no_vocab")
+        else:
+            write_tokenizer(writer, tokenizer, hf["vocab_size"])
+        kind = package.GGMLQuantizationType[precision.upper()]
+        for name, array in ours(hf, tensors):
+            small = array.ndim == 1 or "ffn_gate_inp" in name
+            chosen = package.GGMLQuantizationType.F32 if small else fitting(package, kind, array)
+            writer.add_tensor(name, package.quants.quantize(array, chosen), raw_dtype=chosen)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
 
 
 def check_turning(turning: RotaryConfig) -> None:

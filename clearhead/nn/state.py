@@ -307,9 +307,14 @@ class State:
         for block in self.blocks:
             block.mixer.select(rows)
 
+    @property
+    def can_rewind(self) -> bool:
+        """Whether every mixer keeps its tokens apart."""
+        return all(isinstance(block.mixer, KVState | LatentState) for block in self.blocks)
+
     def rewind(self, lengths: Int[Tensor, "B"]) -> None:
         """Forget what each row holds from position `lengths` on, as if it had not been read."""
-        if any(not isinstance(block.mixer, KVState | LatentState) for block in self.blocks):
+        if not self.can_rewind:
             raise ValueError("a mixer of this model keeps a summary of what it has read, and cannot go back")
         for slots in self.slots:
             slots.rewind(lengths)

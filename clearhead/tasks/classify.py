@@ -42,8 +42,9 @@ def classify(
             from .images import read_image
 
             wanted = {} if model.origin is None else told(model.origin / "preprocessor_config.json")
+            dtype = next(model.parameters()).dtype
             for path in inputs:
-                logits.append(model(read_image(Path(path), model.config.embedding, wanted)[None])[0])
+                logits.append(model(read_image(Path(path), model.config.embedding, wanted)[None].to(dtype))[0])
         else:
             for tokens, readable in TextReader.of(model, tokenizer).batches([str(text) for text in inputs]):
                 logits += list(model(tokens, readable=readable))

@@ -53,12 +53,20 @@ def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
     return {name: float(str(np.float32(v))) if isinstance(v, float) else v for name, v in said.items()}
 
 
+def has_tokenizer(path: Path) -> bool:
+    """Whether a file holds one, known or not: some hold a model alone."""
+    return metadata(open_gguf(path)).get(f"{TOKENS}model", "no_vocab") != "no_vocab"
+
+
 def from_gguf(path: Path) -> Tokenizer:
     said = metadata(open_gguf(path))
     kind = said.get(f"{TOKENS}model")
     if kind not in ("llama", "gpt2"):
         raise TokenizerError(f"the tokenizer {kind!r} of {path} is not read; llama and gpt2 are")
-    inner = from_scores(said) if kind == "llama" else from_merges(said, path)
+    try:
+        inner = from_scores(said) if kind == "llama" else from_merges(said, path)
+    except KeyError as error:
+        raise TokenizerError(f"the tokenizer of {path} lacks {error}") from None
     names = said[f"{TOKENS}tokens"]
     settings: dict[str, Any] = {
         key: names[id] for role, key in ROLES.items() if (id := said.get(f"{TOKENS}{role}_token_id")) is not None
@@ -124,6 +132,8 @@ def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) ->
     if model.get("unk_token") in ids:
         types[ids[model["unk_token"]]] = UNKNOWN
     bytewise = "ByteLevel" in json.dumps(whole["pre_tokenizer"])
+    if not bytewise and BYTE not in types:
+        raise TokenizerError("a tokenizer of characters cannot be written to GGUF, in which every byte has a token")
     writer.add_tokenizer_model("gpt2" if bytewise else "llama")
     writer.add_token_list([names.get(id, f"[unused {id}]") for id in range(size)])
     writer.add_token_types(types)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +19,7 @@ from clearhead.files import write_atomically
 END = "<|endoftext|>"
 MASK = "[MASK]"
 HALF = "the text holds half of a surrogate pair, which is no character"
+BYTE = re.compile("<0x[0-9A-F]{2}>")
 KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -89,6 +91,10 @@ class Tokenizer:
             single=f"$A {end}", special_tokens=[(end, self.end)]
         )
         return Tokenizer(inner, self.settings)
+
+    def is_byte(self, id: int) -> bool:
+        """Whether a token is one byte of a character that has no token of its own: `<0xE1>`."""
+        return BYTE.fullmatch(self.inner.id_to_token(id) or "") is not None
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]

@@ -441,6 +441,24 @@ def test_pieces_are_whole_characters_and_add_up() -> None:
     assert "".join(fed(cut, tokenizer, "数")) == cut.text == "\ufffd"  # two of three bytes, and no room for more
 
 
+def test_characters_without_a_token_are_spelled_in_bytes_and_shown_whole() -> None:
+    """As SentencePiece has them: a run of bytes is text only as a whole."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256, "▁": 257}
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True, unk_token="a"))
+    inner.normalizer = tokenizers.normalizers.Replace(" ", "▁")
+    inner.decoder = tokenizers.decoders.Sequence(
+        [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
+    )
+    tokenizer, khmer = Tokenizer(inner), "ភាសាខ្មែរភាសា"
+    row = Row(0, 200, Pieces(tokenizer, tokenizer.encode("a " + khmer)))
+    pieces = fed(row, tokenizer, khmer + " a" + khmer)
+    assert "".join(pieces) == khmer + " a" + khmer
+    assert len([piece for piece in pieces if piece]) == 2 * len(khmer) + 2, "each as soon as it is whole"
+    assert len(row.pieces.ids) < 40  # type: ignore[union-attr]
+    cut = Row(0, 8, Pieces(tokenizer, []))
+    assert "".join(fed(cut, tokenizer, khmer)) == cut.text == khmer[:2] + 2 * "\ufffd"
+
+
 @pytest.mark.parametrize(
     ("stops", "text", "shown"),
     [
@@ -602,3 +620,7 @@ def test_what_is_asked_for_and_not_done_is_said(tmp_path) -> None:
     with pytest.warns(UserWarning, match="asks for no_repeat_ngram_size, which is not done here"):
         (found,) = model.generate([1], max_new_tokens=1)
     assert len(found.tokens) == 1
+    older = tmp_path / "config.json"
+    older.write_text(json.dumps(json.loads(older.read_text()) | {"suppress_tokens": [3]}))
+    with pytest.warns(UserWarning, match="no_repeat_ngram_size, suppress_tokens, which is not done here"):
+        model.generate([1], max_new_tokens=1)

@@ -101,6 +101,17 @@ def test_files_lines_and_json(folder: str, tmp_path: Path) -> None:
     )
 
 
+def test_a_line_ends_at_a_line_feed_and_nowhere_else(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "lines.txt"
+    file.write_text("a\u2028b\x0cc\nd\n", encoding="utf-8")
+    told = typed("generate", folder, "--file", str(file), "--lines", "--json", "-m", "1")
+    assert [one["prompt"] for one in json.loads(told.stdout)["completions"]] == ["a\u2028b\x0cc", "d"]
+    file.write_text("")
+    assert "there is nothing to read" in refused("generate", folder, "--file", str(file), "--lines")
+    for command in ("embed", "classify", "fill-mask"):
+        assert "there is nothing to read" in refused(command, folder)
+
+
 def test_chat_answers_line_by_line(folder: str) -> None:
     assert "has no chat template" in refused("chat", folder)
     (Path(folder) / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
@@ -119,7 +130,7 @@ def test_chat_answers_line_by_line(folder: str) -> None:
         (("x", "--top-p", "2"), "top_p is 2.0, but must be a share between 0 and 1"),
         (("x", "--length-penalty", "long"), "'long' is neither power:ALPHA nor wu:ALPHA"),
         (("--lines",), "--lines says how --file is read"),
-        (("--file", "nowhere.txt"), "No such file or directory: 'nowhere.txt'"),
+        (("--file", "nowhere.txt"), "nowhere.txt: no such file or directory"),
     ],
 )
 def test_bad_requests_get_one_sentence(folder: str, arguments: tuple[str, ...], sentence: str) -> None:
@@ -158,7 +169,7 @@ def test_eval_states_its_stride(folder: str, tmp_path: Path) -> None:
     assert "the context is 100, but the model reads at most 64" in refused(
         "eval", folder, str(tmp_path / "text.txt"), "--context", "100"
     )
-    assert "No such file" in refused("eval", folder, "nowhere.txt")
+    assert "no such file" in refused("eval", folder, "nowhere.txt")
 
 
 def test_encoders_on_the_command_line(folder: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import clearhead
 from clearhead.cli.main import cli
 from clearhead.configs import Int4
 from clearhead.configs.data import CharactersConfig
+from clearhead.models.gpt import gpt
 from clearhead.models.llama import llama
 from clearhead.tokenize import make
 
@@ -45,6 +46,24 @@ def test_quantize_writes_a_model_that_goes_on_and_says_what_it_costs(folder: Pat
     assert written == run("generate", folder / "small", "the ", "-m", 8)
     wanted = run("generate", folder / "whole", "the ", "-m", 8)
     assert run("generate", folder / "whole", "the ", "-m", 8, "--weights", "float32") == wanted
+
+
+def test_rows_are_no_longer_than_the_model_reads(folder: Path) -> None:
+    torch.manual_seed(0)
+    tokenizer = make(CharactersConfig(), [TEXT])
+    model = clearhead.build(gpt(dim=32, layers=1, heads=2, vocabulary=tokenizer.vocabulary, length=48))
+    model.save(folder / "short", tokenizer=tokenizer)
+    text = folder / "text.txt"
+    assert "in int4" in run("quantize", folder / "short", folder / "few", "--weights", "int4", "--text", text)
+
+
+def test_what_cannot_tell_its_loss_is_said_before_anything_is_written(folder: Path) -> None:
+    tokenizer = make(CharactersConfig(), [TEXT])
+    model = clearhead.build(clearhead.preset("tiny-bert").changed("embedding.vocabulary", tokenizer.vocabulary))
+    model.save(folder / "bert", tokenizer=tokenizer)
+    with pytest.raises(ValueError, match="cannot write"):
+        run("quantize", folder / "bert", folder / "bert-small", "--text", folder / "text.txt")
+    assert not (folder / "bert-small").exists()
 
 
 def test_eval_in_few_bits_is_near(folder: Path) -> None:

@@ -10,8 +10,10 @@ import torch
 
 import clearhead
 from clearhead.data.chat import CHAT_TEMPLATE
+from clearhead.generate import loop
 from clearhead.generate.complete import Task
 from clearhead.generate.conversation import Conversation
+from clearhead.generate.filters import luck_of
 from clearhead.generate.template import ChatTemplate, TemplateError
 from clearhead.tokenize import Tokenizer
 
@@ -139,6 +141,16 @@ def test_every_turn_goes_on_from_the_state_and_says_the_same(folder) -> None:
         assert len(messages) == 2 or first < len(ids) - 20
         messages.append({"role": "assistant", "content": answer.strip()})
     assert talk.messages == messages
+
+
+def test_every_turn_draws_other_numbers(folder, monkeypatch) -> None:
+    samples = []
+    monkeypatch.setattr(loop, "luck_of", lambda seed, sample: samples.append(sample) or luck_of(seed, sample))
+    task = Task.of(clearhead.load(folder), max_new_tokens=4, temperature=1.0, seed=3)
+    talk = Conversation(task, ChatTemplate.load(folder, task.tokenizer))
+    for said in ("one", "two"):
+        list(talk.reply(said))
+    assert samples == [0, 2]
 
 
 def test_the_context_bounds_a_conversation(folder) -> None:

@@ -18,6 +18,7 @@ from click.testing import CliRunner
 
 from clearhead.cli.main import cli
 from clearhead.configs import BytePairConfig, Causal, LinearScaling, Llama3Scaling, RMSNormConfig, Window, YarnScaling
+from clearhead.configs.data import CharactersConfig
 from clearhead.generate.complete import Task
 from clearhead.models.assemble import build
 from clearhead.models.checkpoint import load, save
@@ -32,7 +33,8 @@ from clearhead.tokenize.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, be
 from .test_transformers import randomise
 
 gguf = pytest.importorskip("gguf")
-from clearhead.models.gguf import load_gguf, save_gguf  # noqa: E402
+from clearhead.models.gguf import described, hf_config, load_gguf, save_gguf  # noqa: E402
+from clearhead.tokenize.gguf import metadata, open_gguf  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 96, "vocabulary": 288}
@@ -218,6 +220,52 @@ def test_what_llama_cpp_would_turn_otherwise_is_not_written(tmp_path: Path) -> N
     odd = YarnScaling(factor=4.0, length=16, slow=2.0)
     with pytest.raises(CheckpointError, match="GGUF keeps of YaRN only the factor and the length"):
         save_gguf(build(LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", odd)), tmp_path / "m.gguf", None)
+
+
+def test_a_file_is_written_over_itself(tmp_path: Path) -> None:
+    """The weights are still read from it."""
+    path, model = tmp_path / "m.gguf", randomise(build(LLAMA))
+    save_gguf(model, path, None)
+    save_gguf(load_gguf(path), path, None, "f16")
+    for name, weight in load_gguf(path).state_dict().items():
+        torch.testing.assert_close(weight.float(), model.state_dict()[name], atol=1e-3, rtol=1e-3)
+    assert [each.name for each in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_a_file_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
+    save_gguf(randomise(build(LLAMA)), tmp_path / "m.gguf", None)
+    loaded = load(tmp_path / "m.gguf")
+    assert len(loaded.generate([1, 2], max_new_tokens=3)[0].tokens) == 3
+    loaded.save(tmp_path / "folder")
+    assert not (tmp_path / "folder" / "tokenizer.json").exists()
+
+
+def test_the_tokenizer_of_a_file_goes_along(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    save_gguf(randomise(build(LLAMA)), tmp_path / "m.gguf", tokenizer)
+    load(tmp_path / "m.gguf").save(tmp_path / "folder")
+    assert Tokenizer.load(tmp_path / "folder").encode("the cat") == tokenizer.encode("the cat")
+
+
+def test_characters_are_not_written_to_gguf(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a tokenizer of characters cannot be written to GGUF"):
+        save_gguf(build(LLAMA), tmp_path / "m.gguf", make(CharactersConfig(), [TEXT]))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "sentence"),
+    [
+        ("rope.dimension_count", 8, "only 8 of a head's 16 dimensions tell positions"),
+        ("rope.scaling.attn_factor", 2, "it stretches positions by llama.rope.scaling.attn_factor"),
+    ],
+)
+def test_positions_that_are_told_otherwise_are_refused(name: str, value: int, sentence: str, tmp_path: Path) -> None:
+    save_gguf(build(LLAMA), tmp_path / "m.gguf", None)
+    _, tensors = described(tmp_path / "m.gguf")
+    said = metadata(open_gguf(tmp_path / "m.gguf"))
+    assert hf_config(said, tensors)["head_dim"] == 16
+    with pytest.raises(CheckpointError, match=sentence):
+        hf_config(said | {f"llama.{name}": value}, tensors)
 
 
 def test_the_command_goes_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -60,13 +60,15 @@ def test_the_last_window_is_full() -> None:
     assert list(windows(3, context=4, stride=2)) == [(0, 3, 1)]
 
 
-def test_one_window_is_the_cross_entropy() -> None:
+def test_one_window_is_the_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = bytes_model("tiny-llama"), make(BytesConfig(), [])
     tokens = torch.tensor([[256, *tokenizer.encode(TEXT)]])
     with torch.no_grad():
         wanted = torch.nn.functional.cross_entropy(model(tokens[:, :-1])[0], tokens[0, 1:])
     score = perplexity_of(model, TEXT, tokenizer=tokenizer)
     assert score.loss == pytest.approx(float(wanted), rel=1e-5)
+    monkeypatch.setattr("clearhead.measure.perplexity.SLICE", 7)
+    assert perplexity_of(model, TEXT, tokenizer=tokenizer).loss == pytest.approx(float(wanted), rel=1e-5)
     assert score.tokens == score.bytes == len(TEXT.encode())
 
 

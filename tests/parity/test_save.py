@@ -431,6 +431,40 @@ def test_precision_is_kept(dtype: torch.dtype, tmp_path: Path) -> None:
     assert in_transformers(tmp_path).dtype == dtype
 
 
+@pytest.mark.parametrize("asked", [None, "bfloat16"])
+def test_mixed_types_become_one(asked: str | None, tmp_path: Path) -> None:
+    """As an adapter that was merged leaves them behind."""
+    save(random_model(LLAMA).to(torch.float16), tmp_path)
+    retensor(tmp_path, lambda t: t.update({"model.norm.weight": t["model.norm.weight"].float()}))
+    hf = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"dtype": asked}))
+    loaded = load(tmp_path)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.bfloat16 if asked else torch.float16}
+    assert len(loaded.generate([1], max_new_tokens=2)[0].tokens) == 2
+
+
+@pytest.mark.parametrize("kind", ["BertForPreTraining", "BertForMaskedLM"])
+def test_bert_as_it_was_published(kind: str, tmp_path: Path) -> None:
+    """With a pooler and the sentence head beside the head that is read, and norms called as TensorFlow did."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+    theirs = transformers.BertForPreTraining(transformers.BertConfig(vocab_size=40, **sizes)).eval()
+    theirs.save_pretrained(tmp_path)
+    hf = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(hf | {"architectures": [kind]}))
+
+    def as_first(tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+            tensors[old] = tensors.pop(name)
+
+    retensor(tmp_path, as_first)
+    tokens = torch.arange(12)[None]
+    with torch.no_grad():
+        wanted = theirs(tokens).prediction_logits
+        torch.testing.assert_close(load(tmp_path)(tokens), wanted, atol=1e-4, rtol=1e-4)
+
+
 class Words:
     """As much of a tokenizer as `save` asks for."""
 

@@ -91,9 +91,12 @@ def test_texts_are_classified_as_by_the_pipeline(tmp_path, problem) -> None:
     extra = {"num_labels": 3, "id2label": labels, "label2id": {name: i for i, name in labels.items()}}
     theirs, tokenizer = bert_folder(tmp_path, "BertForSequenceClassification", problem_type=problem, **extra)
     wanted = pipeline("text-classification", theirs, tokenizer=tokenizer)(TEXTS, top_k=3)
-    for found, each in zip(classify(clearhead.load(tmp_path), TEXTS), wanted, strict=True):
-        assert [one.label for one in found] == [one["label"] for one in each]
-        assert [one.score for one in found] == pytest.approx([one["score"] for one in each], abs=1e-5)
+    ours = clearhead.load(tmp_path)
+    ours.save(tmp_path / "again")
+    for model in (ours, clearhead.load(tmp_path / "again")):
+        for found, each in zip(classify(model, TEXTS), wanted, strict=True):
+            assert [one.label for one in found] == [one["label"] for one in each]
+            assert [one.score for one in found] == pytest.approx([one["score"] for one in each], abs=1e-5)
 
 
 def test_images_are_classified_as_by_the_pipeline(tmp_path) -> None:
@@ -125,6 +128,8 @@ def test_images_are_classified_as_by_the_pipeline(tmp_path) -> None:
     (found,) = classify(ours, [picture])
     assert [one.label for one in found] == [one["label"] for one in told]
     assert [one.score for one in found] == pytest.approx([one["score"] for one in told], abs=1e-5)
+    (half,) = classify(ours.to(torch.float16), [picture])
+    assert half[0].score == pytest.approx(found[0].score, abs=0.02)
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(ValueError, match=r"text\.png is not an image"):
         classify(ours, [tmp_path / "text.png"])

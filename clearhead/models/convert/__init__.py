@@ -54,7 +54,7 @@ class Family:
 
     def ours(self, tensors: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
         """Our named weights from theirs; anything missing, left over or misshapen is an error."""
-        theirs = {name.removeprefix(self.prefix): array for name, array in tensors.items()}
+        theirs = {modern(name.removeprefix(self.prefix)): array for name, array in tensors.items()}
         rules = list(self.rules(config))
         wanted = {name for rule in rules for name in rule.theirs}
         missing = sorted(wanted - theirs.keys())
@@ -85,6 +85,11 @@ class Family:
             for rule in self.rules(config)
             for name, array in zip(rule.theirs, rule.scatter(weights[rule.ours]), strict=True)
         }
+
+
+def modern(name: str) -> str:
+    """Norms of BERT's first checkpoints are still called as TensorFlow did."""
+    return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
 
 
 def own_rules(config: ModelConfig) -> Iterator[Rule]:

@@ -24,7 +24,12 @@ from clearhead.models.bert import bert
 from .rules import Rule, activation, architecture, both, classes, copies, hf_activation, joined_qkv, labels, with_fields
 
 PREFIX = "bert."
-IGNORED = (r"embeddings\.position_ids", r"cls\.predictions\.decoder\.(weight|bias)", r"cls\.seq_relationship\..*")
+IGNORED = (
+    r"embeddings\.position_ids",
+    r"cls\.predictions\.decoder\.(weight|bias)",
+    r"cls\.seq_relationship\..*",
+    r"pooler\..*",  # of a model with another head
+)
 ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification")
 
 
