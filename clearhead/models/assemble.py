@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from clearhead.configs import EncoderDecoderConfig, ModelConfig, Precision, SequenceModelConfig, TokenEmbeddingConfig
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
-from clearhead.nn.stack import Block, ParallelBlock, Residual, Stack
+from clearhead.nn.stack import Block, ParallelBlock, Residual, Some, Stack, every
 from clearhead.nn.state import BlockState, Room, State, count_positions
 from clearhead.nn.tap import Taps
 
@@ -82,12 +83,13 @@ class SequenceModel(nn.Module):
         context: Context,
         segments: Int[Tensor, "B T"] | None = None,
         state: State | None = None,
-    ) -> Float[Tensor, "B T D"]:
-        """What the head reads."""
+        some: Some = every,
+    ) -> Float[Tensor, "B some D"]:
+        """What the head reads, of `some` positions."""
         x = context.tap("embedding", self.embedding(inputs, context.at("embedding"), segments))
         if state is not None:  # only now: a token that is refused must not have moved it
             state.advance(context.positions, context.readable)
-        return self.stack(x, context.at("stack"), None if state is None else state.blocks)
+        return self.stack(x, context.at("stack"), None if state is None else state.blocks, some)
 
     def next_logits(
         self, tokens: Int[Tensor, "B T"], state: State, *, readable: Bool[Tensor, "B T"] | None = None
@@ -95,7 +97,7 @@ class SequenceModel(nn.Module):
         """The logits of each row's next token, after those that `state` holds; no other position takes the head."""
         check_ids(tokens)
         context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable, state=state)
-        x = last_real(self.hidden(tokens, context, None, state), readable)
+        x = self.hidden(tokens, context, None, state, some=partial(last_real, readable=readable))
         assert self.head is not None, "who asks for logits has seen that there is a head"
         return self.head(x, context.at("head"), self.embedding.table)[:, 0]
 

@@ -16,6 +16,13 @@ from .context import Context
 from .dropout import Dropout
 from .state import BlockState, Room
 
+Some = Callable[[Tensor], Tensor]
+"""The positions that are asked for, of all."""
+
+
+def every(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    return x
+
 
 class Residual(nn.Module):
     """One residual branch. Where the norm sits is decided here and nowhere else.
@@ -60,12 +67,14 @@ class Block(nn.Module):
             self.ffn, self.ffn_residual = build_part(config.ffn, dim), residual()
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None
-    ) -> Float[Tensor, "B T D"]:
+        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None, some: Some = every
+    ) -> Float[Tensor, "B some D"]:
+        """What the mixer has read, it remembers; only `some` positions go on from there."""
         memory = (None, None) if state is None else (state.mixer, state.cross)
         x = self.mixer_residual(
             x, lambda h: self.mixer(h, context.at("mixer"), memory[0]), context.at("mixer_residual")
         )
+        x = some(x)
         if self.cross is not None and context.cross is not None:
             reader = context.cross.at("cross")
             x = self.cross_residual(x, lambda h: self.cross(h, reader, memory[1]), context.at("cross_residual"))
@@ -89,11 +98,12 @@ class ParallelBlock(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None
-    ) -> Float[Tensor, "B T D"]:
+        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None, some: Some = every
+    ) -> Float[Tensor, "B some D"]:
         h = context.tap("norm", self.norm(x))
         mixed = self.mixer(h, context.at("mixer"), None if state is None else state.mixer)
         mixed = context.tap("mixer_residual.inside", mixed)
+        x, h, mixed = some(x), some(h), some(mixed)
         fed = context.tap("ffn_residual.inside", self.ffn(h, context.at("ffn")))
         return context.tap("residual", x + self.dropout(mixed + fed))
 
@@ -113,10 +123,13 @@ class Stack(nn.Module):
         self.final_norm = build_part(config.final_norm, dim)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: list[BlockState] | None = None
-    ) -> Float[Tensor, "B T D"]:
+        self, x: Float[Tensor, "B T D"], context: Context, state: list[BlockState] | None = None, some: Some = every
+    ) -> Float[Tensor, "B some D"]:
+        """Who needs `some` positions only saves the others the last feed-forward layer."""
+        last = len(self.places) - 1
         for i, block in enumerate(self.layers()):
-            x = block(x, context.at(f"blocks.{i}"), None if state is None else state[i])
+            kept = None if state is None else state[i]
+            x = block(x, context.at(f"blocks.{i}"), kept, some if i == last else every)
         return context.tap("final_norm", self.final_norm(x))
 
     def init_state(self, room: Room) -> list[BlockState]:

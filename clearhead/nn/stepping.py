@@ -29,7 +29,7 @@ from .lanes import Lanes, lanes
 from .mamba import Mamba
 from .norm import LayerNorm, RMSNorm
 from .rotary import Rotary
-from .stack import Block, Residual
+from .stack import Block, Residual, Some, every
 from .state import BlockState, KVState, MambaState, Room, Slots, SourceState
 
 MOST = 32  # new tokens of a row; more are better off with torch's kernel
@@ -342,14 +342,14 @@ class SteppingBlock(Block):
         return Parts(mixer, matrices, vectors, (norms[0].eps, norms[1].eps), widths)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None
-    ) -> Float[Tensor, "B T D"]:
+        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None, some: Some = every
+    ) -> Float[Tensor, "B some D"]:
         parts, kept = self.parts, None if state is None else cast(KVState, state.mixer)
         quick = parts is not None and not self.training and all(map(readable, parts.vectors))
         library = kernels_for(x) if quick else None
         slots = None if library is None or parts is None else parts.mixer.slots_of(x, context, kept)
         if library is None or parts is None or kept is None or slots is None:
-            return super().forward(x, context, state)
+            return super().forward(x, context, state, some)
         (batch, length, _), x = x.shape, x.contiguous()
         y, many = torch.empty_like(x), batch * length
         scratch = x.new_zeros(many * sum(parts.widths))
@@ -362,7 +362,7 @@ class SteppingBlock(Block):
             *parts.eps, x.data_ptr(), y.data_ptr(), *places[2:], attention,
         )  # fmt: skip
         library.block(ctypes.byref(layer), parts.matrices[2].threads(many))
-        return y
+        return some(y)
 
 
 class SteppingMamba(Mamba):

@@ -13,7 +13,7 @@ import tokenizers
 import torch
 
 import clearhead
-from clearhead.configs import PRECISIONS, BytesConfig, DecodingConfig, Power, Wu
+from clearhead.configs import PRECISIONS, BytesConfig, DecodingConfig, ParallelBlockConfig, Power, Wu
 from clearhead.generate.beam import PIECE, Search, beam_search, largest, surveyed
 from clearhead.generate.complete import Task
 from clearhead.generate.filters import draw, luck_of, uniforms
@@ -74,6 +74,27 @@ def test_greedy_equals_whole_passes_whatever_the_batch(name: str) -> None:
     assert tokens_of(model, PROMPTS[::-1], batch=3) == plain[::-1]
     assert tokens_of(model, PROMPTS, temperature=0) == plain
     assert tokens_of(model, PROMPTS, top_k=1, seed=3) == plain
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@torch.no_grad()
+def test_only_each_rows_last_token_takes_the_last_feed_forward_layer(parallel: bool) -> None:
+    config = clearhead.preset("tiny-llama")
+    if parallel:
+        (one,) = config.stack.pattern
+        config = config.changed("stack.pattern.0", ParallelBlockConfig(mixer=one.mixer, ffn=one.ffn, norm=one.norm))
+    model, tokens = clearhead.build(config).eval(), torch.arange(14).view(2, 7)
+    seen: list[tuple[int, ...]] = []
+    for block in model.stack.layers():
+        block.ffn.register_forward_pre_hook(lambda ffn, given: seen.append(tuple(given[0].shape[:2])))
+    readable = torch.arange(7) < torch.tensor([[7], [4]])
+    for real in (None, readable):
+        found = model.next_logits(tokens, model.init_state(2, 9), readable=real)
+        assert seen == [(2, 7)] * (len(seen) - 1) + [(2, 1)]
+        seen.clear()
+        whole = model(tokens, readable=real)
+        torch.testing.assert_close(found, whole[[0, 1], [6, 6 if real is None else 3]], atol=1e-5, rtol=1e-5)
+        seen.clear()
 
 
 def test_rows_that_end_leave_the_others_as_they_are() -> None:

@@ -29,14 +29,15 @@ from clearhead.configs import (
     Precision,
     RMSNormConfig,
     RotaryConfig,
+    SequenceModelConfig,
     StackConfig,
+    TokenEmbeddingConfig,
     Window,
 )
 from clearhead.generate.layout import ready_to_write
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 from clearhead.models.quantize import quantize
-from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Block
 from clearhead.nn.state import narrowed
@@ -275,11 +276,12 @@ def test_a_plain_layer_and_a_norm_after_the_sum_equal_plain_pytorch(
     torch.manual_seed(7)
     ffn = FeedForwardConfig(hidden=2 * dim + 3, activation="relu", bias=bias)
     block = BlockConfig(mixer=AttentionConfig(heads=1), ffn=ffn, norm=LayerNormConfig(bias=bias), placement="post")
-    model = build_part(StackConfig(dim=dim, pattern=(block,), repeats=1), dim).eval()
+    stack = StackConfig(dim=dim, pattern=(block,), repeats=1)
+    model = build(SequenceModelConfig(embedding=TokenEmbeddingConfig(vocabulary=5), stack=stack)).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    plain, quick = deepcopy(model).blocks[0], ready_to_write(model).blocks[0]
+    plain, quick = deepcopy(model).stack.blocks[0], ready_to_write(model).stack.blocks[0]
     x, context = 2 * torch.randn(2, many, dim), Context(torch.arange(many)[None], torch.arange(many)[None])
 
     def run(block: Block) -> torch.Tensor:
