@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from math import isfinite, log
 from typing import Any, Literal
 
 import torch
@@ -38,6 +39,7 @@ from .result import Result, Rows, Say, quiet, require, tidy
 Placement = Literal["pre", "post"]
 STARTS = ("plain", "scaled")
 BETA1, BETA2 = 0.9, 0.999
+LEARNED = 0.9  # of ln V, what guessing costs: who has learned something is below
 COLUMNS = (
     "when", "start", "depth", "norm", "residual", "warm-up", "loss", "‖∂‖ first block", "‖∂‖ last block",
     "first / last", "√v̂", "|m̂|/√v̂",
@@ -129,6 +131,7 @@ def gradients(
     """Gradient norms by layer, at the start for every depth and in training for one."""
     require(1, depths=depths, dim=dim, heads=heads, length=length, batch=batch, train_depth=train_depth)
     require(4, steps=steps)
+    require(1e-12, lr=lr)
     size = Size(dim, heads, length, batch)
     generator = torch.Generator().manual_seed(seed)
     tokens = text(size, generator)
@@ -161,7 +164,7 @@ def gradients(
     return Result(
         name="gradients",
         claim="Residuals carry gradients to the first layer; post-norm spoils that with depth, so it needs warm-up.",
-        found=found(rows, runs, parts, steps),
+        found=found(rows, runs, parts, steps, log(size.vocabulary)),
         columns=COLUMNS,
         rows=rows,
         draw=lambda picture, theme: draw(picture, layers, runs, parts, max(depths)),
@@ -253,17 +256,12 @@ def split(model: SequenceModel, tokens: Int[Tensor, "B T"]) -> Split:
     )
 
 
-def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int) -> str:
+def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int, guessing: float) -> str:
     deepest = max(row[2] for row in rows if row[0] == "start")
     ratio = {row[1:2] + row[3:5]: row[9] for row in rows if row[0] == "start" and row[2] == deepest}
     first = next(iter(runs.values()))
     *_, cold, warm, cut = (run[-1] for run in runs.values())  # post-norm without and with warm-up; no residual
     losses = ", ".join(f"{name} {run[-1].loss:.2f}" for name, run in runs.items())
-    worth = (
-        f"Post-norm is worse by {cold.loss - warm.loss:.2f} without warm-up."
-        if cold.loss - warm.loss > 0.1
-        else "Post-norm did not need warm-up here: where it does, stacks are deeper, rates higher or texts harder."
-    )
     return (
         f"At {deepest} blocks and the start, the first block's gradient is {ratio['plain', 'pre', 'on']:.2g} times the "
         f"last's in pre-norm and {ratio['plain', 'post', 'on']:.2g} times in post-norm; if what a branch adds starts "
@@ -272,10 +270,21 @@ def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int) -
         f"{ratio['plain', 'post', 'off']:.2g}{made_up(ratio['plain', 'pre', 'off'], ratio['plain', 'post', 'off'])}. "
         f"After {steps} steps the losses "
         f"are {losses}, and without residuals the first block's gradient is {ends(cut.norms)[2]:.0e} of the last's. "
-        f"{worth} Adam's first update is {first[0].update:.2f} of the rate for every weight, whatever its gradient, "
-        f"the last {first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm {parts.identity:.3g}, and "
+        f"{warmed(cold.loss, warm.loss, guessing)} Adam's first update is {first[0].update:.2f} of the rate for every "
+        f"weight, whatever its gradient, the last {first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm {parts.identity:.3g}, and "
         f"{len(parts.corrections)} corrections; they sum to it to {parts.error:.0e}."
     )
+
+
+def warmed(cold: float, warm: float, guessing: float) -> str:
+    """What the losses of post-norm without and with warm-up say of it."""
+    if isfinite(warm) and not isfinite(cold):
+        return "Without warm-up post-norm comes to no finite loss."
+    if cold - warm > 0.1:
+        return f"Post-norm is worse by {cold - warm:.2f} without warm-up."
+    if cold < LEARNED * guessing:
+        return "Post-norm did not need warm-up here: where it does, stacks are deeper, rates higher or texts harder."
+    return f"Whether post-norm needs warm-up is not told: it learned nothing either way; guessing costs {guessing:.2f}."
 
 
 def made_up(*ratios: float) -> str:

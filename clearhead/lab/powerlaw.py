@@ -6,6 +6,8 @@ the loss Σ_{k>N} p_k ~ N^−α; who has seen D examples knows those that came o
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,8 @@ def powerlaw(
     """Learners with room for N skills, and learners that have seen D examples, tested on what is asked of them."""
     require(1, needed=needed, tests=tests)
     require(2**10, skills=skills, largest=largest)
-    if alpha <= 0:
-        raise ValueError(f"alpha is {alpha:g}, but must be above 0, or the use of skills has no sum")
+    if not 0 < alpha < inf:
+        raise ValueError(f"alpha is {alpha:g}, but must be above 0 and finite, or the use of skills has no sum")
     rng = np.random.default_rng(seed)
     use = zipf(skills, alpha)
     asked = rng.choice(skills, tests, p=use)
@@ -58,7 +60,7 @@ def powerlaw(
         rows=rows,
         draw=lambda picture, theme: draw(picture, rows, alpha, slopes),
         more={
-            "slopes": {name: {"exponent": one.exponent, "margin": one.margin} for name, one in slopes.items()},
+            "slopes": {name: one and asdict(one) for name, one in slopes.items()},
             "derived": theory,
         },
     )
@@ -84,18 +86,22 @@ def expected(use: Float[np.ndarray, "K"], examples: int, needed: int) -> float:
     return float((use * below).sum())
 
 
-def slope(rows: Rows, column: int, most: float = float("inf")) -> Growth:
-    """Over the middle of the range: far from the last skill, losses neither near 1 nor made of a handful of tests."""
-    middle = [(row[0], row[column]) for row in rows if row[0] <= most and 0.005 < row[column] < 0.4]
-    points = middle if len(middle) > 1 else [(row[0], max(row[column], 1e-9)) for row in rows]
-    return fit(*map(list, zip(*points, strict=True)))
+def slope(rows: Rows, column: int, most: float = inf) -> Growth | None:
+    """Over the middle of the range: far from the last skill, losses neither near 1 nor made of a handful of tests;
+    where that is too little, over all that failed any test."""
+    failed = [(row[0], row[column]) for row in rows if row[column] > 0]
+    middle = [(size, loss) for size, loss in failed if size <= most and 0.005 < loss < 0.4]
+    points = middle if len(middle) > 1 else failed
+    return fit(*map(list, zip(*points, strict=True))) if len(points) > 1 else None
 
 
-def told(growth: Growth) -> str:
+def told(growth: Growth | None) -> str:
+    if growth is None:
+        return "not to be told from this range"
     return f"{growth.exponent:.3f}" + ("" if growth.margin is None else f" ± {growth.margin:.3f}")
 
 
-def draw(picture: Any, rows: Rows, alpha: float, slopes: dict[str, Growth]) -> None:
+def draw(picture: Any, rows: Rows, alpha: float, slopes: dict[str, Growth | None]) -> None:
     picture.suptitle(f"Skills used as k^−{1 + alpha:g}: loss falls as a power of size and of data")
     left, right = picture.subplots(1, 2, sharey=True)
     size = np.array([row[0] for row in rows], float)

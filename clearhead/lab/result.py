@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,15 @@ class Result:
 
 
 def require(least: float, **values: float | Sequence[float]) -> None:
-    """Each named number, or every one of a list of them, is at least so much."""
+    """Each named number, or every one of a list of them, is at least so much, and finite."""
     for name, value in values.items():
         numbers = value if isinstance(value, Sequence) else [value]
         if not numbers:
             raise ValueError(f"{name} is empty, but must hold at least one number")
-        if min(numbers) < least:
-            raise ValueError(f"{name} is {min(numbers):g}, but must be at least {least:g}")
+        for number in numbers:
+            if not least <= number < inf:
+                finite = "" if number < least else " and finite"
+                raise ValueError(f"{name} is {number:g}, but must be at least {least:g}{finite}")
 
 
 def shown(value: Value) -> str:

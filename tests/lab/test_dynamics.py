@@ -16,7 +16,18 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
 )
 from clearhead.inspect.draw import figure
-from clearhead.lab.gradients import Size, by_block, gradients, loss_of, made, made_up, split, text, without_residual
+from clearhead.lab.gradients import (
+    Size,
+    by_block,
+    gradients,
+    loss_of,
+    made,
+    made_up,
+    split,
+    text,
+    warmed,
+    without_residual,
+)
 from clearhead.lab.hand import SILENT, Fields, blank, silent_stack
 from clearhead.lab.induction import induction, look, texts
 from clearhead.lab.learn import learn, moments
@@ -99,6 +110,16 @@ def test_what_gradients_finds() -> None:
 def test_norms_make_up_for_residuals_only_where_gradients_are_even() -> None:
     assert made_up(0.5, 2.0) != ""
     assert made_up(0.5, 1e-4) == made_up(30.0, 1.0) == ""
+
+
+def test_of_warm_up_is_said_what_the_losses_tell() -> None:
+    nan, inf = float("nan"), float("inf")
+    assert "did not need warm-up" in warmed(1.5, 1.5, 4.16)
+    assert "worse by 1.50" in warmed(3.0, 1.5, 4.16)
+    for lost in (nan, inf):
+        assert "comes to no finite loss" in warmed(lost, 1.5, 4.16)
+    for cold, warm in ((4.1, 4.1), (nan, nan), (inf, inf)):
+        assert "is not told" in warmed(cold, warm, 4.16)
 
 
 def inductive(vocabulary: int, length: int) -> SequenceModel:

@@ -7,7 +7,8 @@ import pytest
 from scipy.special import zeta
 from scipy.stats import poisson
 
-from clearhead.lab.powerlaw import expected, powerlaw, tail, zipf
+from clearhead.inspect.draw import figure
+from clearhead.lab.powerlaw import expected, powerlaw, slope, tail, zipf
 
 
 def test_sums_are_those_of_the_zeta_function() -> None:
@@ -33,3 +34,17 @@ def test_the_slopes_are_those_derived(alpha: float) -> None:
         for row in found.rows[3:]:
             assert row[measured] == pytest.approx(row[theory], abs=0.01)
     assert np.isfinite(found.column("loss at D")).all()
+
+
+def test_a_slope_is_of_losses_that_were_seen_or_is_not_told() -> None:
+    """Sizes that failed no test have no place on logarithmic paper: they neither steepen a slope nor make one up."""
+    found = slope([(16, 2e-3), (64, 2e-3 / 16), (256, 0.0), (1024, 0.0)], 1)
+    assert found is not None
+    assert found.exponent == pytest.approx(-2)
+    found = powerlaw(alpha=8.0, skills=1024, largest=1024, tests=500)
+    assert set(found.column("loss at N")) == {0.0}
+    assert found.more["slopes"]["N"] is None
+    assert "are not to be told from this range in N" in found.found
+    with figure(10, 4) as picture:
+        found.draw(picture, "light")
+        assert picture.axes[0].get_title() == "size: slope not to be told from this range"
