@@ -80,26 +80,28 @@ def fit_command(
             click.echo(path)
 
 
-def fit_all(runs: Table, draws: int, seed: int, as_json: bool) -> None:
-    """Every law that the runs can tell, and why they cannot tell the others."""
+def fit_all(runs: Table, draws: int, seed: int, as_json: bool) -> dict[str, Fit]:
+    """Every law that the runs can tell, which are returned, and why they cannot tell the others."""
     from clearhead.scaling import FitError, fit
 
     told: dict[str, Any] = {}
+    fits: dict[str, Fit] = {}
     for law in NAMES:
         try:
-            found = fit(runs, law, draws=draws, seed=seed)
+            fits[law] = fit(runs, law, draws=draws, seed=seed)
         except FitError as error:
             told[law] = {"refused": str(error)}
             if not as_json:
                 console().print(f"{law}: {error}", markup=False)
         else:
-            told[law] = found.to_dict()
+            told[law] = fits[law].to_dict()
             if not as_json:
-                show(found)
+                show(fits[law])
         if not as_json:
             click.echo()
     if as_json:
         print_json(told)
+    return fits
 
 
 def draw(found: Fit, runs: Table, figure: str | None, theme: str) -> None:
@@ -237,7 +239,7 @@ def sweep_command(
     clearhead scaling sweep --data notes/
     clearhead scaling sweep --data notes/ --budgets 1e10,3e10,1e11 --figure isoflop.svg
     """
-    from clearhead.scaling import fit, read_table
+    from clearhead.scaling import read_table
     from clearhead.scaling.sweep import Sweep, bytes_recipe, run_sweep
     from clearhead.training.loop import Interrupted
 
@@ -251,11 +253,14 @@ def sweep_command(
         report.say(str(left))
         sys.exit(130)
     runs = read_table(table)
-    fit_all(runs, draws=1000, seed=0, as_json=False)
+    fits = fit_all(runs, draws=1000, seed=0, as_json=False)
     click.echo(table)
-    if figure is not None:
-        draw(fit(runs, "isoflop"), runs, figure, theme)
+    drawn = [fits[law] for law in ("isoflop", "parametric") if law in fits]
+    if figure is not None and drawn:
+        draw(drawn[0], runs, figure, theme)
         click.echo(figure)
+    elif figure is not None:
+        click.echo("clearhead: nothing was drawn, as these runs tell neither isoflop nor parametric", err=True)
 
 
 def numbers(option: str, text: str, kind: type) -> list[Any]:

@@ -271,8 +271,8 @@ def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int, g
         f"After {steps} steps the losses "
         f"are {losses}, and without residuals the first block's gradient is {ends(cut.norms)[2]:.0e} of the last's. "
         f"{warmed(cold.loss, warm.loss, guessing)} Adam's first update is {first[0].update:.2f} of the rate for every "
-        f"weight, whatever its gradient, the last {first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm {parts.identity:.3g}, and "
-        f"{len(parts.corrections)} corrections; they sum to it to {parts.error:.0e}."
+        f"weight, whatever its gradient, the last {first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm "
+        f"{parts.identity:.3g}, and {len(parts.corrections)} corrections; they sum to it to {parts.error:.0e}."
     )
 
 

@@ -211,9 +211,11 @@ def require_spread(table: Table) -> None:
     for letter, x in {"N": table.n, "D": table.d}.items():
         if (count := len(np.unique(x))) < 3:
             raise refusal(f"{letter} takes {count} value{'s' * (count > 1)}, and its term needs at least 3")
-    line = abs(np.corrcoef(np.log(table.n), np.log(table.d))[0, 1])
+    line = np.corrcoef(np.log(table.n), np.log(table.d))[0, 1]
     if line > LINE:
         raise refusal("N and D go in step, so that their terms cannot be told apart; add runs with other D/N")
+    if line < -LINE:
+        raise refusal("D falls as N rises, as where all runs have one budget of compute; add runs of other budgets")
 
 
 def require_inside(problem: Problem, theta: Float[np.ndarray, "5"]) -> None:

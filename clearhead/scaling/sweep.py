@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,8 @@ def run_sweep(
 ) -> Path:
     """Train every member in a folder of its own under `out`, and write `table.csv` there, a row as each is finished.
 
-    Stopped at any moment and called again with `resume`, it leaves finished members as they are and goes on.
+    Stopped at any moment and called again with `resume`, it leaves finished members as they are and goes on; with other
+    widths or budgets the table holds those of both.
     """
     report, folder = report or Report(), Path(out)
     if (folder / "tokens").exists() and not resume:
@@ -123,15 +124,24 @@ def train_all(asked: Sweep, corpus: tuple[Tokenizer, Shards, Shards], folder: Pa
         raise ConfigError(f"no budget is enough for {FEWEST_STEPS} steps; raise --budgets, or --set a smaller batch")
     if (times := max(member.d for member in members) / len(training)) > 1:
         report.say(f"the text is short: the longest run reads it {times:.1f} times, and the laws are of fresh text")
-    rows: list[Row] = []
+    rows = finished(folder)
     for number, member in enumerate(members, start=1):
         at = {"run": number, "runs": len(members), "steps": member.recipe.steps}
         loss = trained(member, corpus, folder, lambda numbers, at=at: report.show(numbers | at))  # type: ignore[misc]
-        rows.append(member.row(loss))
-        write_atomically(folder / "table.csv", as_csv(rows))
+        rows[member.name] = member.row(loss)
+        write_atomically(folder / "table.csv", as_csv(rows.values()))
         size = f"width {member.dim}  N {member.n:,}  D {member.d:,}  {member.budget:.3g} FLOPs"
         report.say(f"run {number}/{len(members)}  {size}  loss {loss:.4f}")
     return folder / "table.csv"
+
+
+def finished(folder: Path) -> dict[str, Row]:
+    """The rows of a sweep that is gone on with, by run: they stay, whether those runs are asked for again or not."""
+    table = folder / "table.csv"
+    if not table.exists():
+        return {}
+    with table.open(encoding="utf-8", newline="") as file:
+        return {row["run"]: row for row in csv.DictReader(file) if Run(folder / row.get("run", "")).recipe_file.exists()}
 
 
 def family(asked: Sweep, vocabulary: int, say: Callable[[str], None]) -> Iterator[Member]:
@@ -177,7 +187,7 @@ def trained(
     return run.history()[-1]["val/loss"]
 
 
-def as_csv(rows: Sequence[Row]) -> str:
+def as_csv(rows: Iterable[Row]) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()

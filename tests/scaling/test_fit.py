@@ -218,6 +218,9 @@ def test_what_the_runs_cannot_tell_is_refused() -> None:
     assert "N takes 1 value, " in refused(rows([(1e8, d) for d in np.geomspace(1e9, 1e11, 20)]))
     assert "D takes 2 values" in refused(rows([(n, d) for n in sizes for d in lengths[:2]]))
     assert "go in step" in refused(rows([(n, 20 * n) for n in np.geomspace(1e7, 1e10, 20)]))
+    assert "one budget of compute; add runs of other budgets" in refused(
+        rows([(n, 1e18 / n) for n in np.geomspace(1e7, 1e10, 20)])
+    )
     assert "no E" in refused(rows(grid, (1e-9, *CHINCHILLA[1:])))
     assert "the best α is 0.01, at the edge" in refused(rows(grid, (1.69, 1e-9, *CHINCHILLA[2:])))
     assert "the edge" in refused(rows(grid, (1.69, 1e45, 410.7, 6.0, 0.28)))

@@ -15,6 +15,9 @@ from clearhead.scaling.sweep import Sweep, bytes_recipe, member_config, multipli
 from clearhead.training.checkpoint import ResumeError
 from clearhead.training.loop import Interrupted, Report
 
+from .test_table import write_table
+from .tools import CHINCHILLA, curves_table, isoflop_table
+
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 
 
@@ -61,6 +64,9 @@ def test_a_stopped_sweep_goes_on_and_ends_alike(tmp_path: Path) -> None:
     again = run_sweep(asked(), [text], stopped, resume=True)
     assert again.read_text() == whole.read_text()
     assert (stopped / "6e+07-8" / "model.safetensors").stat().st_mtime_ns == first
+    more = run_sweep(asked(dims=(8,), budgets=(4e7,)), [text], stopped, resume=True).read_text()
+    assert more.startswith(whole.read_text()), "runs that are not asked for again stay in the table"
+    assert more.removeprefix(whole.read_text()).endswith(",4e+07-8\n")
 
 
 def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
@@ -79,3 +85,18 @@ def test_a_figure_that_cannot_be_drawn_is_said_before_anything_is_trained(tmp_pa
     assert result.exit_code == 2
     assert "x.gif ends in '.gif', but must end in one of .png, .svg, .pdf" in result.output
     assert not (tmp_path / "sweep").exists()
+
+
+def test_the_figure_is_of_the_first_law_that_the_runs_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, table, equation in (
+        ("valleys", isoflop_table(CHINCHILLA, budgets=3), "N ="),
+        ("none", curves_table(CHINCHILLA, sizes=3, lengths=3), "L(N, D) ="),
+        ("few", curves_table(CHINCHILLA, sizes=2, lengths=2), None),
+    ):
+        path, figure = Path(write_table(tmp_path / f"{name}.csv", table)), tmp_path / f"{name}.svg"
+        monkeypatch.setattr("clearhead.scaling.sweep.run_sweep", lambda *given, path=path, **options: path)
+        result = CliRunner().invoke(cli, ["scaling", "sweep", "--figure", str(figure)])
+        assert result.exit_code == 0, result.output
+        assert figure.exists() == (str(figure) in result.stdout.split()) == (equation is not None)
+        assert ("nothing was drawn" in result.stderr) == (equation is None)
+        assert equation is None or f"<!-- {equation}" in figure.read_text()
