@@ -100,17 +100,17 @@ def scored(
     from clearhead.data.pairs import pairs
     from clearhead.measure.bleu import scores
 
-    stripped = ((source.strip(), target.strip()) for source, target in pairs(paths).read())
-    known = [pair for pair in stripped if any(pair)]
-    if not any(map(all, known)):
+    lines = [(source.strip(), target.strip()) for source, target in pairs(paths).read()]
+    if not any(map(all, lines)):
         raise ValueError(f"there are no pairs in {', '.join(paths)}")
-    sources, wanted = ([pair[side] for pair in known] for side in (0, 1))
-    written = [best.text for (best,) in translated(model, sources, beam, length_penalty, batch)]
+    found = translated(model, [source for source, _ in lines], beam, length_penalty, batch)
+    known = [(best.text, target) for (source, target), (best,) in zip(lines, found, strict=True) if source or target]
+    written, wanted = ([pair[side] for pair in known] for side in (0, 1))
     return {
         "sentences": len(known),
         "beam": beam,
         "length_penalty": length_penalty,
-        "exact": sum(one == other for one, other in zip(written, wanted, strict=True)) / len(known),
+        "exact": sum(one == other for one, other in known) / len(known),
         "scores": [asdict(score) for score in scores(written, wanted, language)],
     }
 

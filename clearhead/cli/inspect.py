@@ -75,7 +75,7 @@ def command(
         click.echo(f"clearhead: {wrote} were written: the model came to an end, or its context did", err=True)
     grid = None if view == "maps" else grid_of(looked, view, as_ids, asked)
     for path in out:
-        if Path(path).suffix == ".html":
+        if Path(path).suffix.lower() == ".html":
             looked.save(path, grids=[] if grid is None else [grid])
         elif grid is None:
             looked.save(path, theme)

@@ -177,13 +177,14 @@ def find_fit(source: str, law: str | None, draws: int, seed: int) -> Fit:
     from clearhead.scaling import PUBLISHED, FitError, fit, read_fit, read_table
 
     path = Path(source)
-    if law is not None and (source in PUBLISHED or path.suffix == ".json"):
+    kept = path.suffix.lower() == ".json"
+    if law is not None and (source in PUBLISHED or kept):
         raise click.UsageError(f"--law is fitted to a table.csv, and {source} has its law already")
     if source in PUBLISHED:
         return PUBLISHED[source]
     if not path.is_file() and not path.suffix:
         raise FitError(f"there are no constants {source!r}{nearest(source, PUBLISHED)}; or name a .json or a .csv")
-    if path.suffix == ".json":
+    if kept:
         return read_fit(path)
     return fit(read_table(path), law or "parametric", draws=draws, seed=seed)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,11 @@ STOPS = {
     DIVERGING: ["#7f3b08", "#b25706", "#e08214", "#fcb761", "#fee0b6", "#f6f6f7",
                 "#d8daeb", "#b1aad1", "#8073ac", "#532687", "#2d004b"],
 }  # fmt: skip
+# who has the characters that matplotlib's own font lacks: the usual ones of Linux, macOS and Windows
+FAMILIES = ("Noto Sans CJK JP", "Noto Sans CJK SC", "Noto Sans JP", "Noto Sans SC", "Noto Sans KR", "Source Han Sans",
+            "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Droid Sans Fallback", "IPAexGothic", "IPAGothic",
+            "NanumGothic", "Hiragino Sans", "PingFang SC", "PingFang HK", "Apple SD Gothic Neo", "Arial Unicode MS",
+            "Yu Gothic", "Microsoft YaHei", "SimHei", "Malgun Gothic", "MS Gothic", "Unifont")  # fmt: skip
 VECTOR_CELLS = 40_000  # beyond it a heat map is a bitmap, also in an SVG
 
 
@@ -43,13 +50,16 @@ def settings(theme: str) -> Any:
     inked = ("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor")
     papers = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
     from cycler import cycler
+    from matplotlib.font_manager import fontManager
 
+    installed = {font.name for font in fontManager.ttflist}
     return {
         **dict.fromkeys(inked, ink),
         **dict.fromkeys(papers, paper),
         "axes.edgecolor": rule,
         "grid.color": rule,
         "axes.prop_cycle": cycler(color=colours(theme)),
+        "font.family": ["sans-serif", *(family for family in FAMILIES if family in installed)],
         "font.size": 9,
         "axes.titlesize": 10,
         "svg.hashsalt": "clearhead",  # the same figure is the same file
@@ -66,10 +76,31 @@ def figure(width: float, height: float, theme: str = "light") -> Iterator[Any]:
         from matplotlib.figure import Figure
     except ImportError:
         raise ValueError("drawing needs matplotlib: pip install 'clearhead[plot]'") from None
-    with rc_context(settings(theme)):
+    with rc_context(settings(theme)), missing_glyphs():
         picture = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(picture)
         yield picture
+
+
+@contextmanager
+def missing_glyphs() -> Iterator[None]:
+    """One sentence on all characters that no font here has, in place of one for each."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.filterwarnings("always", r"Glyph \d+")
+        yield
+    missing: dict[str, None] = {}
+    for one in heard:
+        if glyph := re.match(r"Glyph (\d+)", str(one.message)):
+            missing[chr(int(glyph[1]))] = None
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+    if missing:
+        some = "".join(missing)
+        such = f"{some[:8]}…" if len(some) > 8 else some
+        warnings.warn(
+            f"no font of this machine has {such}, so boxes are drawn; install one that does, such as Noto Sans CJK",
+            stacklevel=5,
+        )
 
 
 def heat(

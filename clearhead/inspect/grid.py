@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import html
 import io
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,8 @@ class Grid:
         if suffix == ".csv":
             self.write_csv(path)
         elif suffix == ".npz":
-            np.savez_compressed(path, values=self.values, rows=np.array(self.rows), columns=np.array(self.columns))
+            with path.open("wb") as file:  # of a name, NumPy would make one that ends in small letters
+                np.savez_compressed(file, values=self.values, rows=np.array(self.rows), columns=np.array(self.columns))
         else:
             self.draw(path, theme)
 
@@ -95,7 +97,8 @@ class Grid:
         """The picture, for notebooks."""
         out = io.BytesIO()
         self.draw(out)
-        return f'<img alt="{self.title}" src="data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}">'
+        source = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
+        return f'<img alt="{html.escape(self.title)}" src="{source}">'
 
 
 def pooled(values: Float[np.ndarray, "R C"], down: int, across: int) -> Float[np.ndarray, "Rows Columns"]:

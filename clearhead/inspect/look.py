@@ -20,7 +20,7 @@ from .draw import check_file
 from .effects import Part, ablate, patch
 from .grid import TABLES, Grid
 from .lens import following, lens, norms
-from .maps import Head, Map, checked, rollout, with_global
+from .maps import Head, Map, checked, listed, rollout, with_global
 from .subject import Subject, make_subject
 
 if TYPE_CHECKING:
@@ -67,13 +67,15 @@ class Inspection:
         """How much of each input token is left in each last position, if attention were all that moves information."""
         place = place or next(iter(self.subject.stacks()))
         maps = [map for map in self.maps if map.place == place]
-        layers = len(self.subject.stacks()[place]) if place in self.subject.stacks() else 0
+        blocks = self.subject.stacks().get(place, ())
+        layers = len(blocks)
         if len(maps) < layers or not maps:
             missing = "; ".join(self.unseen) or "not all layers were looked at"
             raise ValueError(f"a rollout goes through the maps of all {layers} layers of {place!r}, but {missing}")
         if other := [map.layer for map in maps if not (map.selfish and map.shares)]:
             raise ValueError(f"a rollout is of shares of the positions themselves, and layer {other[0]} has none")
         (queries, keys), rows = self.names(maps[0]), self.rows_of(maps[0])
+        chosen = any(len(map.heads) < getattr(blocks[map.layer].mixer, "heads", 0) for map in maps)
         return Grid(
             title=f"rollout through {layers} layers",
             values=rollout(maps)[rows],
@@ -82,6 +84,7 @@ class Inspection:
             row_axis="last position",
             column_axis="input",
             unit="share",
+            note=f"through heads {' or '.join(dict.fromkeys(listed(map.heads) for map in maps))} alone" * chosen,
         )
 
     def lens(self, rows: Sequence[int] | None = None) -> Grid:
@@ -149,13 +152,14 @@ class Inspection:
             raise ValueError(
                 f"the maps hold {cells:,} weights, and a table takes {CELLS:,}: choose layers, heads or rows"
             )
-        if path.suffix == ".npz":
+        if path.suffix.lower() == ".npz":
             arrays = {f"{m.place}.{m.layer}": m.weights(rows=self.rows_of(m)) for m in self.maps}
             heads = {f"{m.place}.{m.layer}.heads": np.array(m.heads) for m in self.maps}
             labels = {"tokens": np.array(self.subject.labels)}
             if self.subject.source_labels is not None:
                 labels["source"] = np.array(self.subject.source_labels)
-            np.savez_compressed(path, allow_pickle=False, **arrays, **heads, **labels)
+            with path.open("wb") as file:  # of a name, NumPy would make one that ends in small letters
+                np.savez_compressed(file, allow_pickle=False, **arrays, **heads, **labels)
             return
         with path.open("w", encoding="utf-8", newline="") as file:
             out = csv.writer(file)

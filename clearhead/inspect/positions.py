@@ -24,6 +24,7 @@ SIZES = {
     "trained": (2, 1 << 40),
 }
 """From least to most: a picture has no room for more."""
+PAIRED = 1 << 10  # positions of which every one is laid beside every other, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +134,12 @@ def draw_products(picture: Any, asked: Positions) -> None:
     """PE(a)·PE(b), by a and b, and by their distance alone."""
     picture.suptitle("Dot products of sinusoidal positions depend on the distance alone")
     left, right = picture.subplots(1, 2, width_ratios=(1, 1.25))
-    table = asked.table
+    step = -(-asked.length // PAIRED)
+    table = asked.table[::step]
     cosines = table @ table.T / (asked.dim / 2)
     image = heat(left, cosines, float(cosines.min()), 1)
+    for axis in (left.xaxis, left.yaxis):
+        axis.set_major_formatter(lambda place, _: f"{step * place:g}")
     left.set(xlabel="position b", ylabel="position a", title=f"{asked.dim} dimensions", box_aspect=1)
     picture.colorbar(image, ax=left, label="PE(a)·PE(b) / (D/2)", shrink=0.8)
     far = np.arange(-asked.length + 1, asked.length, dtype=np.float64)

@@ -6,6 +6,7 @@ import io
 from typing import TYPE_CHECKING
 
 import numpy as np
+from rich.cells import cell_len, set_cell_size
 
 from .draw import DIVERGING, SEQUENTIAL, STOPS
 from .grid import pooled, pooling
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
 
 SHADES = " ░▒▓█"
 LETTERS = {"previous token": "P", "first-token sink": "S", "induction": "I", "diagonal": "D", "uniform": "U", "": "·"}
-TEXT = 9  # characters of a cell that has a text
+TEXT = 9  # columns of a cell that has a text
+TALL = 5  # characters of a name that stands over its column
 FEW = 3  # heads whose whole maps are printed
 
 
@@ -48,21 +50,25 @@ def show(inspection: Inspection, out: Console) -> None:
 
 
 def show_heads(inspection: Inspection, out: Console) -> None:
-    """A letter for each head, and the most telling heads in full."""
+    """A letter for each head, as many side by side as there is room for, and the most telling heads in full."""
     from rich.table import Table
     from rich.text import Text
 
-    out.print()
     widest = max(len(f"{map.place} {map.layer}") for map in inspection.maps)
     most = max(max(map.heads) for map in inspection.maps) + 1
-    out.print(Text(" " * (widest + 1) + "".join(f"{at:>3}" for at in range(most)), "dim"), no_wrap=True, crop=True)
-    for map in inspection.maps:
-        tags = {head.head: LETTERS[head.tag] for head in map.described}
-        line = Text(f"{f'{map.place} {map.layer}':<{widest}} ", "dim")
-        for at in range(most):
-            letter = tags.get(at, " ")
-            line.append(f"{letter:>3}", "bold" if letter.isalpha() else "dim")
-        out.print(line, no_wrap=True, crop=True)
+    wide = max(3, len(str(most - 1)) + 1)
+    room = max(1, (out.width - widest - 1) // wide)
+    for start in range(0, most, room):
+        group = range(start, min(start + room, most))
+        out.print()
+        out.print(Text(" " * (widest + 1) + "".join(f"{at:>{wide}}" for at in group), "dim"), no_wrap=True, crop=True)
+        for map in inspection.maps:
+            tags = {head.head: LETTERS[head.tag] for head in map.described}
+            line = Text(f"{f'{map.place} {map.layer}':<{widest}} ", "dim")
+            for at in group:
+                letter = tags.get(at, " ")
+                line.append(f"{letter:>{wide}}", "bold" if letter.isalpha() else "dim")
+            out.print(line, no_wrap=True, crop=True)
     out.print(Text(", ".join(f"{LETTERS[tag]} {tag}" for tag in TAGS), "dim"))
     out.print()
     table = Table(box=None, padding=(0, 2), pad_edge=False)
@@ -83,9 +89,10 @@ def show_next(found: list[tuple[str, int, float]], what: str, out: Console) -> N
 
     out.print()
     out.print(Text(what, "bold"))
-    widest = max(len(repr(word)) for word, _, _ in found)
+    widest = max(cell_len(repr(word)) for word, _, _ in found)
     for word, _, chance in found:
-        out.print(Text(f"{word!r:<{widest}}  {chance:6.1%}  ").append("█" * round(30 * chance), "cyan"), no_wrap=True)
+        named = set_cell_size(repr(word), widest)
+        out.print(Text(f"{named}  {chance:6.1%}  ").append("█" * round(30 * chance), "cyan"), no_wrap=True)
 
 
 def show_grid(grid: Grid, out: Console) -> None:
@@ -96,7 +103,7 @@ def show_grid(grid: Grid, out: Console) -> None:
     out.print(Text(grid.title, "bold"))
     values, rows, columns, shrunk = fitted(grid, out.width)
     names = [short(name, 12) for name in rows]
-    left = max(map(len, names), default=0)
+    left = max(map(cell_len, names), default=0)
     low, high = grid.limits
     width = TEXT if grid.texts else 2
     first = len(grid.columns) - len(columns) if grid.texts else 0
@@ -104,14 +111,14 @@ def show_grid(grid: Grid, out: Console) -> None:
         for line in headings(columns):
             out.print(Text(f"{'':>{left}} {line}", "dim"), no_wrap=True, crop=True)
     for r, (name, line) in enumerate(zip(names, values.tolist(), strict=True)):
-        text = Text().append(f"{name:>{left}} ", "dim")
+        text = Text().append(f"{' ' * (left - cell_len(name))}{name} ", "dim")
         for c, value in enumerate(line):
             text.append_text(
                 cell(value, low, high, grid.signed, grid.texts[r][first + c] if grid.texts else "", width, out)
             )
         out.print(text, no_wrap=True, crop=True)
     if grid.texts:
-        ends = "".join(f"{short(name, 8):<9}" for name in columns)
+        ends = "".join(set_cell_size(short(name, TEXT - 1), TEXT) for name in columns)
         out.print(Text(f"{'':>{left}} {ends}", "dim"), no_wrap=True, crop=True)
     root = "" if grid.signed else ", shaded by its root"
     told = "; ".join(filter(None, (f" {high:.3g} {grid.unit}{root}", shrunk, grid.note)))
@@ -142,10 +149,11 @@ def fitted(grid: Grid, width: int) -> tuple[np.ndarray, list[str], list[str], st
 
 
 def headings(columns: list[str]) -> list[str]:
-    """The columns' names from top to bottom, at most five characters of each."""
-    names = [short(name, 5) for name in columns]
+    """The columns' names from top to bottom, a few characters of each; a wide one fills the two columns of its cell."""
+    spelled = map(visible, columns)
+    names = [name if len(name) <= TALL else name[: TALL - 1] + "…" for name in spelled]
     tall = max(map(len, names), default=0)
-    return ["".join(f"{name.rjust(tall)[line]} " for name in names) for line in range(tall)]
+    return ["".join(set_cell_size(name.rjust(tall)[line], 2) for name in names) for line in range(tall)]
 
 
 def cell(value: float, low: float, high: float, signed: bool, text: str, width: int, out: Console) -> Text:
@@ -162,17 +170,22 @@ def cell(value: float, low: float, high: float, signed: bool, text: str, width: 
     sign = "-" if signed and share < 0.5 and shade != " " else shade
     coloured = out.is_terminal and not out.no_color and out.color_system is not None
     if text:
-        shown = f"{short(text, width - 1):<{width}}"
+        shown = set_cell_size(short(text, width - 1), width)
         bright = sum(int(colour[i : i + 2], 16) for i in (1, 3, 5)) > 384
         return Text(shown, f"{'#000000' if bright else '#ffffff'} on {colour}" if coloured else "")
     return Text(" " * width, f"on {colour}") if coloured else Text((sign + shade)[:width])
 
 
 def short(text: str, width: int) -> str:
-    """A token as a label, spelled out where it cannot be seen."""
+    """A token as a label of at most so many columns, of which a wide character takes two."""
+    shown = visible(text)
+    return shown if cell_len(shown) <= width else set_cell_size(shown, width - 1).rstrip() + "…"
+
+
+def visible(text: str) -> str:
+    """A token spelled out where it cannot be seen."""
     shown = repr(text)[1:-1] if text.strip() != text or not text.isprintable() or not text else text
-    shown = shown.replace(" ", "·") if text[:1] == " " or text[-1:] == " " else shown
-    return shown if len(shown) <= width else shown[: width - 1] + "…"
+    return shown.replace(" ", "·") if text[:1] == " " or text[-1:] == " " else shown
 
 
 def text_of(inspection: Inspection) -> str:

@@ -141,7 +141,8 @@ def finished(folder: Path) -> dict[str, Row]:
     if not table.exists():
         return {}
     with table.open(encoding="utf-8", newline="") as file:
-        return {row["run"]: row for row in csv.DictReader(file) if Run(folder / row.get("run", "")).recipe_file.exists()}
+        rows = {row.get("run", ""): row for row in csv.DictReader(file)}
+    return {name: row for name, row in rows.items() if Run(folder / name).recipe_file.exists()}
 
 
 def family(asked: Sweep, vocabulary: int, say: Callable[[str], None]) -> Iterator[Member]:

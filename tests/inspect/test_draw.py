@@ -1,10 +1,21 @@
-"""What all pictures have in common."""
+"""What all pictures have in common, and the terminal's."""
 
 from __future__ import annotations
 
-import pytest
+import io
+import warnings
+from pathlib import Path
 
-from clearhead.inspect.draw import figure, headline
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from clearhead.inspect.draw import FAMILIES, figure, headline, save, settings
+from clearhead.inspect.grid import Grid
+from clearhead.inspect.show import show, show_grid, show_next
+
+from .tools import letters, writer
 
 
 @pytest.mark.parametrize("width", [2.0, 3.5, 9.0])
@@ -14,3 +25,72 @@ def test_a_title_is_no_wider_than_its_picture(width: float) -> None:
         picture.draw_without_rendering()
         box = picture._suptitle.get_window_extent()
         assert 0 <= box.x0 < box.x1 <= picture.bbox.width
+
+
+def test_fonts_that_are_installed_stand_in_for_what_the_usual_one_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    manager = pytest.importorskip("matplotlib.font_manager")
+    usual = settings("light")["font.family"]
+    assert usual[0] == "sans-serif"
+    for family in usual[1:]:
+        manager.findfont(family, fallback_to_default=False)
+    more = manager.FontEntry(name=FAMILIES[-1])
+    monkeypatch.setattr(manager.fontManager, "ttflist", [*manager.fontManager.ttflist, more])
+    assert settings("light")["font.family"][-1] == FAMILIES[-1]
+
+
+def test_characters_that_no_font_has_get_one_sentence(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with figure(3, 2) as picture:
+            picture.suptitle("\U0010fff0 and \U0010fff1, \U0010fff0 again")
+            warnings.warn("something else", stacklevel=1)
+            save(picture, tmp_path / "a.png")
+            save(picture, tmp_path / "a.svg")
+    assert [str(one.message) for one in said] == [
+        "something else",
+        "no font of this machine has \U0010fff0\U0010fff1, so boxes are drawn; "
+        "install one that does, such as Noto Sans CJK",
+    ]
+    assert {Path(one.filename) for one in said} == {Path(__file__)}
+
+
+def terminal(width: int) -> Console:
+    return Console(file=io.StringIO(), width=width, no_color=True, highlight=False)
+
+
+def printed(out: Console) -> list[str]:
+    return out.file.getvalue().split("\n")  # type: ignore[attr-defined]
+
+
+def test_heads_beyond_the_terminals_width_are_printed_below() -> None:
+    looked = writer().inspect("a cat", tokenizer=letters())
+    wide, narrow = terminal(100), terminal(16)
+    show(looked, wide)
+    show(looked, narrow)
+    assert "          0  1  2  3" in printed(wide)
+    lines = printed(narrow)
+    for heading, heads in (("          0  1", slice(0, 2)), ("          2  3", slice(2, 4))):
+        below = lines[lines.index(heading) + 1 : lines.index(heading) + 3]
+        for layer, line in enumerate(below):
+            told = next(each for each in printed(wide) if each.startswith(f"stack {layer} "))
+            assert line.split() == ["stack", str(layer), *told.split()[2:][heads]]
+
+
+@pytest.mark.parametrize("texts", [None, [["日本語日本語", "a"], ["b", "한국"]]])
+def test_wide_characters_line_up(texts: list[list[str]] | None) -> None:
+    names = ["日本", "a"]
+    grid = Grid("", np.ones((2, 2)), names, names, "reads", "is read", "weight", texts=texts)
+    out = terminal(60)
+    show_grid(grid, out)
+    width = 4 + 1 + 2 * (9 if texts else 2)
+    named = printed(out)[2:5] if texts else printed(out)[2:6]
+    assert [cell_len(line) for line in named] == [width] * len(named)
+    assert texts or named[:2] == ["     日  ", "     本a "]
+    out = terminal(60)
+    show_next([("日本", 1, 0.5), ("a", 2, 0.5)], "next", out)
+    assert [cell_len(line) for line in printed(out)[2:4]] == [6 + 2 + 6 + 2 + 15] * 2
+
+
+def test_a_title_is_text_in_a_notebook() -> None:
+    grid = Grid('a "<b>" reads', np.ones((1, 1)), ["a"], ["b"], "reads", "is read", "weight")
+    assert grid._repr_html_().startswith('<img alt="a &quot;&lt;b&gt;&quot; reads" src="data:image/png;base64,')

@@ -316,6 +316,20 @@ def test_tables_hold_the_weights(tmp_path: Path) -> None:
         looked.save(tmp_path / "maps.gif")
 
 
+def test_a_suffix_in_capitals_is_the_same_suffix(folder: Path, tmp_path: Path) -> None:
+    names = {"maps": ("MAPS.NPZ", "MAPS.CSV"), "rollout": ("ROLLOUT.NPZ", "ROLLOUT.HTML")}
+    for view, files in names.items():
+        paths = (word for name in files for word in ("--out", str(tmp_path / name)))
+        done = run(str(folder), "a cat", "--show", view, *paths)
+        assert done.exit_code == 0, done.output
+    assert {path.name for path in tmp_path.iterdir()} == {*names["maps"], *names["rollout"]}
+    with np.load(tmp_path / "MAPS.NPZ") as maps, np.load(tmp_path / "ROLLOUT.NPZ") as rollout:
+        assert maps["stack.1"].shape == (4, 5, 5)
+        assert rollout["values"].shape == (5, 5)
+    assert (tmp_path / "MAPS.CSV").read_text().startswith("place,layer,head")
+    assert "rollout through 2 layers" in (tmp_path / "ROLLOUT.HTML").read_text()
+
+
 def test_a_table_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("clearhead.inspect.look.CELLS", 100)
     with pytest.raises(ValueError, match="choose layers, heads or rows"):

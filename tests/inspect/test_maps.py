@@ -188,6 +188,8 @@ def test_rollout_is_the_product_of_half_identities() -> None:
     assert_allclose(looked.rollout().values.sum(1), 1, atol=1e-5)
     with pytest.raises(ValueError, match="a rollout goes through the maps of all 2 layers"):
         inspect(model, ids, layers=[1]).rollout()
+    assert looked.rollout().note == ""
+    assert inspect(model, ids, heads=[1, 3]).rollout().note == "through heads 1, 3 alone"
     for name in ("linformer; pre", "linear, undivided; pre"):
         with pytest.raises(ValueError, match="shares of the positions themselves, and layer 0 has none"):
             inspect(model_of(name), inputs_of(CASES[name])[0][:1]).rollout()

@@ -17,6 +17,7 @@ from clearhead.inspect.positions import (
     FIGURES,
     Positions,
     draw_positions,
+    draw_products,
     draw_table,
     numbers,
     products,
@@ -73,6 +74,19 @@ def test_each_figure_is_drawn(name: str, tmp_path: Path) -> None:
     pixels = matplotlib_image.imread(tmp_path / "dark.png")[..., :3]
     assert pixels[0, 0].mean() < 0.3
     assert pixels.std() > 0.05, "something is drawn"
+
+
+def test_products_of_many_positions_are_those_of_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.inspect.positions.PAIRED", 8)
+    with figure(10, 4.4) as picture:
+        draw_products(picture, Positions(length=30, dim=8))
+        picture.draw_without_rendering()
+        left = picture.axes[0]
+        shown = np.asarray(left.collections[0].get_array()).reshape(8, 8)
+        places = [(tick.get_text(), tick.get_position()[0]) for tick in left.get_xticklabels()]
+    table = sinusoidal_positions(30, 8)
+    assert_allclose(shown, (table @ table.T / 4)[::4, ::4])
+    assert all(float(text) == 4 * place for text, place in places)
 
 
 def test_a_light_figure_is_the_same_file_twice(tmp_path: Path) -> None:

@@ -278,3 +278,16 @@ def test_pairs_are_scored_from_the_command_line(folder: str, tmp_path: Path) -> 
     empty = tmp_path / "empty.tsv"
     empty.write_text("\t\n")
     assert "there are no pairs in" in refused("eval", folder, "--pairs", str(empty))
+
+
+def test_what_is_said_of_a_line_has_its_number_in_the_file(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def repeated(model: object, texts: list[str], *options: object) -> list[list[Completion]]:
+        assert texts == ["abc", "", "x", ""], "all lines are handed over, though an empty pair is not scored"
+        return [[Completion(i, text, [], "end")] for i, text in enumerate(texts)]
+
+    monkeypatch.setattr("clearhead.cli.eval.translated", repeated)
+    (tmp_path / "test.tsv").write_text("abc\tabc\n\nx\ty\n\tz\n")
+    found = told("eval", folder, "--pairs", str(tmp_path / "test.tsv"), "--json")["pairs"]
+    assert (found["sentences"], found["exact"]) == (3, 1 / 3)
