@@ -151,6 +151,52 @@ def test_what_is_hidden_is_said(opened: Callable[..., Watched]) -> None:
     assert sum(row) == pytest.approx(1, abs=1e-5)
 
 
+def test_enter_on_a_button_is_the_buttons(opened: Callable[..., Watched]) -> None:
+    seen = opened(writer().inspect("a cat", tokenizer=letters()), color_scheme="light")
+    seen.page.evaluate("open(0, 0)")
+    seen.page.locator("#theme").focus()
+    seen.press("Enter")
+    assert seen.page.evaluate("[state.view, document.documentElement.dataset.theme]") == ["head", "dark"]
+    seen.page.locator("#matrix").focus()
+    seen.press("Enter")
+    assert seen.page.evaluate("state.view") == "cell"
+
+
+def test_a_point_of_a_thumbnail_stands_for_its_neighbours(opened: Callable[..., Watched]) -> None:
+    """259 tokens are 87 points, the last of a single token; where q and k were left out, cells are told by them."""
+    model = small("tiny-llama")
+    looked = inspect(model, np.random.default_rng(0).integers(0, 50, 259).tolist())
+    seen = opened(looked)
+    seen.page.evaluate("data.maps[0].detail[1] = null; open(0, 1)")
+    weights = looked.at(0).weights(1)[0]
+    for i, j in ((131, 131), (200, 20), (258, 257)):
+        block = weights[i // 3 * 3 : i // 3 * 3 + 3, j // 3 * 3 : j // 3 * 3 + 3]
+        said = seen.page.evaluate(f"cellText(data.maps[0], {i}, {j})")
+        assert said.endswith(f"at most {np.ceil(block.max() * 255) / 255:.2f}")
+    whole = "thumbPart(data.maps[0], window_(data.maps[0])).slice(1)"
+    assert_allclose(seen.page.evaluate(whole), [0, 0, 259 / 3, 259 / 3])
+    seen.page.evaluate("move(128, 100); zoom(0.25, [128, 100])")
+    shown = seen.page.evaluate("window_(data.maps[0])")
+    part = [shown[key] / 3 for key in ("c", "r", "columns", "rows")]
+    assert_allclose(seen.page.evaluate(whole), part)
+
+
+def test_thumbnails_without_the_first_token(opened: Callable[..., Watched]) -> None:
+    ids = np.random.default_rng(0).integers(0, 50, 140).tolist()
+    for count, left_out in ((31, "the first token"), (140, "the first 2 tokens")):
+        seen = opened(inspect(small("tiny-llama"), ids[:count]))
+        drawn = "document.querySelector('.thumb canvas').getContext('2d')"
+        inks = f"(({{ data }}) => [data[3], data[7]])({drawn}.getImageData(0, 9, 2, 1))"
+        assert seen.page.evaluate(inks) == [255, 255]
+        assert "without the first" not in seen.text("main")
+        seen.page.locator("#nofirst").check()
+        assert seen.page.evaluate(inks) == [0, 255]
+        assert f"Thumbnails are without {left_out}, other weights as they are." in seen.text("main")
+        seen.page.evaluate("data.maps[0].detail[0] = null; open(0, 0); move(20, 0)")
+        assert f"without {left_out}, other weights as they are" in seen.text(".legend")
+        assert seen.text("#readout").endswith("left out")
+
+
 def test_masks_and_biases_travel(opened: Callable[..., Watched]) -> None:
     """Sparse masks as runs of keys, ALiBi by distance: rows in the page are those of the model."""
     config = preset("tiny-llama").changed("stack.pattern.0.mixer.score_bias", AlibiConfig())

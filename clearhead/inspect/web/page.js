@@ -145,6 +145,7 @@ const say = (text) => { $("live").textContent = text; };
 function drawAll() {
   const left = make("section"), right = make("section", { class: "side" });
   left.append(chips());
+  if ($("nofirst").checked && data.maps.length) left.append(make("p", { class: "soft" }, `Thumbnails are ${[...new Set(data.maps.map(without))].join(" or ")}.`));
   for (const place of new Set(data.maps.map((map) => map.place))) {
     if (place !== "stack") left.append(make("h2", {}, { encoder: "encoder", decoder: "decoder, own tokens", cross: "decoder reads the source" }[place]));
     left.append(headsOf(place));
@@ -194,11 +195,15 @@ function headsOf(place) {
   return box;
 }
 
+// a thumbnail leaves out its whole first column, and knows no scores to share anew what that had
+const without = (map) => `without the first ${map.pool[1] > 1 ? `${map.pool[1]} tokens` : "token"}, other weights as they are`;
+
 function paintThumb(canvas, map, head) {
   const context = canvas.getContext("2d"), pixels = context.createImageData(map.thumbColumns, map.thumbRows), small = thumbnail(map, head);
+  const skip = $("nofirst").checked ? 1 : 0;
   for (let r = 0; r < map.thumbRows; r++) {
-    const line = small.subarray(r * map.thumbColumns, (r + 1) * map.thumbColumns), top = Math.max(...line) / 255;
-    for (let c = 0; c < map.thumbColumns; c++) pixels.data.set(map.top === null ? [...shade(line[c] / 255, top), line[c] ? 255 : 0] : [...colour((line[c] - 1) / 254, SIGNED), line[c] === 128 ? 0 : 255], 4 * (r * map.thumbColumns + c));
+    const line = small.subarray(r * map.thumbColumns, (r + 1) * map.thumbColumns), top = Math.max(...line.subarray(skip)) / 255;
+    for (let c = skip; c < map.thumbColumns; c++) pixels.data.set(map.top === null ? [...shade(line[c] / 255, top), line[c] ? 255 : 0] : [...colour((line[c] - 1) / 254, SIGNED), line[c] === 128 ? 0 : 255], 4 * (r * map.thumbColumns + c));
   }
   context.putImageData(pixels, 0, 0);
 }
@@ -359,10 +364,10 @@ function paintMatrix(canvas, map) {
   canvas.height = Math.round(height * ratio);
   canvas.style.width = `${width}px`;
   canvas.style.height = `${height}px`;
-  const context = canvas.getContext("2d"), small = pooled(map, shown) ? thumbPart(map, shown) : exactPart(map, shown);
+  const context = canvas.getContext("2d"), part = pooled(map, shown) ? thumbPart(map, shown) : exactPart(map, shown);
   context.scale(ratio, ratio);
   context.imageSmoothingEnabled = false;
-  context.drawImage(small, edge, edge, wide * shown.columns, high * shown.rows);
+  context.drawImage(...part, edge, edge, wide * shown.columns, high * shown.rows);
   const style = getComputedStyle(document.documentElement);
   if (edge) labels(context, map, shown, edge, wide, high, style.getPropertyValue("--ink"));
   context.strokeStyle = "#e69f00";
@@ -372,6 +377,7 @@ function paintMatrix(canvas, map) {
   else { context.globalAlpha = 0.8; context.lineWidth = 1; context.strokeRect(x - 4, y - 4, wide + 8, high + 8); }
 }
 
+// a picture of weights, and which part of it is shown: from column and row, so many of them
 function exactPart(map, shown) {
   const small = new OffscreenCanvas(shown.columns, shown.rows), context = small.getContext("2d"), pixels = context.createImageData(shown.columns, shown.rows);
   for (let r = 0; r < shown.rows; r++) {
@@ -379,16 +385,14 @@ function exactPart(map, shown) {
     for (let c = 0, j = shown.c; c < shown.columns; c++, j++) pixels.data.set([...shade(found.weights[j], found.largest), found.scores[j] > -Infinity ? 255 : 0], 4 * (r * shown.columns + c));
   }
   context.putImageData(pixels, 0, 0);
-  return small;
+  return [small, 0, 0, shown.columns, shown.rows];
 }
 
 function thumbPart(map, shown) {
   const whole = new OffscreenCanvas(map.thumbColumns, map.thumbRows);
   paintThumb(whole, map, state.head);
-  const [pr, pc] = [map.queries / map.thumbRows, map.keys / map.thumbColumns];
-  const rows = Math.max(1, Math.round(shown.rows / pr)), columns = Math.max(1, Math.round(shown.columns / pc)), part = new OffscreenCanvas(columns, rows);
-  part.getContext("2d").drawImage(whole, Math.floor(shown.c / pc), Math.floor(shown.r / pr), columns, rows, 0, 0, columns, rows);
-  return part;
+  const [down, across] = map.pool;
+  return [whole, shown.c / across, shown.r / down, shown.columns / across, shown.rows / down];
 }
 
 function labels(context, map, shown, edge, wide, high, ink) {
@@ -413,16 +417,17 @@ function labels(context, map, shown, edge, wide, high, ink) {
 function legend(map) {
   const bar = make("canvas", { width: 128, height: 10 }), context = bar.getContext("2d");
   for (let x = 0; x < 128; x++) { context.fillStyle = `rgb(${colour(x / 127, map.top === null ? CIVIDIS : SIGNED)})`; context.fillRect(x, 0, 1, 10); }
-  const shown = window_(map), coarse = pooled(map, shown) && Math.max(map.queries, map.keys) > Math.max(map.thumbRows, map.thumbColumns);
+  const shown = window_(map), small = pooled(map, shown), coarse = small && map.pool[0] * map.pool[1] > 1;
   const scale = map.top !== null ? [digits(-map.top), digits(map.top)] : { weight: ["0", "1"], root: ["0", "1, by its root"], row: ["0", "the row's largest"] }[$("scale").value];
   const note = coarse ? `; each point is the largest of ${map.pool[0]} × ${map.pool[1]} weights${vectors(map, state.head) ? ", zoom in for all (+)" : ""}` : "";
-  return make("div", { class: "legend" }, scale[0], bar, scale[1] + note);
+  return make("div", { class: "legend" }, scale[0], bar, scale[1] + note + (small && $("nofirst").checked ? `; ${without(map)}` : ""));
 }
 
 function cellText(map, i, j) {
   const names = `“${word(queries(map)[i])}” (${i}) reads “${word(keys(map)[j])}” (${j})`;
   if (vectors(map, state.head)) return `${names}: ${digits(row(map, state.head, i).weights[j])}`;
-  const r = Math.floor((i * map.thumbRows) / map.queries), c = Math.floor((j * map.thumbColumns) / map.keys);
+  const [r, c] = [Math.floor(i / map.pool[0]), Math.floor(j / map.pool[1])];
+  if ($("nofirst").checked && c === 0) return `${names}: left out`;
   const byte = thumbnail(map, state.head)[r * map.thumbColumns + c], weight = map.top === null ? byte / 255 : ((byte - 128) / 127) * map.top;
   return `${names}: ${map.pool[0] * map.pool[1] > 1 ? (map.top === null ? "at most " : "of its neighbours the largest is ") : "about "}${weight.toFixed(2)}`;
 }
@@ -533,7 +538,7 @@ document.addEventListener("keydown", (event) => {
   else if (arrow && state.view === "all") focusHead(state.map + arrow[0], state.head + arrow[1]);
   else if (arrow) move(state.i + far * arrow[0], state.j + far * arrow[1]);
   else if (event.key === "Escape" && state.view !== "all") { state.view = state.view === "cell" ? "head" : "all"; draw(); if (state.view === "all") focusHead(state.map, state.head); }
-  else if (event.key === "Enter" && state.view === "head" && vectors(map, state.head)) { state.view = "cell"; draw(); }
+  else if (event.key === "Enter" && event.target.tagName !== "BUTTON" && state.view === "head" && vectors(map, state.head)) { state.view = "cell"; draw(); }
   else if (state.view === "head" && (event.key === "+" || event.key === "=")) zoom(0.5, [state.i, state.j]);
   else if (state.view === "head" && event.key === "-") zoom(2, [state.i, state.j]);
   else if (state.view === "head" && event.key === "0") zoom(1e9, [state.i, state.j]);
