@@ -220,6 +220,12 @@ def transformer_base() -> RecipeConfig:
     )
 
 
+def transformer_big() -> RecipeConfig:
+    """`transformer-base` at twice the width and three times the steps, as it was trained in 2017."""
+    base, adam = transformer_base(), AdamWConfig(lr=5e-4, beta2=0.98, eps=1e-9, weight_decay=0.0)
+    return replace(base, model=preset("transformer-big"), optimizer=adam, steps=300000, average=20)
+
+
 RECIPES: dict[str, Callable[[], RecipeConfig]] = {
     "lm": lm,
     "chars": chars,
@@ -232,6 +238,7 @@ RECIPES: dict[str, Callable[[], RecipeConfig]] = {
     "dates": dates,
     "translate-2017": translate_2017,
     "transformer-base": transformer_base,
+    "transformer-big": transformer_big,
 }
 
 

@@ -24,6 +24,7 @@ from clearhead.data.dates import LANGUAGES, dates
 from clearhead.measure.cost import cost
 from clearhead.models.presets import preset
 from clearhead.models.transformer import modern_transformer, transformer
+from clearhead.schedules import noam
 from clearhead.tasks.translate import translate
 from clearhead.training.checkpoint import listed
 from clearhead.training.loop import Interrupted, Report, Trainer, TrainingError, train
@@ -264,7 +265,16 @@ def test_a_model_of_ones_own_and_the_presets_train_by_the_recipe_of_their_kind(t
     for name in ("transformer-base", "transformer-big"):
         file.write_text(dumps(preset(name)))
         assert find_recipe(str(file)).model == preset(name)
-    assert recipe("transformer-base").model == preset("transformer-base")
+        assert recipe(name).model == preset(name)
+
+
+def test_the_rates_of_2017_are_those_of_its_equation() -> None:
+    for name, dim in (("transformer-base", 512), ("transformer-big", 1024)):
+        ours = recipe(name)
+        for step in (1, 4000, 100000):
+            rate = ours.optimizer.lr * ours.schedule.factor(step, ours.steps)
+            assert rate == pytest.approx(noam(step, dim, 4000), rel=0.02)
+    assert (ours.steps, ours.average) == (300000, 20)
 
 
 def test_a_batch_of_the_built_in_dates_holds_several_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
