@@ -98,7 +98,8 @@ def missing_glyphs() -> Iterator[None]:
         some = "".join(missing)
         such = f"{some[:8]}…" if len(some) > 8 else some
         warnings.warn(
-            f"no font of this machine has {such}, so boxes are drawn; install one that does, such as Noto Sans CJK",
+            f"no font that pictures are drawn with has {such}, so boxes stand for them; "
+            "where it is installed, Noto Sans CJK has Chinese, Japanese and Korean",
             stacklevel=5,
         )
 

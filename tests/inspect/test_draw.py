@@ -48,8 +48,8 @@ def test_characters_that_no_font_has_get_one_sentence(tmp_path: Path) -> None:
             save(picture, tmp_path / "a.svg")
     assert [str(one.message) for one in said] == [
         "something else",
-        "no font of this machine has \U0010fff0\U0010fff1, so boxes are drawn; "
-        "install one that does, such as Noto Sans CJK",
+        "no font that pictures are drawn with has \U0010fff0\U0010fff1, so boxes stand for them; "
+        "where it is installed, Noto Sans CJK has Chinese, Japanese and Korean",
     ]
     assert {Path(one.filename) for one in said} == {Path(__file__)}
 
