@@ -110,11 +110,16 @@ def run_sweep(
 
 
 def require_alike(asked: Sweep, folder: Path) -> None:
-    """Of a sweep that is gone on with, every member that was begun is asked for as it was."""
-    for member in family(asked, Tokenizer.load(folder).vocabulary, say=lambda text: None):
-        run = Run(folder / member.name)
+    """Of a sweep that is gone on with, every member that was begun is asked for as it was, or stays as it would be."""
+    vocabulary = Tokenizer.load(folder).vocabulary
+    stay = {
+        name: recipe_of(asked, int(row["dim"]), int(row["steps"]), vocabulary) for name, row in finished(folder).items()
+    }
+    begun = {member.name: member.recipe for member in family(asked, vocabulary, say=lambda text: None)}
+    for name, recipe in (stay | begun).items():
+        run = Run(folder / name)
         if run.recipe_file.exists():
-            run.begin(member.recipe, resume=True)
+            run.begin(recipe, resume=True)
 
 
 def train_all(asked: Sweep, corpus: tuple[Tokenizer, Shards, Shards], folder: Path, report: Report) -> Path:
@@ -151,14 +156,17 @@ def family(asked: Sweep, vocabulary: int, say: Callable[[str], None]) -> Iterato
     assert isinstance(task, NextTokenConfig)
     for budget in sorted(asked.budgets):
         for dim in sorted(asked.dims):
-            model = member_config(dim, asked.layers, vocabulary)
-            n = multiplied(model)
+            n = multiplied(member_config(dim, asked.layers, vocabulary))
             steps = round(budget / (FLOPS * n * asked.recipe.batch * task.context))
             if steps < FEWEST_STEPS:
                 say(f"width {dim} is left out at {budget:.3g} FLOPs: they are {steps} steps")
                 continue
-            recipe = replace(asked.recipe, model=model, steps=steps, evaluate_every=steps)
-            yield Member(f"{budget:.3g}-{dim}", dim, budget, recipe, n)
+            yield Member(f"{budget:.3g}-{dim}", dim, budget, recipe_of(asked, dim, steps, vocabulary), n)
+
+
+def recipe_of(asked: Sweep, dim: int, steps: int, vocabulary: int) -> RecipeConfig:
+    model = member_config(dim, asked.layers, vocabulary)
+    return replace(asked.recipe, model=model, steps=steps, evaluate_every=steps)
 
 
 def member_config(dim: int, layers: int, vocabulary: int) -> SequenceModelConfig:

@@ -64,6 +64,8 @@ def test_a_stopped_sweep_goes_on_and_ends_alike(tmp_path: Path) -> None:
     again = run_sweep(asked(), [text], stopped, resume=True)
     assert again.read_text() == whole.read_text()
     assert (stopped / "6e+07-8" / "model.safetensors").stat().st_mtime_ns == first
+    with pytest.raises(ResumeError, match=r"6e\+07-8 was begun with another recipe"):
+        run_sweep(asked(layers=2, budgets=(4e7,)), [text], stopped, resume=True)
     more = run_sweep(asked(dims=(8,), budgets=(4e7,)), [text], stopped, resume=True).read_text()
     assert more.startswith(whole.read_text()), "runs that are not asked for again stay in the table"
     assert more.removeprefix(whole.read_text()).endswith(",4e+07-8\n")
