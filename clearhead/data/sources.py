@@ -7,6 +7,7 @@ import glob
 import gzip
 import json
 import os
+import re
 import sys
 import tempfile
 import zlib
@@ -47,51 +48,67 @@ class Found:
         return f"{len(self.files):,} {'file' if len(self.files) == 1 else 'files'}, {self.bytes:,} bytes{passed}"
 
 
-def documents(paths: Sequence[str | Path]) -> Corpus:
+def documents(paths: Sequence[str | Path], besides: Path | None = None) -> Corpus:
     """A document for each text file and for each line of a `.jsonl`; `-` is standard input.
 
     Folders are walked in order of names; what is hidden or binary in them is passed over and counted in `summary`.
+    So is what lies in the folder `besides`, which is none of the data: the run's own.
     """
     found = Found()
     for path in paths:
         if str(path) == "-":
             found.add(standard_input())
         else:
-            find(path, found)
+            find(path, found, besides)
     return Corpus(lambda: (document for file in found.files for document in read(file)), found.summary)
 
 
-def find(path: str | Path, found: Found) -> None:
+def find(path: str | Path, found: Found, besides: Path | None = None) -> None:
     place = Path(path)
     if place.is_dir():
-        walk(place, found)
+        for file in visible(place, besides, found):
+            if is_binary(file):
+                found.binary += 1
+            else:
+                found.add(file)
     elif place.exists():
+        if not place.is_file():
+            raise DataError(f"{place} is neither a file nor a folder; a pipe is read once: give it as -")
         if is_binary(place):
             raise DataError(f"{place} is not text: there are zero bytes in it")
         found.add(place)
     elif glob.has_magic(str(path)):
         matches = sorted(glob.glob(str(path), recursive=True))
-        if not matches:
-            raise DataError(f"no file matches {path}")
-        for match in matches:
+        root = Path(re.split(r"[*?[]", str(path))[0] + "_").parent
+        others = [match for match in matches if not (lies_in(besides, root) and lies_in(match, besides))]
+        if not others:
+            raise DataError(f"no file matches {path}{f' outside of {besides}, the run itself' if matches else ''}")
+        for match in others:
             if Path(match).is_file():
                 find(match, found)
     else:
         raise DataError(f"there is no file or folder {path}")
 
 
-def walk(folder: Path, found: Found) -> None:
+def visible(folder: Path, besides: Path | None, found: Found) -> Iterator[Path]:
+    """The files under a folder in the order of names, but those of `besides`, and those that are hidden, which are
+    counted."""
+    if is_same(folder, besides):
+        raise DataError(f"{folder} is the run's own folder, in which its files change; choose another --out")
     for place, folders, names in os.walk(folder):
         found.hidden += sum(name.startswith(".") for name in (*folders, *names))
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            path = Path(place, name)
-            if name.startswith(".") or not path.is_file():
-                continue
-            if is_binary(path):
-                found.binary += 1
-            else:
-                found.add(path)
+        inner = (name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in inner if not is_same(Path(place, name), besides))
+        files = (Path(place, name) for name in sorted(names) if not name.startswith("."))
+        yield from (path for path in files if path.is_file())
+
+
+def is_same(folder: Path, other: Path | None) -> bool:
+    return other is not None and folder.resolve() == other.resolve()
+
+
+def lies_in(path: str | Path | None, folder: Path | None) -> bool:
+    return path is not None and folder is not None and Path(path).resolve().is_relative_to(folder.resolve())
 
 
 def standard_input() -> Path:
@@ -120,9 +137,7 @@ def opened(path: Path) -> Iterator[BufferedIOBase]:
     """The bytes of a file, unpacked if it is gzip, whatever its name."""
     try:
         with path.open("rb") as plain:
-            packed = plain.read(len(GZIP)) == GZIP
-            plain.seek(0)
-            if packed:
+            if plain.peek(len(GZIP)).startswith(GZIP):  # nothing is read twice: it may be a pipe
                 with gzip.open(plain) as file:
                     yield file
             else:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import sys
+import threading
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -52,6 +54,40 @@ def test_a_folder_is_read_in_order(folder: Path) -> None:
 def test_files_and_patterns(folder: Path) -> None:
     assert list(texts(documents([folder / "a/one.md", folder / "b.txt"])).values()) == ["one", "zweite Zeile\r\nüber\n"]
     assert list(texts(documents([f"{folder}/**/*.md", f"{folder}/c.*"])).values()) == ["one", "packed"]
+
+
+def test_the_folder_of_the_run_that_reads_is_none_of_its_data(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = list(texts(documents([folder])))
+    run = folder / "runs" / "lm"
+    (run / "best").mkdir(parents=True)
+    for path in (run / "metrics.jsonl", run / "best" / "README.md"):
+        path.write_text("what the run writes")
+    monkeypatch.chdir(folder)
+    assert list(texts(documents([folder], Path("runs/lm")))) == before
+    assert list(texts(documents(["**/*.md"], run))) == ["a/one.md"]
+    inside = run / "text"
+    inside.mkdir()
+    (inside / "three.md").write_text("three")
+    for path in (inside, f"{inside}/*.md", inside / "three.md"):
+        assert list(texts(documents([path], run)).values()) == ["three"]
+    with pytest.raises(DataError, match=r"runs/lm is the run's own folder, in which its files change; choose another"):
+        documents(["runs/lm"], run)
+    with pytest.raises(DataError, match=r"no file matches runs/lm/\*\.jsonl outside of .*lm, the run itself"):
+        documents(["runs/lm/*.jsonl"], run)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name")
+def test_a_pipe_is_no_corpus_but_can_be_read_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(DataError, match="pipe is neither a file nor a folder; a pipe is read once: give it as -"):
+        documents([pipe])
+    for raw in (b"one\ntwo\n", gzip.compress(b"one\ntwo\n")):
+        writer = threading.Thread(target=pipe.write_bytes, args=(raw,))
+        writer.start()
+        with sources.opened(pipe) as file:
+            assert file.read() == b"one\ntwo\n"
+        writer.join()
 
 
 def test_a_mark_at_the_beginning_is_left_out(tmp_path: Path) -> None:
