@@ -6,16 +6,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
 
 from .corpus import DataError
 from .mixing import GOLDEN, keys, mix, shuffled
+from .sources import Found, visible
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 TRAINING, HELD_OUT = {"train", "training"}, {"val", "valid", "validation", "test"}
 HELD_AT_ONCE = 2**30  # bytes: more than this is read from the files for every batch
+BILINEAR = 2  # Pillow's number for it
 
 Pixels = UInt8[np.ndarray, "B Ch Y X"]
 
@@ -42,16 +45,17 @@ class Pictures:
         return np.sort(order[count:]), np.sort(order[:count])
 
 
-def pictures(folders: Sequence[str | Path], size: int, channels: int) -> Pictures:
-    """Every picture under the folders, `size` × `size`; its class is the folder it lies in.
+def pictures(folders: Sequence[str | Path], size: int, channels: int, besides: Path | None = None) -> Pictures:
+    """Every picture under the folders that is not hidden, `size` × `size`; its class is the folder it lies in.
 
-    Folders named train and val (or test) between are no classes: they say what is held out.
+    Folders named train and val (or test) between are no classes: they say what is held out. In the folder `besides`,
+    the run's own, nobody looks for pictures.
     """
     files: list[tuple[Path, str, bool]] = []
     for folder in map(Path, folders):
         if not folder.is_dir():
             raise DataError(f"{folder} is not a folder; pictures come in folders, one for each class")
-        for path in sorted(folder.rglob("*")):
+        for path in sorted(visible(folder, besides, Found())):
             if path.suffix.lower() in SUFFIXES:
                 between = path.relative_to(folder).parts[:-1]
                 inside = [part for part in between if part.lower() not in TRAINING | HELD_OUT]
@@ -78,18 +82,17 @@ def pictures(folders: Sequence[str | Path], size: int, channels: int) -> Picture
 def digits(size: int, channels: int) -> Pictures:
     """1,797 handwritten digits of 8 × 8 pixels (Alpaydin & Kaynak 1998)."""
     try:
+        from PIL import Image
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError(
             "the built-in digits come with scikit-learn; pip install 'clearhead[vision]', or give --data a folder "
             "that has a folder of pictures for each class"
         ) from None
-    from PIL import Image
-
     found = load_digits()
     pixels = np.round(found.images * (255 / 16)).astype(np.uint8)
     if size != pixels.shape[1]:
-        small = [Image.fromarray(one).resize((size, size), Image.Resampling.BILINEAR) for one in pixels]
+        small = [Image.fromarray(one).resize((size, size), BILINEAR) for one in pixels]
         pixels = np.stack([np.asarray(one) for one in small])
     pixels = np.repeat(pixels[:, None], channels, axis=1)
     return Pictures(tuple(map(str, range(10))), found.target.astype(np.int64), lambda numbers: pixels[numbers], None)
@@ -102,15 +105,34 @@ def held(source: Pictures, everything: Int[np.ndarray, " n"]) -> Pictures:
 
 
 def read_picture(path: Path, size: int, channels: int) -> UInt8[np.ndarray, "Ch Y X"]:
-    from PIL import Image, UnidentifiedImageError
+    square = open_picture(path, channels).resize((size, size), BILINEAR)
+    return np.asarray(square).reshape(size, size, channels).transpose(2, 0, 1)
 
+
+def open_picture(path: Path, channels: int) -> Any:
+    """Pillow's picture of a file, in 8 bits of grey (1 channel) or of each colour (3)."""
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError("pictures are read by pillow: pip install 'clearhead[vision]'") from None
     try:
         with Image.open(path) as image:
-            mode = {1: "L", 3: "RGB"}[channels]
-            square = image.convert(mode).resize((size, size), Image.Resampling.BILINEAR)
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"{path} cannot be read as a picture: {error}") from None
-    return np.asarray(square).reshape(size, size, channels).transpose(2, 0, 1)
+            return in_eight_bits(image).convert("L" if channels == 1 else "RGB")
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{path} cannot be read as a picture: {reason}") from None
+
+
+def in_eight_bits(image: Any) -> Any:
+    """The same picture, its grey scaled where it has more bits: Pillow would make white of all above 255. Integers
+    have 16 bits, as Pillow gives them; fractions are shares of white, unless some are above 1."""
+    from PIL import Image
+
+    if not image.mode.startswith(("I", "F")):
+        return image
+    pixels = np.nan_to_num(np.asarray(image, dtype=np.float32))
+    white = 2**16 - 1 if image.mode.startswith("I") else 1 if pixels.max() <= 1 else 255
+    return Image.fromarray(np.clip(np.round(pixels * (255 / white)), 0, 255).astype(np.uint8))
 
 
 def augmented(pixels: Pixels, numbers: Int[np.ndarray, " B"], seed: int, shift: int, flip: bool) -> Pixels:

@@ -11,21 +11,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.configs import PatchEmbeddingConfig
+from clearhead.data.images import BILINEAR, open_picture
 
 
 def read_image(path: Path, embedding: PatchEmbeddingConfig, said: dict[str, Any]) -> Float[Tensor, "Ch Y X"]:
     """Resized, cropped, rescaled and normed; where nothing is said, as ViT was trained: to ±1, by bilinear resizing."""
-    try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError:
-        raise ValueError("images are read by pillow: pip install 'clearhead[vision]'") from None
-    try:
-        with Image.open(path) as file:
-            image = file.convert("L" if embedding.channels == 1 else "RGB")
-    except UnidentifiedImageError:
-        raise ValueError(f"{path} is not an image") from None
+    image = open_picture(path, embedding.channels)
     if said.get("do_resize", True):
-        image = image.resize(resized(image.size, said.get("size") or embedding.image), said.get("resample", 2))
+        image = image.resize(resized(image.size, said.get("size") or embedding.image), said.get("resample", BILINEAR))
     if said.get("do_center_crop", False):
         image = cropped(image, *sides(said.get("crop_size") or embedding.image))
     pixels = torch.tensor(np.asarray(image, dtype=np.float32)).reshape(image.height, image.width, -1).permute(2, 0, 1)
