@@ -131,7 +131,7 @@ def tasks(
 
     from clearhead.configs.data import CharactersConfig
     from clearhead.configs.train import AdamWConfig, CosineConfig, NextTokenConfig, RecipeConfig
-    from clearhead.measure.compare import causal, configs
+    from clearhead.measure.compare import configs
     from clearhead.training.run import Run
     from clearhead.training.text import NextToken, tokens
 
@@ -155,7 +155,7 @@ def tasks(
     with tempfile.TemporaryDirectory() as folder:
         corpus = tokens(planned[0], data, (), Run(folder), lambda text: click.echo(text, err=True))
         both = zip(models, planned, strict=True)
-        yield [NextToken(recipe, *corpus) if causal(model) else None for model, recipe in both]
+        yield [NextToken(recipe, *corpus) if model.stack.causal else None for model, recipe in both]
 
 
 def trained(task: NextToken) -> dict[str, float]:

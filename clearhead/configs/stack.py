@@ -127,6 +127,11 @@ class StackConfig(Part):
         """Every block from the bottom up."""
         return self.first + self.pattern * self.repeats
 
+    @property
+    def causal(self) -> bool:
+        """Whether no token reads a later one, so that a text can be written token by token."""
+        return all(block.mixer.mask.causal for block in self.blocks)
+
     def place(self, i: int) -> int:
         """The place of the block whose weights block i runs on: its own."""
         return i

@@ -221,11 +221,6 @@ def parameters(config: SequenceModelConfig) -> int:
     return sum(math.prod(shape) for shape in config.weights().values())
 
 
-def causal(config: SequenceModelConfig) -> bool:
-    """Whether no token reads a later one, so that a text can be written token by token."""
-    return all(block.mixer.mask.causal for block in config.stack.blocks)
-
-
 def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, fused: bool) -> Measured:
     assert isinstance(config.embedding, TokenEmbeddingConfig)
     torch.manual_seed(0)
@@ -238,7 +233,7 @@ def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, f
     for name, run in {"forward": forward, "backward": backward}.items():
         peak[name] = peak_memory(partial(run, model, tokens, fused))  # which also warms up
         seconds[name] = statistics.median(run(model, tokens, fused) for _ in range(rounds))
-    if causal(config):
+    if config.stack.causal:
         grown = peak_memory(partial(decoding, model, begun(model, tokens), tokens, fused))
         peak["decode"] = None if grown is None else told.memory.kv_cache + grown
         seconds["decode"] = statistics.median(

@@ -30,6 +30,7 @@ from clearhead.tokenize import Tokenizer, make
 from .loss import linear_cross_entropy
 from .run import Run
 from .task import Paths, Say, Sums, Task, TrainBatch, learns
+from .text import require_causal
 
 Sides = tuple[Shards, Shards]
 """Of sources and targets."""
@@ -176,6 +177,7 @@ def fitted(recipe: RecipeConfig, vocabulary: int) -> EncoderDecoderConfig:
     if not isinstance(config, EncoderDecoderConfig):
         raise ConfigError(f"a {config.kind()} writes no text from another; pairs are learned by an EncoderDecoder")
     assert isinstance(recipe.task, PairsConfig)
+    require_causal(config.decoder)
     tables = [config.source, *([] if config.target is None else [config.target])]
     for position in (table.position for table in tables):
         if isinstance(position, LearnedConfig) and position.length < recipe.task.length:

@@ -19,6 +19,7 @@ from clearhead.configs import (
     LMHeadConfig,
     MaskedLMHeadConfig,
     SequenceModelConfig,
+    StackConfig,
     TokenEmbeddingConfig,
 )
 from clearhead.configs.data import CharactersConfig
@@ -195,6 +196,8 @@ def fitted(
     if not isinstance(config.head, head):
         kind = "no head" if config.head is None else f"a {config.head.kind()} head"
         raise ConfigError(f"the model has {kind}, but the task {recipe.task.kind()} needs a {head.kind()}")
+    if head is LMHeadConfig:
+        require_causal(config.stack)
     position = config.embedding.position
     if isinstance(position, LearnedConfig) and position.length < context:
         raise ConfigError(f"context={context}, but the model has {position.length} learned positions")
@@ -206,6 +209,16 @@ def fitted(
         return config
     embedding = replace(config.embedding, vocabulary=vocabulary)
     return replace(config, embedding=embedding, head=replace(config.head, vocabulary=vocabulary))
+
+
+def require_causal(stack: StackConfig) -> None:
+    """What foretells the next token must not have read it."""
+    if not stack.causal:
+        place, mixer = next((i, b.mixer) for i, b in enumerate(stack.blocks) if not b.mixer.mask.causal)
+        raise ConfigError(
+            f"block {place} reads later tokens: its {mixer.kind()} has the mask {mixer.mask.kind()}, and so would be "
+            "given the very tokens that it is to foretell; make it Causal"
+        )
 
 
 def hidden(model: SequenceModel, batch: TrainBatch) -> Float[Tensor, "B T D"]:

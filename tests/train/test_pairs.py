@@ -239,6 +239,12 @@ def test_a_checkpoint_that_knows_too_little_is_refused() -> None:
         fitted(learned, 257)
 
 
+def test_a_decoder_that_reads_later_tokens_is_refused() -> None:
+    seeing = tiny(**{"model.decoder.pattern.0.mixer.mask": {"kind": "Full"}})
+    with pytest.raises(ConfigError, match="block 0 reads later tokens: its Attention has the mask Full"):
+        fitted(seeing, 257)
+
+
 def test_the_modern_recipe_has_no_more_parameters_than_the_published_one() -> None:
     sizes = {name: cost(recipe(name).model).parameters.total for name in ("translate", "translate-2017")}
     assert sizes["translate"] <= sizes["translate-2017"]
