@@ -91,17 +91,20 @@ def images(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say:
     size, channels = config.embedding.image, config.embedding.channels
     if channels not in (1, 3):
         raise ConfigError(f"the model reads pictures of {channels} channels, but files have 1 (grey) or 3 (colour)")
-    source = pictures(paths, size, channels) if paths else digits(size, channels)
+    source = pictures(paths, size, channels, run.folder) if paths else digits(size, channels)
     if recipe.start is not None and config.head.classes != len(source.names):
         raise ConfigError(
             f"the checkpoint tells {config.head.classes} classes apart, but the pictures are of {len(source.names)}"
         )
     config = replace(config, head=replace(config.head, classes=len(source.names)))
     task = Images(recipe, config, source)
-    if not len(task.training) or not len(task.held_out):
-        raise ConfigError(f"of {len(source)} pictures, {len(task.training)} would be left to train on")
+    for part, use in ((task.training, "to train on"), (task.held_out, "to validate with")):
+        if not len(part):
+            share = f"`validation` of the recipe sets the share that is held out, and is {recipe.validation}"
+            why = share if source.held_out is None else "all lie in folders of what is held out"
+            raise ConfigError(f"of {len(source):,} pictures none is left {use}: {why}")
     say(
-        f"{len(task.training):,} pictures of {len(source.names)} classes to train on, "
-        f"{len(task.held_out):,} to validate with"
+        f"{len(task.training):,} pictures of {len(source.names)} classes to train on, {len(task.held_out):,} to "
+        f"validate with, as {size} × {size} {'grey' if channels == 1 else 'colour'}"
     )
     return task

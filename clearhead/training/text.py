@@ -164,9 +164,10 @@ def tokens(
     """Tokenizer and shards in the run's folder; what is there already is used again."""
     assert isinstance(recipe.task, NextTokenConfig | MaskedTokensConfig)
     config = recipe.task.tokenizer
-    corpus: Corpus = documents(paths) if paths else standard_library()
+    corpus: Corpus = documents(paths, run.folder) if paths else standard_library()
     say(f"reading {corpus.summary}")
-    parts = (corpus, documents(validation)) if validation else split(corpus, recipe.validation, recipe.seed)
+    held_out = documents(validation, run.folder) if validation else None
+    parts = split(corpus, recipe.validation, recipe.seed) if held_out is None else (corpus, held_out)
     if (run.folder / "tokenizer.json").exists():
         tokenizer = Tokenizer.load(run.folder)
     else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.configs import ConfigError
+from clearhead.cli.train import find_recipe
+from clearhead.configs import ConfigError, PatchEmbeddingConfig
 from clearhead.data import Batch, DataError, Hiding, chat
-from clearhead.data.images import augmented, digits, pictures
+from clearhead.data.images import augmented, digits, pictures, read_picture
 from clearhead.generate.template import ChatTemplate
+from clearhead.tasks.images import read_image
 from clearhead.tokenize import Tokenizer
 from clearhead.training.loop import train
 from clearhead.training.recipes import recipe
@@ -163,6 +166,74 @@ def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
     (tmp_path / "dark" / "0.png").write_bytes(b"not a picture")
     with pytest.raises(DataError, match=r"0\.png cannot be read as a picture"):
         pictures([tmp_path], size=8, channels=3)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("a.png", np.uint16), ("a.pgm", np.int32), ("a.tif", np.float32)])
+def test_a_ramp_of_many_bits_stays_a_ramp(name: str, dtype: type, tmp_path: Path) -> None:
+    from PIL import Image
+
+    share = np.linspace(0, 1, 8)
+    ramp = np.tile(share if dtype is np.float32 else share * 65535, (8, 1)).astype(dtype)
+    Image.fromarray(ramp).save(tmp_path / name)
+    for channels in (1, 3):
+        read = read_picture(tmp_path / name, 8, channels)
+        np.testing.assert_allclose(read, np.broadcast_to(share * 255, (channels, 8, 8)), atol=1)
+        said = read_image(tmp_path / name, PatchEmbeddingConfig(image=8, patch=4, channels=channels), {})
+        np.testing.assert_allclose(said.numpy(), np.broadcast_to(share * 2 - 1, (channels, 8, 8)), atol=0.01)
+
+
+def test_hidden_pictures_are_passed_over(tmp_path: Path) -> None:
+    root = folders(tmp_path)
+    for place in (root / "dark" / "._0.png", root / "__MACOSX" / "dark" / "._0.png", root / ".thumbs" / "0.png"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(b"not a picture")
+    (root / "runs").mkdir()
+    (root / "runs" / "loss.png").write_bytes(b"the run's own")
+    found = pictures([root], size=8, channels=3, besides=root / "runs")
+    assert (found.names, len(found)) == (("dark", "light"), 24)
+
+
+def test_a_picture_that_is_too_large_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+
+    folders(tmp_path)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
+    with pytest.raises(DataError, match=r"dark/0\.png cannot be read as a picture: .*exceeds limit"):
+        pictures([tmp_path], size=8, channels=3)
+
+
+def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders(tmp_path)
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(DataError, match=r"pictures are read by pillow: pip install 'clearhead\[vision\]'"):
+        pictures([tmp_path], size=8, channels=3)
+    with pytest.raises(DataError, match=r"pip install 'clearhead\[vision\]'"):
+        digits(8, 1)
+
+
+def test_how_pictures_are_read_is_said_and_can_be_set(tmp_path: Path) -> None:
+    said: list[str] = []
+    data, run = [folders(tmp_path / "pictures")], Run(tmp_path / "run")
+    prepare(recipe("vit"), data, (), run, said.append)
+    changes = ("model.embedding.image=64", "model.embedding.patch=8", "model.embedding.channels=3")
+    task = prepare(find_recipe("vit", changes), data, (), run, said.append)
+    told = "19 pictures of 2 classes to train on, 5 to validate with, as"
+    assert said == [f"{told} 8 × 8 grey", f"{told} 64 × 64 colour"]
+    model = clearhead.build(task.config)
+    assert model(task.batch(0, slice(2)).inputs).shape == (2, 2)
+
+
+@pytest.mark.parametrize(("share", "split", "sentence"), [
+    (0.0, False, "of 24 pictures none is left to validate with: `validation` of the recipe .* and is 0.0"),
+    (0.99, False, "of 24 pictures none is left to train on: `validation` of the recipe .* and is 0.99"),
+    (0.5, True, "of 24 pictures none is left to train on: all lie in folders of what is held out"),
+])  # fmt: skip
+def test_pictures_of_which_none_are_left_are_refused(share: float, split: bool, sentence: str, tmp_path: Path) -> None:
+    place = tmp_path / "pictures" / ("val" if split else "")
+    folders(place)
+    config = replace(recipe("vit"), validation=share)
+    with pytest.raises(ConfigError, match=sentence):
+        prepare(config, [tmp_path / "pictures"], (), Run(tmp_path / "run"), lambda text: None)
 
 
 def test_one_class_alone_is_refused(tmp_path: Path) -> None:
