@@ -259,13 +259,14 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
     """A preset by name, a clearhead.json, a config.json of a known family, a folder that holds one of them, a GGUF
     file, or a model on the Hub, of which nothing but its config is fetched."""
     from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, read
+    from clearhead.configs.adapter import read_adapter
     from clearhead.models.hub import located
     from clearhead.models.presets import preset
 
     path = located(model, ["config.json"])
     config: Any
     if (path / "adapter.json").exists():
-        return find_config(json.loads((path / "adapter.json").read_text(encoding="utf-8"))["base"], changes)
+        return find_config(read_adapter(path).base, changes)
     if path.is_dir():
         found = [path / name for name in ("clearhead.json", "config.json") if (path / name).exists()]
         if not found:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
+from pathlib import Path
 
-from .base import Config
+from .base import Config, ConfigError, parse
+
+ADAPTER = "adapter.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,3 +20,26 @@ class LoRAConfig(Config):
 
     def check(self) -> None:
         self.require_positive("rank", "alpha")
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """What an `adapter.json` says: the checkpoint that is adapted, a digest of its weights, and how."""
+
+    base: str
+    digest: str
+    config: LoRAConfig
+
+
+def read_adapter(folder: Path) -> Adapter:
+    """That of a folder; every complaint names the file."""
+    path = folder / ADAPTER
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        base, digest, config = (about[name] for name in ("base", "digest", "adapter"))
+        config = parse(config, "adapter")
+    except (ValueError, TypeError, KeyError) as error:
+        raise ConfigError(f"{path} is damaged, or says nothing of an adapter: {error}") from None
+    if not (isinstance(base, str) and isinstance(digest, str) and isinstance(config, LoRAConfig)):
+        raise ConfigError(f"{path} is damaged: it must name a base, its digest, and a LoRA as the adapter")
+    return Adapter(base, digest, config)

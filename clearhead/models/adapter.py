@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from shutil import copyfile
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from clearhead.configs import dumps, loads
-from clearhead.configs.adapter import LoRAConfig
+from clearhead.configs.adapter import ADAPTER, LoRAConfig, read_adapter
 from clearhead.files import digest
 
 from .assemble import Model
-from .checkpoint import json_text, load, replace_files, tensor_writer, text_writer
+from .checkpoint import (
+    KEPT,
+    TOKENIZER,
+    Writers,
+    config_json,
+    json_text,
+    load,
+    replace_files,
+    tensor_writer,
+    text_writer,
+)
 from .convert import CheckpointError
 
-ADAPTER, WEIGHTS = "adapter.json", "adapter.safetensors"
+WEIGHTS = "adapter.safetensors"
 
 
 class LowRank(nn.Module):
@@ -54,35 +67,56 @@ def differences(model: nn.Module) -> dict[str, LowRank]:
     return {name.removesuffix(mark): m for name, m in model.named_modules() if isinstance(m, LowRank)}
 
 
-def save_adapter(model: nn.Module, folder: Path, base: Path, config: LoRAConfig) -> None:
-    """The differences alone, and which checkpoint they belong to."""
+def save_adapter(
+    model: Model,
+    folder: Path,
+    base: Path,
+    config: LoRAConfig,
+    *,
+    tokenizer: Any = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """The differences alone, and which checkpoint they belong to; with them, as `checkpoint.save` has it, what belongs
+    to the model beside its weights."""
     tensors = {f"{name}.{key}": t for name, m in differences(model).items() for key, t in m.named_parameters()}
-    about = {"base": str(base.resolve()), "digest": base_digest(base), "adapter": json.loads(dumps(config))}
-    replace_files(folder, {WEIGHTS: tensor_writer(tensors), ADAPTER: text_writer(json_text(about))})
+    about = {"base": str(base.resolve()), "digest": base_digest(base), "adapter": config.to_dict()}
+    texts = {ADAPTER: json_text(about), "config.json": json_text({**config_json(model.origin), **(extra or {})})}
+    files: Writers = {WEIGHTS: tensor_writer(tensors)} | {name: text_writer(text) for name, text in texts.items()}
+    if model.origin is not None and model.origin.resolve() != folder.resolve():
+        kept = KEPT if tokenizer is None else KEPT - TOKENIZER
+        files |= {path.name: partial(copyfile, path) for path in model.origin.iterdir() if path.name in kept}
+    replace_files(folder, files)
+    if tokenizer is not None:
+        tokenizer.save(folder)
 
 
 def load_adapted(folder: Path) -> Model:
-    """The base with its differences added."""
-    about = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-    base = Path(about["base"])
+    """The base with its differences added. What belongs to it beside its weights lies in the adapter's folder, where
+    that has its own."""
+    about = read_adapter(folder)
+    base = Path(about.base)
     if not base.is_dir():
         raise CheckpointError(f"{folder} adapts {base}, which is not there; put it back, or change base in {ADAPTER}")
-    if base_digest(base) != about["digest"]:
+    if base_digest(base) != about.digest:
         raise CheckpointError(f"{folder} adapts {base}, whose weights have changed since")
     model = load(base)
     merge(model, folder)
+    if (folder / "config.json").exists():
+        model.origin = folder
     return model.eval()
 
 
 def merge(model: Model, folder: str | Path, *, sign: int = 1) -> None:
     """Add an adapter's differences to the matrices of a model."""
-    about = json.loads(Path(folder, ADAPTER).read_text(encoding="utf-8"))
-    config, tensors = loads(json.dumps(about["adapter"])), load_file(Path(folder, WEIGHTS))
-    assert isinstance(config, LoRAConfig)
+    config, file = read_adapter(Path(folder)).config, Path(folder, WEIGHTS)
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, FileNotFoundError) as error:
+        raise CheckpointError(f"{file} is missing or damaged: {error}") from None
     wanted = {f"{name}.{key}" for name in matrices(model) for key in ("a", "b")}
     if wanted != tensors.keys():
         odd = sorted(wanted ^ tensors.keys())
-        raise CheckpointError(f"{Path(folder, WEIGHTS)} does not fit the model: {odd[0]} is in one of them only")
+        raise CheckpointError(f"{file} does not fit the model: {odd[0]} is in one of them only")
     with torch.no_grad():
         for name, weight in matrices(model).items():
             weight.add_(tensors[f"{name}.b"] @ tensors[f"{name}.a"], alpha=sign * config.alpha / config.rank)
@@ -94,5 +128,5 @@ def unmerge(model: Model, folder: str | Path) -> None:
 
 
 def base_digest(folder: Path) -> str:
-    """One digest over the weights of a checkpoint."""
-    return "-".join(digest(path)[:16] for path in sorted(folder.glob("model*.safetensors")))
+    """One digest over the weights of a checkpoint, which may itself be an adapter."""
+    return "-".join(digest(path)[:16] for path in sorted([*folder.glob("model*.safetensors"), *folder.glob(WEIGHTS)]))

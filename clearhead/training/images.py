@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,9 +17,8 @@ from clearhead.configs import ClassHeadConfig, ConfigError, PatchEmbeddingConfig
 from clearhead.configs.train import ImagesConfig, RecipeConfig
 from clearhead.data.images import Pictures, augmented, digits, pictures
 from clearhead.data.mixing import keys, shuffled
-from clearhead.files import write_atomically
-from clearhead.models.assemble import Model, SequenceModel
-from clearhead.models.checkpoint import save
+from clearhead.models.assemble import SequenceModel
+from clearhead.models.checkpoint import json_text
 
 from .run import Run
 from .task import Paths, Say, Sums, Task, TrainBatch, learns
@@ -64,11 +62,13 @@ class Images(Task):
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
         return {"val/loss": loss, "val/accuracy": sums["right"] / max(count, 1)}
 
-    def save(self, model: Model, folder: Path) -> None:
-        """With the names of the classes, and how a picture is made ready, where `transformers` looks for it."""
+    def facts(self) -> dict[str, Any]:
+        """The names of the classes."""
         names = dict(enumerate(self.source.names))
-        labels = {"id2label": {str(i): name for i, name in names.items()}, "label2id": {n: i for i, n in names.items()}}
-        save(model, folder, extra=labels)
+        return {"id2label": {str(i): name for i, name in names.items()}, "label2id": {n: i for i, n in names.items()}}
+
+    def files(self) -> dict[str, str]:
+        """How a picture is made ready, where `transformers` looks for it."""
         half = [0.5] * self.embedding.channels
         ready = {
             "image_processor_type": "ViTImageProcessor",
@@ -76,7 +76,7 @@ class Images(Task):
             "do_rescale": True, "rescale_factor": 1 / 255,
             "do_normalize": True, "image_mean": half, "image_std": half,
         }  # fmt: skip
-        write_atomically(folder / "preprocessor_config.json", json.dumps(ready, indent=2) + "\n")
+        return {"preprocessor_config.json": json_text(ready)}
 
 
 @learns(ImagesConfig)

@@ -375,16 +375,11 @@ class Trainer:
         self.report.say(f"the mean of the last {len(paths)} checkpoints: {told}")
 
     def write_model(self, folder: Path) -> None:
-        """The model as it is now, as an ordinary folder; of adapters, the differences alone."""
-        recipe = self.recipe
-        model = gathered_model(self.model, self.task, recipe, self.here) if self.here.sharded else self.model
-        if not self.here.first:
-            return
-        folder.mkdir(parents=True, exist_ok=True)
-        if recipe.adapter is None:
-            self.task.save(model, folder)
-        else:
-            save_adapter(model, folder, located(str(recipe.start)), recipe.adapter)
+        """The model as it is now, as an ordinary folder."""
+        model = gathered_model(self.model, self.task, self.recipe, self.here) if self.here.sharded else self.model
+        if self.here.first:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.task.save(model, folder, self.recipe)
 
     def finish(self) -> Model:
         """The trained model, saved in the run's folder."""

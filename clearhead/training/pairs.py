@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,11 +18,10 @@ from clearhead.configs.train import PairsConfig, RecipeConfig
 from clearhead.data import IGNORED, Shards, build
 from clearhead.data.dates import dates
 from clearhead.data.pairs import PairBatch, PairBatches, Pairs, pairs
-from clearhead.files import write_atomically
 from clearhead.measure.bleu import bleu, needed
 from clearhead.measure.perplexity import bounded_exp
-from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.models.checkpoint import save
+from clearhead.models.assemble import EncoderDecoder
+from clearhead.models.checkpoint import json_text
 from clearhead.tasks.translate import translate
 from clearhead.tokenize import Tokenizer, make
 
@@ -62,6 +60,8 @@ class Translation(Task):
     """Every token of the target is to be foretold from the source and the target before it."""
 
     unit = "tokens"
+    judged_by = "val/bleu"
+    tokenizer: Tokenizer
 
     def __init__(
         self, recipe: RecipeConfig, tokenizer: Tokenizer, training: Sides, validation: Sides, held: Pairs
@@ -115,11 +115,10 @@ class Translation(Task):
     def judged(self, numbers: dict[str, Any]) -> float:
         return -numbers["val/bleu"] if "val/bleu" in numbers else numbers["val/loss"]
 
-    def save(self, model: Model, folder: Path) -> None:
-        """With the token that a target begins with, where `transformers` and `generate` look for it."""
-        save(model, folder, tokenizer=self.tokenizer)
+    def files(self) -> dict[str, str]:
+        """The token that a target begins with, where `transformers` and `generate` look for it."""
         begins = {"decoder_start_token_id": self.end, "eos_token_id": self.end, "num_beams": 5}
-        write_atomically(folder / "generation_config.json", json.dumps(begins, indent=2) + "\n")
+        return {"generation_config.json": json_text(begins)}
 
 
 @learns(PairsConfig)

@@ -14,7 +14,12 @@ from torch import Tensor
 from clearhead.configs import ModelConfig
 from clearhead.configs.train import RecipeConfig
 from clearhead.data import IGNORED
+from clearhead.files import write_atomically
+from clearhead.models.adapter import save_adapter
 from clearhead.models.assemble import Model
+from clearhead.models.checkpoint import save
+from clearhead.models.hub import located
+from clearhead.tokenize import Tokenizer
 
 from .run import Run
 
@@ -57,6 +62,8 @@ class Task:
     guess: float
     unit: str  # what is counted when speed is told
     length: int | None = None  # units in a row; None: a row is one
+    tokenizer: Tokenizer | None = None
+    judged_by: str = "val/loss"  # by which one model is better than another; of what is made, only where it is made
 
     def rows(self, batch: int) -> int:
         """How many rows there are in the recipe's `batch`."""
@@ -86,9 +93,23 @@ class Task:
         """What is to become small: of an evaluation, the number by which one model is better than another."""
         return numbers["val/loss"]
 
-    def save(self, model: Model, folder: Path) -> None:
-        """The model and all that belongs to it, as an ordinary checkpoint."""
-        raise NotImplementedError
+    def facts(self) -> dict[str, Any]:
+        """What `config.json` is to say of the data."""
+        return {}
+
+    def files(self) -> dict[str, str]:
+        """What else belongs beside a model's weights: texts, by the names of their files."""
+        return {}
+
+    def save(self, model: Model, folder: Path, recipe: RecipeConfig) -> None:
+        """The model and all that belongs to it, as an ordinary checkpoint; of adapters, the differences alone."""
+        belonging: dict[str, Any] = {"tokenizer": self.tokenizer, "extra": self.facts()}
+        if recipe.adapter is None:
+            save(model, folder, **belonging)
+        else:
+            save_adapter(model, folder, located(str(recipe.start)), recipe.adapter, **belonging)
+        for name, text in self.files().items():
+            write_atomically(folder / name, text)
 
 
 Paths = Sequence[str | Path]

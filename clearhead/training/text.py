@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,10 +37,8 @@ from clearhead.data import (
     standard_library,
     windows,
 )
-from clearhead.files import write_atomically
 from clearhead.measure.perplexity import bounded_exp
-from clearhead.models.assemble import Model, SequenceModel, make_context
-from clearhead.models.checkpoint import save
+from clearhead.models.assemble import SequenceModel, make_context
 from clearhead.tokenize import MASK, Tokenizer, make
 
 from .loss import linear_cross_entropy
@@ -55,6 +52,7 @@ class Text(Task):
     """What the two tasks share: tokenizer, shards, windows over them."""
 
     unit = "tokens"
+    tokenizer: Tokenizer
     head: type[LMHeadConfig] | type[MaskedLMHeadConfig]
 
     def __init__(self, recipe: RecipeConfig, tokenizer: Tokenizer, training: Shards, validation: Shards) -> None:
@@ -75,9 +73,6 @@ class Text(Task):
         task = self.task
         for window in windows(self.held_out, task.context, batch=self.recipe.batch, apart=task.apart):
             yield to_torch(window)
-
-    def save(self, model: Model, folder: Path) -> None:
-        save(model, folder, tokenizer=self.tokenizer)
 
 
 class NextToken(Text):
@@ -104,11 +99,9 @@ class NextToken(Text):
         length = min(SAMPLE_TOKENS, self.task.context - len(prompt))
         return {"sample": continued(model, self.tokenizer, prompt, length)}
 
-    def save(self, model: Model, folder: Path) -> None:
-        """With the layout of conversations, where it has learned from any."""
-        super().save(model, folder)
-        if self.training.chats:
-            write_atomically(folder / "chat_template.jinja", CHAT_TEMPLATE)
+    def files(self) -> dict[str, str]:
+        """The layout of conversations, where it has learned from any."""
+        return {"chat_template.jinja": CHAT_TEMPLATE} if self.training.chats else {}
 
 
 class MaskedTokens(Text):
