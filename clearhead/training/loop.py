@@ -18,16 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from clearhead.configs import ConfigError
+from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.train import RecipeConfig
 from clearhead.data import DataError
 from clearhead.data.mixing import mixed
 from clearhead.measure.cost import cost
 from clearhead.measure.machine import look_for_compiler
 from clearhead.measure.precision import precision_works
-from clearhead.models.adapter import adapt, save_adapter
-from clearhead.models.assemble import LAST, EncoderDecoder, Model, build
+from clearhead.models.adapter import adapt
+from clearhead.models.assemble import LAST, EncoderDecoder, Model, bare, build
 from clearhead.models.checkpoint import load
+from clearhead.models.convert.spelled import differences
 from clearhead.models.hub import located
 from clearhead.nn.memory import keep_memory
 
@@ -404,7 +405,7 @@ def make_model(recipe: RecipeConfig, task: Task) -> Model:
         model = load(recipe.start)
         if model.precision is not None:
             raise ConfigError(f"{recipe.start} is quantised, and so learns nothing; train the model it was made from")
-        model.float().train()
+        model = as_asked(model, task.config, recipe.start).float().train()
         if recipe.adapter is not None:
             adapt(model, recipe.adapter)
         return model
@@ -415,6 +416,20 @@ def make_model(recipe: RecipeConfig, task: Task) -> Model:
                 if name.endswith(LAST) or name == "head.weight":
                     parameter.zero_()
     return model
+
+
+def as_asked(model: Model, config: ModelConfig, start: str) -> Model:
+    """A checkpoint's model under the recipe's config, which may have another dropout and nothing else."""
+    if found := differences(config, model.config):
+        raise ConfigError(
+            f"the recipe's model is not that of {start}: {found[0]}; leave it as it is, all but its dropout"
+        )
+    if config == model.config:
+        return model
+    asked = bare(config)
+    asked.load_state_dict(model.state_dict(), assign=True)
+    asked.origin = model.origin
+    return asked
 
 
 def blocks_of(model: Model) -> list[nn.Module]:

@@ -16,16 +16,27 @@ from safetensors.torch import load_file
 
 import clearhead
 from clearhead.cli import train as cli_train
+from clearhead.cli.train import find_recipe
 from clearhead.configs import ConfigError, Int8
 from clearhead.configs.adapter import LoRAConfig
-from clearhead.models.adapter import save_adapter, unmerge
+from clearhead.data import chat
+from clearhead.generate.defaults import defaults
+from clearhead.generate.template import ChatTemplate
+from clearhead.models import hub
+from clearhead.models.adapter import adapt, save_adapter, unmerge
+from clearhead.models.checkpoint import config_json
+from clearhead.models.convert import CheckpointError
 from clearhead.models.quantize import quantize
+from clearhead.tasks.classify import classify
+from clearhead.tokenize import Tokenizer
 from clearhead.training import loop
 from clearhead.training.loop import Report, gathered_model, make_model, train
+from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
 from clearhead.training.task import Task
 from clearhead.training.world import World
 
+from .test_tasks import folders
 from .tools import TEXT, small, stop_at, weights
 
 
@@ -99,6 +110,105 @@ def test_an_adapter_whose_base_has_changed_is_refused(base: Path, tmp_path: Path
         clearhead.load(out)
 
 
+def test_a_damaged_adapter_is_named(base: Path, tmp_path: Path) -> None:
+    from clearhead.cli.options import find_config
+
+    model = clearhead.load(base)
+    adapt(model, LoRAConfig(rank=2))
+    save_adapter(model, tmp_path, base, LoRAConfig(rank=2))
+    about = (tmp_path / "adapter.json").read_text()
+    assert find_config(str(tmp_path)) == clearhead.load(tmp_path).config
+    for text, sentence in (
+        (about[:20], "is damaged, or says nothing of an adapter: .* line 2"),
+        (about.replace("base", "bass"), "is damaged, or says nothing of an adapter: 'base'"),
+        (about.replace("LoRA", "LoRa"), "has the unknown kind 'LoRa'; did you mean 'LoRA'?"),
+        ("[]", "is damaged, or says nothing of an adapter"),
+        (json.dumps(json.loads(about) | {"base": 3}), "it must name a base"),
+    ):
+        (tmp_path / "adapter.json").write_text(text)
+        for reads in (clearhead.load, find_config):
+            with pytest.raises(ValueError, match=rf"adapter\.json .*{sentence}"):
+                reads(str(tmp_path))
+    (tmp_path / "adapter.json").write_text(about)
+    (tmp_path / "adapter.safetensors").write_bytes((tmp_path / "adapter.safetensors").read_bytes()[:-9])
+    with pytest.raises(CheckpointError, match=r"adapter\.safetensors is missing or damaged"):
+        clearhead.load(tmp_path)
+
+
+def test_an_adapter_of_an_adapter_knows_its_base(base: Path, tmp_path: Path) -> None:
+    start = base
+    for name in ("one", "two"):
+        model = clearhead.load(start)
+        adapt(model, LoRAConfig(rank=2))
+        (tmp_path / name).mkdir()
+        save_adapter(model, tmp_path / name, start, LoRAConfig(rank=2))
+        start = tmp_path / name
+    assert clearhead.load(start).config == clearhead.load(base).config
+    model = clearhead.load(base)
+    torch.manual_seed(5)
+    adapt(model, LoRAConfig(rank=2))
+    save_adapter(model, tmp_path / "one", base, LoRAConfig(rank=2))
+    with pytest.raises(CheckpointError, match="one, whose weights have changed since"):
+        clearhead.load(start)
+
+
+def test_an_adapter_has_what_was_trained_beside_the_weights(tmp_path: Path) -> None:
+    """The layout of conversations, in a model whose base knew of none."""
+    text, chats = tmp_path / "text.txt", tmp_path / "chats.jsonl"
+    text.write_text(TEXT)
+    said = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "two"}]
+    chats.write_text((json.dumps({"messages": said}) + "\n") * 30)
+    train(small(steps=1, **{"task.tokenizer": {"kind": "Bytes"}}), [text], tmp_path / "base")
+    (tmp_path / "base" / "generation_config.json").write_text('{"max_new_tokens": 3}')
+    config = find_recipe("finetune", ("task.context=16",), steps=1, checkpoint=str(tmp_path / "base"), lora=2)
+    train(config, [chats], tmp_path / "tuned")
+    for folder in (tmp_path / "tuned", tmp_path / "tuned" / "best"):
+        model = clearhead.load(folder)
+        assert model.origin == folder
+        template = ChatTemplate.load(model.origin, Tokenizer.load(model.origin))
+        assert template.render(said, answering=False) == "".join(piece for piece, _ in chat(said))
+        assert defaults(model, None).max_new_tokens == 3  # as the base has it
+        assert config_json(folder)["dtype"] == "float32"
+    model.save(tmp_path / "merged")
+    assert (tmp_path / "merged" / "chat_template.jinja").exists()
+
+
+def test_an_adapter_of_pictures_has_the_names_of_its_classes(tmp_path: Path) -> None:
+    config = recipe("vit").changed("model.stack.repeats", 1).changed("steps", 1)
+    train(config, [folders(tmp_path / "shades")], tmp_path / "base")
+    for old, new in (("dark", "night"), ("light", "noon")):
+        (tmp_path / "shades" / old).rename(tmp_path / "shades" / new)
+    config = find_recipe("vit", steps=1, checkpoint=str(tmp_path / "base"), lora=2)
+    train(config, [tmp_path / "shades"], tmp_path / "tuned")
+    (found,) = classify(clearhead.load(tmp_path / "tuned"), [tmp_path / "shades" / "noon" / "0.png"])
+    assert {one.label for one in found} == {"night", "noon"}
+    (found,) = classify(clearhead.load(tmp_path / "base"), [tmp_path / "shades" / "noon" / "0.png"])
+    assert {one.label for one in found} == {"dark", "light"}
+
+
+def test_of_a_checkpoints_model_only_dropout_can_be_changed(base: Path, tmp_path: Path) -> None:
+    changes = ("task.context=16", "model.stack.pattern.0.dropout=0.5")
+    config = find_recipe("finetune", changes, steps=1, checkpoint=str(base))
+    model = train(config, [other_text(tmp_path)], tmp_path / "run")
+    assert [block.mixer_residual.dropout.p for block in model.stack.blocks] == [0.5, 0.0, 0.0]
+    assert model.config == config.model == clearhead.load(tmp_path / "run").config
+    moved = max(
+        (a - b).abs().max() for a, b in zip(weights(base).values(), weights(tmp_path / "run").values(), strict=True)
+    )
+    assert 0 < moved < 1e-3  # from the checkpoint's weights, by a step
+    config = find_recipe("finetune", ("model.stack.pattern.0.ffn.activation=gelu",), checkpoint=str(base))
+    with pytest.raises(
+        ConfigError, match=r"not that of .*: stack\.blocks\.0\.ffn\.activation is gelu and relu2; leave"
+    ):
+        train(config, [other_text(tmp_path)], tmp_path / "other")
+
+
+def test_a_checkpoint_by_its_name_on_the_hub_brings_its_tokenizer(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "located", lambda path, *files: base if path == "org/name" else Path(path))
+    config = find_recipe("finetune", checkpoint="org/name")
+    assert (config.start, config.task.tokenizer.path) == ("org/name", str(base))
+
+
 def test_what_cannot_be_adapted_or_trained_is_refused_at_the_start(base: Path, tmp_path: Path) -> None:
     (tmp_path / "model.gguf").touch()
     about = replace(small(), start=str(tmp_path / "model.gguf"), adapter=LoRAConfig())
@@ -144,8 +254,6 @@ def test_of_several_processes_the_first_speaks(
 
 
 def test_an_interrupted_adapter_goes_on(base: Path, tmp_path: Path) -> None:
-    from clearhead.cli.train import find_recipe
-
     data = other_text(tmp_path)
     changes = ("task.context=16", "save_every=4", "evaluate_every=4")
     config = find_recipe("finetune", changes, steps=8, checkpoint=str(base), lora=2)
