@@ -89,6 +89,7 @@ def command(
     wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora, bool(data))
     from clearhead.training.checkpoint import listed
     from clearhead.training.loop import Interrupted, Means, TrainingError, train
+    from clearhead.training.world import FirstFailed
 
     first = os.environ.get("RANK", "0") == "0"  # of several processes, the one that speaks
     means = Means(shard=shard, recompute=recompute, compile=compiling)
@@ -98,6 +99,8 @@ def command(
         except Interrupted as left:
             report.say(str(left))
             sys.exit(130)
+        except FirstFailed:
+            sys.exit(1)
         except TrainingError as error:
             kept = listed(folder / "checkpoints")
             last = f"{kept[-1]} is from before it" if kept else "there is no checkpoint yet"

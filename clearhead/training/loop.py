@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -95,13 +95,13 @@ def train(
     Killed at any moment and called again with `resume`, it ends with the very weights of an uninterrupted run. Under
     `torchrun` every process calls it. A `task` that was made before, for runs that share their data, takes its place.
     """
-    recipe = recipe_named(recipe, bool(data)) if isinstance(recipe, str) else recipe
+    asked = recipe_named(recipe, bool(data)) if isinstance(recipe, str) else recipe
     run = Run(out)
-    with world(means.shard) as here, run.held(here.first, resume):
+    with world(means.shard) as here, ExitStack() as held:
         report = report if report is not None and here.first else Report()
-        recipe = possible(recipe, here, report)
-        if here.first:
-            run.begin(recipe, resume)
+        here.first_alone(lambda: held.enter_context(run.held(resume)))
+        recipe = here.first_does(lambda: possible(asked, here, report))
+        here.first_alone(lambda: run.begin(recipe, resume))
         task = task or here.first_does(lambda: prepare(recipe, data, validation, run, report.say))
         trainer = Trainer(recipe, task, run, report, here, means)
         trainer.start(resume)
@@ -164,6 +164,7 @@ class Trainer:
         self.objective = compiled(here.share(objective, blocks), means.compile, report)
         self.optimizer: Optimizer = make_optimizer(recipe.optimizer, self.model, here.mesh)
         self.step = 0
+        self.judged_by = "val/loss" if here.sharded else task.judged_by  # a model in parts makes nothing to judge
         self.best = math.inf
         self.waited = 0  # evaluations since the best
         self.rows = task.rows(recipe.batch)
@@ -189,10 +190,13 @@ class Trainer:
             self.expect_a_guess()
             return
         self.step, facts = read(path, self.tensors())
-        self.best, self.waited = facts["best"], facts["waited"]
         if self.here.first:
             self.run.forget_after(self.step)
         self.report.say(f"going on from step {self.step}{', the one before' if complaints else ''}")
+        if (before := facts.get("judged_by", self.judged_by)) == self.judged_by:
+            self.best, self.waited = facts["best"], facts["waited"]
+        else:
+            self.report.say(f"the best is sought anew, by {self.judged_by}: it was judged by {before}")
 
     def require_nothing_lost(self, damaged: bool) -> None:
         """A run that has no checkpoint begins anew, but not one that had some."""
@@ -206,15 +210,17 @@ class Trainer:
     @torch.no_grad()
     def expect_a_guess(self) -> None:
         """Before training, every answer should be about equally likely: of V tokens, loss ln V."""
-        first = self.part(0, 0)
-        if self.recipe.start is not None or not first.count:
+        if self.recipe.start is not None:
             return
+        first = self.part(0, 0)
         self.objective.eval()
-        loss = self.objective(first)[0].item()
+        loss = self.objective(first)[0].item()  # a process that has no target computes with the others
         self.objective.train()
-        if not abs(loss - self.task.guess) < 0.25 * self.task.guess:
+        total, count = self.here.sum([loss * first.count if first.count else 0.0, first.count])
+        mean, guess = total / max(count, 1), self.task.guess
+        if count and not abs(mean - guess) < 0.25 * guess:
             self.report.say(
-                f"the loss before training is {loss:.2f}, though a guess has {self.task.guess:.2f}: look at the model"
+                f"the loss before training is {mean:.2f}, though a guess has {guess:.2f}: look at the model"
             )
 
     def part(self, step: int, number: int) -> TrainBatch:
@@ -340,7 +346,7 @@ class Trainer:
         return numbers
 
     def save(self) -> None:
-        facts = {"best": self.best, "waited": self.waited}
+        facts = {"best": self.best, "waited": self.waited, "judged_by": self.judged_by}
         write(self.run.checkpoints, self.step, self.tensors(), facts, self.here, self.to_average)
 
     def to_average(self) -> list[Path]:
@@ -433,8 +439,9 @@ def as_asked(model: Model, config: ModelConfig, start: str) -> Model:
 
 
 def blocks_of(model: Model) -> list[nn.Module]:
+    """Every block once, though one that is shared runs more often."""
     stacks = [model.encoder, model.decoder] if isinstance(model, EncoderDecoder) else [model.stack]
-    return [block for stack in stacks for block in stack.layers()]
+    return list(dict.fromkeys(block for stack in stacks for block in stack.layers()))
 
 
 def gathered_model(model: Model, task: Task, recipe: RecipeConfig, here: World) -> Model:

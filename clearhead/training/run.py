@@ -36,14 +36,11 @@ class Run:
         self.best, self.lock = self.folder / "best", self.folder / ".lock"
 
     @contextlib.contextmanager
-    def held(self, first: bool = True, resume: bool = False) -> Iterator[None]:
-        """Nobody else trains in this folder meanwhile; a process that dies lets go. The first of several holds it.
+    def held(self, resume: bool = False) -> Iterator[None]:
+        """Nobody else trains in this folder meanwhile; a process that dies lets go.
 
         A folder that was made for nothing, since the run could not be begun, is taken back.
         """
-        if not first:
-            yield
-            return
         if resume and not self.lock.exists() and not self.recipe_file.exists():
             raise ResumeError(f"there is no run in {self.folder} to go on with; leave --resume out to begin one")
         new = not self.folder.exists()

@@ -9,12 +9,18 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+class FirstFailed(ValueError):
+    """What the others hear of, where the first process has said what is wrong."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +51,26 @@ class World:
         if self.size > 1:
             dist.barrier()
 
-    def first_does(self, work: Callable[[], Any]) -> Any:
+    def first_alone(self, work: Callable[[], T]) -> T | None:
+        """The first process works while the others wait. Where it cannot, the others are told, and fail too."""
+        result: T | None = None
+        trouble: Exception | None = None
+        if self.first:
+            try:
+                result = work()
+            except Exception as error:
+                trouble = error
+        (failed,) = self.sum([float(trouble is not None)])
+        if trouble is not None:
+            raise trouble
+        if failed:
+            raise FirstFailed("the first process could not begin, and says why")
+        return result
+
+    def first_does(self, work: Callable[[], T]) -> T:
         """The first process works while the others wait; they then do the same and find it done."""
-        result = work() if self.first else None
-        self.wait()
-        return result if self.first else work()
+        result = self.first_alone(work)
+        return cast(T, result) if self.first else work()
 
     def share(self, objective: nn.Module, blocks: list[nn.Module]) -> nn.Module:
         """The objective, trained by all: each holds all of it, or a part of every block."""

@@ -97,6 +97,17 @@ def test_a_sharded_run_goes_on_in_any_number_of_processes(corpus: Path, tmp_path
         torch.testing.assert_close(other[name], mine[name], atol=1e-3, rtol=1e-2)
 
 
+def test_what_the_first_process_refuses_is_said_once(corpus: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.json"
+    file.write_text(dumps(small()))
+    done = torchrun(file, tmp_path / "nothing", tmp_path / "run")
+    assert done.returncode != 0
+    assert done.stderr.count("there is no file or folder") == 1
+    assert done.stderr.count("Traceback") == 1  # that of torchrun itself, which tells of the processes
+    assert "training/loop.py" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_one_process_cannot_shard(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="start it by torchrun"):
         train(small(), [corpus], tmp_path / "run", means=Means(shard=True))
