@@ -163,12 +163,15 @@ def trained(task: NextToken) -> dict[str, float]:
     import tempfile
     import time
 
-    from clearhead.training.loop import train
+    from clearhead.training.loop import Interrupted, train
     from clearhead.training.run import Run
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        train(task.recipe, out=folder, task=task)
+        try:
+            train(task.recipe, out=folder, task=task)
+        except Interrupted:  # what it has saved goes with its folder
+            raise click.Abort from None
         taken, last = time.perf_counter() - start, Run(folder).history()[-1]
     return {"loss": last["val/loss"], "bits_per_byte": last["val/bpb"], "seconds": taken}
 

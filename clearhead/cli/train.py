@@ -199,10 +199,13 @@ def events(folder: Path | None, report: Report) -> Iterator[None]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise click.UsageError("--tensorboard needs its package: pip install 'clearhead[tensorboard]'") from None
-    with SummaryWriter(str(folder / "tensorboard")) as writer:
-        show = report.show
+    with contextlib.ExitStack() as opened:
+        show, writers = report.show, list[Any]()
 
         def both(numbers: dict[str, Any]) -> None:
+            if not writers:  # the first step is done, so there is a run
+                writers.append(opened.enter_context(SummaryWriter(str(folder / "tensorboard"))))
+            (writer,) = writers
             for name, value in numbers.items():
                 if isinstance(value, str):
                     writer.add_text(name, value, numbers["step"])

@@ -48,7 +48,7 @@ TASKS = (_text, _images, _pairs)
 """Loaded, so that `prepare` knows them."""
 
 
-class TrainingError(RuntimeError):
+class TrainingError(ValueError):
     """A run that went wrong: the message says at which step and where."""
 
 

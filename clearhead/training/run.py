@@ -48,18 +48,20 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise ResumeError(f"{self.folder} is not a folder, nor can it be one; choose another --out") from None
-        with self.lock.open("w") as file:
-            if fcntl is not None:
-                try:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except OSError:
-                    raise ResumeError(f"{self.folder} is in use by another process; choose another --out") from None
-            try:
+        ours = False
+        try:
+            with self.lock.open("w") as file:
+                if fcntl is not None:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except OSError:
+                        raise ResumeError(f"{self.folder} is in use by another process; choose another --out") from None
+                ours = new
                 yield
-            except ValueError:
-                if new:
-                    self.take_back()
-                raise
+        except ValueError:
+            if ours:
+                self.take_back()
+            raise
 
     def take_back(self) -> None:
         """Remove a folder in which there is nothing but that somebody wanted to train here."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import click
 import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
-from clearhead.cli.compare import command, contestant
+from clearhead.cli.compare import command, contestant, trained
+from clearhead.cli.main import told
 from clearhead.configs import (
     AttentionConfig,
     Causal,
@@ -42,6 +45,7 @@ from clearhead.measure.cost import cost
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.gpt import gpt
 from clearhead.models.presets import preset
+from clearhead.training import loop
 
 SMALL = Size(dim=32, layers=1, heads=2, vocabulary=128)
 
@@ -202,6 +206,16 @@ def test_the_table_and_the_loss_at_equal_budget(tmp_path: Path) -> None:
     assert lines["linformer"][1:] == ["–", "–", "–"]
     assert 0 < float(lines["flash"][1]) < 3
     assert 0 < float(lines["lstm"][1]) < 3
+
+
+def test_an_interrupt_while_it_trains_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def leave(*given: object, **options: object) -> None:
+        raise loop.Interrupted("left at step 3 of 20; --resume goes on")
+
+    monkeypatch.setattr(loop, "train", leave)
+    with pytest.raises(click.Abort):
+        trained(SimpleNamespace(recipe=None))  # type: ignore[arg-type]
+    assert told(loop.TrainingError("the loss of step 3 is nan")) == "the loss of step 3 is nan"
 
 
 def test_what_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

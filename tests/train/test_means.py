@@ -85,6 +85,13 @@ def test_tensorboard_reads_the_numbers(corpus: Path, tmp_path: Path) -> None:
     assert losses == [(line["step"], pytest.approx(line["train/loss"], rel=1e-6)) for line in lines]
 
 
+def test_nothing_is_written_for_tensorboard_before_there_is_a_step(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    with cli_train.events(tmp_path / "run", Report()):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_lower_precision_is_tried_and_said_where_it_fails(
     corpus: Path,
     tmp_path: Path,

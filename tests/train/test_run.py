@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,10 @@ from click.testing import CliRunner
 
 from clearhead.cli.main import cli
 from clearhead.cli.train import command
-from clearhead.configs import dumps, loads
+from clearhead.configs import ConfigError, dumps, loads
 from clearhead.data import DataError
+from clearhead.models.assemble import build
+from clearhead.models.presets import preset
 from clearhead.training import loop
 from clearhead.training.checkpoint import ResumeError, listed, write
 from clearhead.training.loop import Report, Trainer, TrainingError, train
@@ -93,6 +96,36 @@ def test_killed_and_resumed_equals_uninterrupted(uninterrupted: Path, tmp_path: 
     assert same(uninterrupted / "whole", tmp_path / "broken")
     steps = [json.loads(line)["step"] for line in metrics.read_text().splitlines()]
     assert steps == list(range(1, 41))
+
+
+def test_a_run_that_lies_in_its_data_goes_on(corpus: Path, tmp_path: Path) -> None:
+    config = small(**{"task.tokenizer": {"kind": "Bytes"}})
+    train(config, [corpus], tmp_path / "elsewhere" / "whole")
+    text = tmp_path / "text"
+    text.mkdir()
+    corpus.rename(text / "text.txt")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, [text], text / "runs" / "a", report=Report(show=lambda numbers: stop_at(9, numbers)))
+    train(config, [text], text / "runs" / "a", resume=True)
+    assert same(tmp_path / "elsewhere" / "whole", text / "runs" / "a")
+
+
+def test_the_best_is_sought_anew_where_it_is_judged_otherwise(corpus: Path, tmp_path: Path) -> None:
+    """As where a run of a translator, judged by BLEU, is gone on with in parts, judged by the loss."""
+    config, out, said = small(evaluate_every=3), tmp_path / "run", list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        train(config, [corpus], out, report=Report(show=lambda numbers: stop_at(8, numbers)))
+    state = listed(out / "checkpoints")[-1] / "state.json"
+    written = json.loads(state.read_text())
+    assert written["facts"]["judged_by"] == "val/loss"
+    state.write_text(json.dumps(written | {"facts": {"best": -30.0, "waited": 2, "judged_by": "val/bleu"}}))
+    shutil.rmtree(out / "best")
+    train(config, [corpus], out, resume=True, report=Report(say=said.append))
+    assert "the best is sought anew, by val/loss: it was judged by val/bleu" in said
+    assert (out / "best" / "model.safetensors").exists()
+    losses = [line["val/loss"] for line in Run(out).history() if "val/loss" in line]
+    last = json.loads((listed(out / "checkpoints")[-1] / "state.json").read_text())
+    assert last["facts"]["best"] == min(losses[2:])  # those after the checkpoint of step 8
 
 
 def test_a_damaged_checkpoint_is_said_and_the_one_before_used(corpus: Path, tmp_path: Path) -> None:
@@ -242,6 +275,55 @@ def test_a_loss_beyond_measure_still_has_a_perplexity(corpus: Path, tmp_path: Pa
     task = prepare(small(), [corpus], (), Run(tmp_path / "run"), lambda text: None)
     for measures in (task.measures, lambda *given: Translation.measures(task, *given)):
         assert json.loads(json.dumps(measures(1e4, {}, 1), allow_nan=False))["val/perplexity"] > 1e300
+
+
+def test_the_lock_is_let_go_of_before_its_file_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not every system removes a file that is open."""
+    free: list[Path] = []
+
+    def take_back(self: Run) -> None:
+        with Run(self.folder).held():
+            free.append(self.folder)
+
+    monkeypatch.setattr(Run, "take_back", take_back)
+    with pytest.raises(DataError, match="there is no file"):
+        train(small(), [tmp_path / "nothing"], tmp_path / "run")
+    assert free == [tmp_path / "run"]
+
+
+def test_a_language_model_that_reads_later_tokens_is_refused(corpus: Path, tmp_path: Path) -> None:
+    config = small(**{"model.stack.pattern.1.mixer.mask": {"kind": "Window", "size": 4}})
+    with pytest.raises(ConfigError, match="block 1 reads later tokens: its Attention has the mask Window"):
+        train(config, [corpus], tmp_path / "run")
+    both = config.model.stack.pattern[1].mixer.changed("mask", {"kind": "And", "left": {"kind": "Window", "size": 4},
+                                                                "right": {"kind": "Causal"}})  # fmt: skip
+    assert small(**{"model.stack.pattern.1.mixer": both}).model.stack.causal
+
+
+def test_a_process_without_a_target_computes_with_the_others(corpus: Path, tmp_path: Path) -> None:
+    """Where a model is held in parts, one that does not would keep the others waiting."""
+    said, ran = list[str](), list[int]()
+
+    class Second(World):
+        def sum(self, numbers: list[float]) -> list[float]:
+            return [mine + others for mine, others in zip(numbers, (90.0, 10.0), strict=True)]
+
+    recipe = small(zero_out=False)
+    task = prepare(recipe, [corpus], (), Run(tmp_path / "run"), lambda text: None)
+    empty = task.batch(0)
+    task.batch = lambda *given: replace(empty, targets=torch.full_like(empty.targets, -100))
+    trainer = Trainer(recipe, task, Run(tmp_path / "run"), Report(say=said.append), Second(torch.device("cpu")))
+    trainer.objective.register_forward_hook(lambda *given: ran.append(1))
+    trainer.expect_a_guess()
+    assert ran == [1]
+    assert said == ["the loss before training is 9.00, though a guess has 3.33: look at the model"]
+
+
+@pytest.mark.parametrize("name", ["tiny-albert", "tiny-gpt"])
+def test_every_block_stands_once_among_those_that_are_sharded(name: str) -> None:
+    model = build(preset(name))
+    assert len(model.stack.layers()) > 1
+    assert [*map(id, loop.blocks_of(model))] == [*map(id, model.stack.blocks)]
 
 
 def test_a_folder_in_use_is_refused(corpus: Path, tmp_path: Path) -> None:
