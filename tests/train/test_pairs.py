@@ -118,8 +118,9 @@ def test_stopped_and_resumed_equals_uninterrupted_and_the_model_is_the_mean_of_i
         torch.testing.assert_close(mean, torch.stack([one[f"weights.{name}"] for one in found]).mean(dim=0))
     out = tmp_path / "broken"
     for step in (5, 8, 11):  # each leaves a checkpoint between those that count
+        asks = Report(show=lambda n, step=step: asked_at(step, n))
         with pytest.raises(Interrupted):
-            train(config, [table], out, resume=True, report=Report(show=lambda n, step=step: asked_at(step, n)))
+            train(config, [table], out, resume=out.exists(), report=asks)
     assert "step-00000011" in [path.name for path in listed(out / "checkpoints")]
     train(config, [table], out, resume=True)
     assert same(tmp_path / "whole", out)
