@@ -111,6 +111,7 @@ def beam_search(model: Model, begun: Begun, limits: Sequence[int], config: Decod
     width, parts = config.beams, filters(replace(config, never=()))  # which are left out of the few likeliest
     searches = [Search(config, limit) for limit in limits]
     live = list(searches)
+    begun.seen = begun.seen if parts else begun.seen[:, :0]
     begun.spread(width)
     device = begun.logits.device
     totals = torch.full((len(live), width), -torch.inf, device=device)
@@ -152,7 +153,8 @@ def foretold(
     said, certain = begun.logits.float(), forced_end is not None and bool(forced.any())
     if not parts and not certain:
         return said, False
-    said = filtered(said.log_softmax(dim=1), begun.seen, parts)
+    said = said.log_softmax(dim=1)
+    said = filtered(said, begun.seen, parts) if parts else said
     if certain:
         ends = torch.full_like(said[:1], -torch.inf)
         ends[:, forced_end] = 0.0

@@ -27,7 +27,7 @@ class Begun:
 
     state: State
     logits: Float[Tensor, "B V"]
-    seen: Bool[Tensor, "B V"]  # tokens that each row has read or written
+    seen: Bool[Tensor, "B _"]  # tokens that each row has read or written; of no width where nobody asks
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
@@ -45,7 +45,8 @@ class Begun:
     @torch.inference_mode()
     def advance(self, model: Model, tokens: Int[Tensor, "B"]) -> None:
         """Read one more token in every row."""
-        self.seen[torch.arange(len(tokens), device=tokens.device), tokens] = True
+        if self.seen.shape[1]:
+            self.seen[torch.arange(len(tokens), device=tokens.device), tokens] = True
         self.logits = model.next_logits(tokens[:, None], self.state)
 
 

@@ -354,7 +354,10 @@ static void share_norm(const float *x, const float *weight, float eps, float *y,
             squares += some * some;
         }
         const float factor = 1 / sqrtf(sum(squares) / (float)dim + eps);
-        for (int64_t i = 0; i < dim; i++) y[m * stride + i] = x[m * dim + i] * factor * weight[i];
+        int64_t i = 0;
+        for (; i + LANES <= dim; i += LANES)
+            store(y + m * stride + i, load(x + m * dim + i) * factor * load(weight + i));
+        for (; i < dim; i++) y[m * stride + i] = x[m * dim + i] * factor * weight[i];
     }
 }
 
@@ -385,13 +388,18 @@ void silu_product(float *gate, const float *up, int64_t count, int threads) {
 /* y = max(y + bias, 0) for each of `many` rows; bias may be NULL. What is not a number stays. */
 void relu(float *y, const float *bias, int64_t width, int64_t many, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t m = 0; m < many; m++)
-        for (int64_t i = 0; i < width; i += LANES) {
-            const int64_t n = width - i;
-            vec some = load_some(F32, y, m * width + i, n);
-            if (bias) some += load_some(F32, bias, i, n);
-            store_some(y + m * width + i, (vec)(~(some < 0) & (ivec)some), n);
+    for (int64_t m = 0; m < many; m++) {
+        float *mine = y + m * width;
+        int64_t i = 0;
+        for (; i + LANES <= width; i += LANES) {
+            const vec some = bias ? load(mine + i) + load(bias + i) : load(mine + i);
+            store(mine + i, (vec)(~(some < 0) & (ivec)some));
         }
+        for (; i < width; i++) {
+            const float one = bias ? mine[i] + bias[i] : mine[i];
+            mine[i] = one < 0 ? 0 : one;
+        }
+    }
 }
 
 /* weight · (s − mean(s)) / √(mean((s − mean(s))²) + eps) + bias with s = x + y, for each of `many` rows; bias may be
@@ -418,7 +426,11 @@ void add_norm(const float *x, const float *y, const float *weight, const float *
         }
         for (int64_t i = whole; i < dim; i++) rest += (to[i] - mean) * (to[i] - mean);
         const float factor = 1 / sqrtf((sum(squares) + rest) / (float)dim + eps);
-        for (int64_t i = 0; i < dim; i++) to[i] = (to[i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
+        for (int64_t i = 0; i < whole; i += LANES) {
+            const vec normed = (load(to + i) - mean) * factor * load(weight + i);
+            store(to + i, bias ? normed + load(bias + i) : normed);
+        }
+        for (int64_t i = whole; i < dim; i++) to[i] = (to[i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
     }
 }
 
@@ -500,8 +512,9 @@ INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, cons
     EACH(w, (value + LANES - 1) / LANES) acc[w] = (vec){0};
     for (int64_t first = 0; first < s->filled; first += CHUNK) {
         const int64_t count = s->filled - first < CHUNK ? s->filled - first : CHUNK;
+        const int64_t lanes = (count + LANES - 1) / LANES * LANES;
         float scores[CHUNK], best = top;
-        for (int64_t i = 0; i < CHUNK; i += LANES) {
+        for (int64_t i = 0; i < lanes; i += LANES) {
             vec sums[LANES] = {{0}};
             for (int64_t j = i; j < count && j < i + LANES; j++) {
                 const int64_t at = first + j + (owners ? owners[first + j] * apart : 0);
@@ -510,19 +523,19 @@ INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, cons
             }
             store(scores + i, sum_each(sums));
         }
-        for (int64_t i = 0; i < CHUNK; i++) {
+        for (int64_t i = 0; i < lanes; i++) {
             if (i >= count || (allowed && !allowed[first + i])) scores[i] = -INFINITY;
             best = scores[i] > best || scores[i] != scores[i] ? scores[i] : best;
         }
         if (best == -INFINITY) continue;
-        if (best != top) {
+        if (best != top && top != -INFINITY) {
             const float shrink = expf(top - best);
             total *= shrink;
             EACH(w, (value + LANES - 1) / LANES) acc[w] *= shrink;
-            top = best;
         }
+        top = best;
         vec weights = {0};
-        for (int64_t i = 0; i < CHUNK; i += LANES) {
+        for (int64_t i = 0; i < lanes; i += LANES) {
             const vec x = load(scores + i);
             const ivec hidden = x == all(-INFINITY);
             const vec some = (vec)(~hidden & (ivec)exponential(x - top));
@@ -537,8 +550,8 @@ INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, cons
                 acc[w] += scores[i] * load_some(kind, values, at * value + w * LANES, value - w * LANES);
         }
     }
-    EACH(w, (value + LANES - 1) / LANES)
-        store_some(out + w * LANES, total == 0 ? (vec){0} : acc[w] / total, value - w * LANES);
+    const float share = total == 0 ? 0 : 1 / total;
+    EACH(w, (value + LANES - 1) / LANES) store_some(out + w * LANES, acc[w] * share, value - w * LANES);
 }
 
 /* Known widths keep the query and the sums in registers. */
