@@ -106,10 +106,10 @@ class Config:
         """Raise `ConfigError` where the fields do not go together. Types have been checked by then."""
 
     def require_positive(self, *names: str) -> None:
-        """Each named field must be above zero where it is given."""
+        """Each named field must be above zero, and finite, where it is given."""
         for name in names:
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{self.kind()}.{name} is {value}, but must be positive")
 
     def require_share(self, *names: str) -> None:

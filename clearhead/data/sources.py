@@ -35,6 +35,7 @@ class Found:
     files: list[Path] = field(default_factory=list)
     hidden: int = 0
     binary: int = 0
+    runs: int = 0
     bytes: int = 0
 
     def add(self, path: Path) -> None:
@@ -43,7 +44,8 @@ class Found:
 
     @property
     def summary(self) -> str:
-        skipped = [f"{count:,} {kind}" for count, kind in ((self.hidden, "hidden"), (self.binary, "binary")) if count]
+        counts = {"hidden": self.hidden, "binary": self.binary, "of runs": self.runs}
+        skipped = [f"{count:,} {kind}" for kind, count in counts.items() if count]
         passed = f" (passed over: {' and '.join(skipped)})" if skipped else ""
         return f"{len(self.files):,} {'file' if len(self.files) == 1 else 'files'}, {self.bytes:,} bytes{passed}"
 
@@ -51,8 +53,8 @@ class Found:
 def documents(paths: Sequence[str | Path], besides: Path | None = None) -> Corpus:
     """A document for each text file and for each line of a `.jsonl`; `-` is standard input.
 
-    Folders are walked in order of names; what is hidden or binary in them is passed over and counted in `summary`.
-    So is what lies in the folder `besides`, which is none of the data: the run's own.
+    Folders are walked in order of names; what is hidden or binary in them is passed over and counted in `summary`, and
+    so are folders of runs. What lies in the folder `besides`, the run's own, is none of the data either.
     """
     found = Found()
     for path in paths:
@@ -91,16 +93,23 @@ def find(path: str | Path, found: Found, besides: Path | None = None) -> None:
 
 
 def visible(folder: Path, besides: Path | None, found: Found) -> Iterator[Path]:
-    """The files under a folder in the order of names, but those of `besides`, and those that are hidden, which are
-    counted."""
+    """The files under a folder in the order of names, but those of `besides`, and those that are hidden or of another
+    run, which are counted."""
     if is_same(folder, besides):
         raise DataError(f"{folder} is the run's own folder, in which its files change; choose another --out")
     for place, folders, names in os.walk(folder):
         found.hidden += sum(name.startswith(".") for name in (*folders, *names))
-        inner = (name for name in folders if not name.startswith("."))
-        folders[:] = sorted(name for name in inner if not is_same(Path(place, name), besides))
+        inner = [Path(place, name) for name in sorted(folders) if not name.startswith(".")]
+        inner = [path for path in inner if not is_same(path, besides)]
+        found.runs += sum(map(is_run, inner))
+        folders[:] = [path.name for path in inner if not is_run(path)]
         files = (Path(place, name) for name in sorted(names) if not name.startswith("."))
         yield from (path for path in files if path.is_file())
+
+
+def is_run(folder: Path) -> bool:
+    """Whether somebody trains or has trained here: what such a run writes of itself is nobody's text."""
+    return (folder / "recipe.json").exists() and (folder / ".lock").exists()
 
 
 def is_same(folder: Path, other: Path | None) -> bool:

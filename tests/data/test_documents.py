@@ -65,6 +65,11 @@ def test_the_folder_of_the_run_that_reads_is_none_of_its_data(folder: Path, monk
     monkeypatch.chdir(folder)
     assert list(texts(documents([folder], Path("runs/lm")))) == before
     assert list(texts(documents(["**/*.md"], run))) == ["a/one.md"]
+    for path in (run / ".lock", run / "recipe.json"):
+        path.touch()
+    later = documents([folder], folder / "runs" / "chars")
+    assert list(texts(later)) == before, "nor is that of another run"
+    assert "1 of runs" in later.summary
     inside = run / "text"
     inside.mkdir()
     (inside / "three.md").write_text("three")

@@ -7,11 +7,12 @@ is told is seen from a process without it, in `test_errors.py`.
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 
-from clearhead.configs import Causal, Config, ConfigError, MoEConfig, Window, dumps, loads
+from clearhead.configs import AdamWConfig, Causal, Config, ConfigError, MoEConfig, Window, dumps, loads
 from clearhead.models.presets import PRESETS, preset
 
 from .cases import CASES, GATED
@@ -156,3 +157,9 @@ def test_a_mask_that_says_nothing_is_refused() -> None:
     """`Mask` itself is no predicate: a model of it would fail only when run."""
     with pytest.raises((ConfigError, TypeError)):
         loads(broken("stack.pattern.0.mixer.mask", {"kind": "Mask"}))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
+def test_a_number_that_is_none_is_not_positive(value: float) -> None:
+    with pytest.raises(ConfigError, match=f"AdamW.lr is {value}, but must be positive"):
+        AdamWConfig(lr=value)
