@@ -12,6 +12,8 @@ from pathlib import Path
 @contextmanager
 def written_aside(path: Path) -> Iterator[Path]:
     """A name to write under; what is written takes its own name, and the place of what had it, once it is whole."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file that could be written anew; name another")
     part = path.with_name(f"{path.name}.part")
     try:
         yield part

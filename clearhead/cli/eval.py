@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 @click.argument("model")
 @click.argument("files", nargs=-1)
 @click.option("--context", type=int, default=None, help="Tokens read at once.  [default: the model's own, or 1024]")
-@click.option("--stride", type=int, default=None, help="Tokens from one window to the next.  [default: half of it]")
+@click.option(
+    "--stride",
+    type=click.IntRange(min=1),
+    default=None,
+    help="Tokens from one window to the next.  [default: half of it]",
+)
 @click.option(
     "--pairs",
     multiple=True,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import load_model
+from .options import load_model, require_free
 
 if TYPE_CHECKING:
     from clearhead.tokenize import Tokenizer
@@ -38,6 +38,8 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     """
     if form != "gguf" and dtype is not None and dtype not in DTYPES:
         raise ValueError(f"{dtype} is a precision of GGUF; {form} takes {', '.join(DTYPES)}")
+    if form == "hf":
+        require_free(out)
     loaded = load_model(model)
     if loaded.precision is not None:
         raise ValueError(f"{model} is quantised, which only clearhead reads; export the model that it was made from")

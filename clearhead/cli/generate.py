@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     help="When a beam search ends: at as many texts as beams; when the rest looks worse; when it must be worse.",
 )
 @click.option("-n", "n", type=int, default=None, help="Texts for each prompt.")
-@click.option("--batch", type=int, default=16, show_default=True, help="Prompts worked on together.")
+@click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts worked on together.")
 @click.option("--draft", default=None, metavar="MODEL", help="A smaller model of the same tokens that writes ahead.")
 @click.option("--draft-tokens", type=int, default=4, show_default=True, help="How many tokens it writes ahead.")
 @click.option("--echo", is_flag=True, help="Print the prompt too, before what goes on from it.")

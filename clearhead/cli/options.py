@@ -58,6 +58,8 @@ def gather(texts: tuple[str, ...], files: tuple[str, ...], lines: bool) -> list[
     """The texts of the command line, then those of the files."""
     if lines and not files:
         raise click.UsageError("--lines says how --file is read, and there is no --file")
+    if [*texts, *files].count("-") > 1:
+        raise click.UsageError("standard input is read once: give - one time")
     found = [read_text("-") if text == "-" else text for text in texts]
     for file in files:
         found += read_lines(file) if lines else [read_text(file)]
@@ -326,6 +328,16 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False)
+
+
+def require_free(folder: str) -> None:
+    """A folder that holds a model or a run is not written over by another command's."""
+    held = [name for name in HELD if Path(folder, name).exists()]
+    if held:
+        raise ValueError(f"{folder} holds {held[0]}, so there is a model or a run already; choose another folder")
+
+
+HELD = ("recipe.json", "config.json", "model.safetensors", "adapter.json", "tokenizer.json")
 
 
 def count_text(count: int) -> str:

@@ -51,7 +51,8 @@ def command(figures: tuple[str, ...], out: str, form: str, as_json: bool, **size
 
     asked = Positions(**sizes)  # type: ignore[arg-type]
     if as_json:
-        print_json(numbers(asked))
+        parts = {name if name in ("rotary", "alibi") else "sinusoidal" for name in figures or NAMES}
+        print_json({part: told for part, told in numbers(asked).items() if part in parts})
         return
     if Path(out).suffix and len(figures) != 1:
         raise click.UsageError(f"{out} is one file, and {len(figures or NAMES)} figures are drawn: name a folder")

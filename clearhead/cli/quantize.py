@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import bytes_text, cache_option, load_model, read_text
+from .options import bytes_text, cache_option, load_model, read_text, require_free
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +41,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     from clearhead.configs import precision
     from clearhead.configs.precision import Grouped
 
+    require_free(out)
     kind = precision(weights)
     kind = replace(kind, group=group) if isinstance(kind, Grouped) else kind
     kind = kind if cache is None else replace(kind, cache=cache)

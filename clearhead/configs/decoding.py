@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -70,8 +71,8 @@ class DecodingConfig(Config):
 
     def check(self) -> None:
         self.require_positive("max_new_tokens", "top_k", "repetition_penalty", "beams", "n")
-        if self.temperature is not None and self.temperature < 0:
-            raise ConfigError(f"temperature is {self.temperature}, but must not be negative; 0 is greedy")
+        if self.temperature is not None and not 0 <= self.temperature < math.inf:
+            raise ConfigError(f"temperature is {self.temperature}, but must not be negative, and finite; 0 is greedy")
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from pathlib import Path
 from typing import Any
 
 from clearhead.configs import DecodingConfig, LearnedConfig, Power
 from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.models.checkpoint import config_json
+from clearhead.models.checkpoint import config_json, read_json
 from clearhead.tokenize import Tokenizer
 
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
@@ -87,5 +86,5 @@ def asked(origin: Path | None) -> dict[str, Any]:
 def files(origin: Path | None) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {"config.json": config_json(origin), "generation_config.json": {}}
     if origin is not None and (path := origin / "generation_config.json").is_file():
-        found["generation_config.json"] = json.loads(path.read_text(encoding="utf-8"))
+        found["generation_config.json"] = read_json(path)
     return found

@@ -54,7 +54,7 @@ class ChatTemplate:
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": answering}
         try:
             return self.template.render(given | dict(self.tokens) | more)
-        except (jinja2.TemplateError, TypeError) as error:
+        except (jinja2.TemplateError, TypeError, ArithmeticError, RecursionError, LookupError) as error:
             raise TemplateError(f"the chat template refuses this conversation: {error}") from None
 
     def turn_end(self) -> str:

@@ -24,6 +24,7 @@ SIZES = {
     "trained": (2, 1 << 40),
 }
 """From least to most: a picture has no room for more."""
+NAMED = 16  # lines of a picture, at most, that have their names beside them
 PAIRED = 1 << 10  # positions of which every one is laid beside every other, at most
 
 
@@ -211,8 +212,9 @@ def draw_alibi(picture: Any, asked: Positions) -> None:
     shades = np.linspace(0, 0.85, asked.heads) if asked.theme == "light" else np.linspace(0.3, 1, asked.heads)
     for head, slope in enumerate(slopes):
         left.semilogy(far[1:], slope * far[1:], color=colormaps[SEQUENTIAL](shades[head]), linewidth=1.6)
-        left.annotate(f"head {head}: slope {slope:.3g}", (far[-1], slope * far[-1]), fontsize=7, va="center",
-                      xytext=(4, 0), textcoords="offset points", annotation_clip=False)  # fmt: skip
+        if head % -(-asked.heads // NAMED) == 0:
+            left.annotate(f"head {head}: slope {slope:.3g}", (far[-1], slope * far[-1]), fontsize=7, va="center",
+                          xytext=(4, 0), textcoords="offset points", annotation_clip=False)  # fmt: skip
     left.set(xlabel="distance (positions)", ylabel="subtracted from the score", xlim=(0, 1.3 * asked.length))
     left.set(title="every head has its own idea of far")
     left.grid(alpha=0.4)

@@ -125,6 +125,7 @@ def test_the_command(tmp_path: Path) -> None:
         1 / 16,
         1 / 256,
     ]
+    assert set(json.loads(CliRunner().invoke(cli, ["positions", "alibi", "--json"]).output)) == {"alibi"}
     two = CliRunner().invoke(cli, ["positions", "alibi", "curves", "--out", str(tmp_path / "two.svg")])
     assert two.exit_code == 2
     assert "two.svg is one file, and 2 figures are drawn: name a folder" in two.output

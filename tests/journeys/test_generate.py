@@ -112,6 +112,13 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(folder: str, tmp_path: Path
         assert "there is nothing to read" in refused(command, folder)
 
 
+def test_a_spoilt_file_of_decoding_is_named(folder: str) -> None:
+    file = Path(folder) / "generation_config.json"
+    file.write_text("{bad")
+    assert "generation_config.json is not JSON" in refused("generate", folder, "x")
+    file.unlink()
+
+
 def test_chat_answers_line_by_line(folder: str) -> None:
     assert "has no chat template" in refused("chat", folder)
     (Path(folder) / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
@@ -130,6 +137,9 @@ def test_chat_answers_line_by_line(folder: str) -> None:
         (("x", "--top-p", "2"), "top_p is 2.0, but must be a share between 0 and 1"),
         (("x", "--length-penalty", "long"), "'long' is neither power:ALPHA nor wu:ALPHA"),
         (("--lines",), "--lines says how --file is read"),
+        (("x", "-t", "nan"), "temperature is nan, but must not be negative, and finite"),
+        (("-", "--file", "-"), "standard input is read once"),
+        (("x", "--batch", "0"), "0 is not in the range x>=1"),
         (("--file", "nowhere.txt"), "nowhere.txt: no such file or directory"),
     ],
 )

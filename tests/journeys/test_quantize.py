@@ -81,6 +81,20 @@ def test_what_is_quantised_is_not_exported(folder: Path) -> None:
         assert not (folder / "out").exists()
 
 
+def test_a_model_or_a_run_is_not_written_over(folder: Path) -> None:
+    before = (folder / "whole" / "model.safetensors").read_bytes()
+    for words in (
+        ["quantize", folder / "whole", folder / "whole"],
+        ["export", folder / "whole", "--to", "hf", folder / "whole"],
+    ):
+        with pytest.raises(ValueError, match=r"whole holds config\.json, so there is a model or a run already"):
+            run(*words)
+    assert (folder / "whole" / "model.safetensors").read_bytes() == before
+    with pytest.raises(ValueError, match="a group of 4096 columns is wider than any matrix, of which 48 is the widest"):
+        run("quantize", folder / "whole", folder / "wide", "--weights", "int4", "--group", 4096)
+    assert not (folder / "wide").exists()
+
+
 def test_a_bad_group_is_one_sentence(folder: Path) -> None:
     with pytest.raises(ValueError, match="group is 7, but must be a power of two"):
         run("quantize", folder / "whole", folder / "bad", "--group", 7)

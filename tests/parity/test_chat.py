@@ -113,6 +113,19 @@ def test_a_template_reaches_nothing_and_refuses_in_one_sentence() -> None:
         ChatTemplate("{% for %}", {})
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 1 / 0 }}",
+        "{% for i in range(999999999) %}x{% endfor %}",
+        "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
+    ],
+)
+def test_a_template_that_fails_refuses(source: str) -> None:
+    with pytest.raises(TemplateError, match="the chat template refuses this conversation"):
+        ChatTemplate(source, {}).render([])
+
+
 def test_what_ends_a_turn_is_found_in_the_template() -> None:
     assert ChatTemplate(CHATML, {"bos_token": "<s>"}).turn_end() == "<|im_end|>"
     assert ChatTemplate(CHAT_TEMPLATE, {}).turn_end() == "<|end|>"

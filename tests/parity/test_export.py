@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -230,6 +231,14 @@ def test_a_file_is_written_over_itself(tmp_path: Path) -> None:
     for name, weight in load_gguf(path).state_dict().items():
         torch.testing.assert_close(weight.float(), model.state_dict()[name], atol=1e-3, rtol=1e-3)
     assert [each.name for each in tmp_path.iterdir()] == ["m.gguf"]
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for place in (tmp_path / "pipe", tmp_path):
+        with pytest.raises(ValueError, match="is not a file that could be written anew"):
+            save_gguf(build(LLAMA), place, None)
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_a_file_without_a_tokenizer_takes_ids(tmp_path: Path) -> None:
