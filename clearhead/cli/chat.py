@@ -28,7 +28,7 @@ def command(model: str, system: str | None, weights: str | None, cache: Cache | 
     \b
     clearhead chat path/to/model --system "Answer in one sentence." --temperature 0.7
     """
-    loaded = load_model(model, weights, cache)
+    loaded = load_model(model, weights, cache, writes=True)
     from clearhead.generate.complete import Task
     from clearhead.generate.conversation import Conversation
     from clearhead.generate.template import ChatTemplate

@@ -225,7 +225,7 @@ def grown(value: str | None, growth: Growth | None) -> tuple[str, str]:
     """`12.3 ms` and `n^1.02±.05`."""
     if value is None or growth is None:
         return value or "–", ""
-    margin = "" if growth.margin is None else f"±{growth.margin:.2f}".replace("±0.", "±.")
+    margin = "" if growth.margin is None else f"±{growth.margin:.2f}".replace("±0.", "±.")[:4]
     return value, f"n^{growth.exponent:.2f}{margin}"
 
 

@@ -61,7 +61,7 @@ def command(
     """
     if not files and not pairs:
         raise click.UsageError("give FILES, or --pairs")
-    loaded = load_model(model, weights)
+    loaded = load_model(model, weights, writes=not pairs)
     told: dict[str, Any] = {"model": model}
     if files:
         told["files"] = perplexities(loaded, files, context, stride)

@@ -40,7 +40,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
         raise ValueError(f"{dtype} is a precision of GGUF; {form} takes {', '.join(DTYPES)}")
     if form == "hf":
         require_free(out)
-    loaded = load_model(model)
+    loaded = load_model(model, as_is=True)
     if loaded.precision is not None:
         raise ValueError(f"{model} is quantised, which only clearhead reads; export the model that it was made from")
     import torch

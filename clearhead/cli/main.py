@@ -96,6 +96,6 @@ def told(error: Exception) -> str | None:
     if isinstance(error, MemoryError) or re.search("not enough memory|out of memory|allocate memory", str(error)):
         asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
         return f"there is not enough memory{f' for {asked[1]} more' if asked else ''}; ask for less at once"
-    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
-        return f"{error.filename}: {error.strerror.lower()}"
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror.lower() if error.filename is None else f"{error.filename}: {error.strerror.lower()}"
     return str(error) if isinstance(error, ValueError | OSError) else None

@@ -158,8 +158,14 @@ def cache_option(function: F) -> F:
     return click.option("--cache", type=click.Choice(["float32", "float16"]), default=None, help=text)(function)
 
 
-def load_model(path: str, weights: str | None = None, cache: Cache | None = None) -> Model:
-    """The model in a checkpoint folder, in a precision; what is worth saying about it goes to stderr."""
+def load_model(
+    path: str, weights: str | None = None, cache: Cache | None = None, *, as_is: bool = False, writes: bool = False
+) -> Model:
+    """The model in a checkpoint folder, in a precision; what is worth saying about it goes to stderr.
+
+    Weights of 16 bits stay so for who `writes`, by our kernels, and else become float32, unless all is wanted `as_is`:
+    products in 16 bits are slow on many processors, and some die of them.
+    """
     import warnings
 
     from clearhead.models.checkpoint import load
@@ -169,6 +175,12 @@ def load_model(path: str, weights: str | None = None, cache: Cache | None = None
     if path in PRESETS and not Path(path).exists():
         raise ValueError(f"{path} is an architecture, which has no weights; give the folder of a checkpoint")
     model = load(path)
+    if not as_is and model.precision is None:
+        stored = str(next(model.parameters()).dtype).removeprefix("torch.")
+        if writes and weights is None and stored in ("bfloat16", "float16"):
+            weights = stored
+        elif stored != "float32":
+            model.float()
     if weights is None and cache is None:
         return model
     from clearhead.configs import precision
@@ -292,12 +304,13 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
 
 def changed(config: Any, changes: tuple[str, ...]) -> Any:
     """The config with every `--set PATH=VALUE` in it."""
+    values = {}
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:
             raise click.UsageError(f"--set takes PATH=VALUE, not {change!r}")
-        config = config.changed(name.strip(), parsed(value.strip()))
-    return config
+        values[name.strip()] = parsed(value.strip())
+    return config.changed_all(values)
 
 
 def from_hugging_face(path: Path) -> ModelConfig | None:

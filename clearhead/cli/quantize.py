@@ -46,7 +46,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     kind = replace(kind, group=group) if isinstance(kind, Grouped) else kind
     kind = kind if cache is None else replace(kind, cache=cache)
     read = None if text is None else read_text(text)
-    loaded = load_model(model)
+    loaded = load_model(model, as_is=True)
     from clearhead.generate.complete import check_writes, own_tokenizer
     from clearhead.generate.defaults import context_length
     from clearhead.measure.perplexity import perplexity_of

@@ -84,9 +84,15 @@ def command(
     clearhead train --from MODEL --lora 8 --data notes/ --out runs/tuned
     torchrun --nproc-per-node 2 -m clearhead train lm --data notes/
     """
+    if recipe is None and resume and out is not None and checkpoint is None and Path(out, "recipe.json").exists():
+        recipe = str(Path(out, "recipe.json"))
     recipe = recipe or ("lm" if checkpoint is None else "finetune")
     folder = Path(out or f"runs/{Path(recipe).stem}")
+    from clearhead.configs.train import NextTokenConfig, PairsConfig
+
     wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora, bool(data))
+    if sample is not None and not isinstance(wanted.task, NextTokenConfig | PairsConfig):
+        raise click.UsageError(f"--sample is a text to go on from, and the task {wanted.task.kind()} writes none")
     from clearhead.training.checkpoint import listed
     from clearhead.training.loop import Interrupted, Means, TrainingError, train
     from clearhead.training.world import FirstFailed

@@ -123,7 +123,11 @@ class Config:
 
     def changed(self: C, path: str, value: Any) -> C:
         """A copy in which the field at a dotted path, such as `stack.pattern.0.mixer.heads`, has another value."""
-        return put(self, path.split("."), value, path)
+        return self.changed_all({path: value})
+
+    def changed_all(self: C, values: Mapping[str, Any]) -> C:
+        """The same for several at once, which may be right only together."""
+        return put(self, [(path.split("."), value, path) for path, value in values.items()])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,20 +206,29 @@ def parse(data: Any, where: str) -> Any:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def put(node: Any, path: list[str], value: Any, whole: str) -> Any:
-    if not path:
-        return parse(value, whole)
-    key, rest = path[0], path[1:]
+Change = tuple[list[str], Any, str]
+"""What is left of a dotted path, the value, and the whole path."""
+
+
+def put(node: Any, changes: list[Change]) -> Any:
+    """A copy of a config, of a tuple or of a value, with every change in it; it is checked once, when all are made."""
+    inside: dict[str, list[Change]] = {}
+    for path, value, whole in changes:
+        if path:
+            inside.setdefault(path[0], []).append((path[1:], value, whole))
+        else:
+            node = parse(value, whole)
+    for key, ((_, _, whole), *_) in inside.items():
+        if isinstance(node, tuple):
+            if not key.isdigit() or int(key) >= len(node):
+                raise ConfigError(f"{whole}: {key!r} is not one of the places 0 to {len(node) - 1}")
+        elif not isinstance(node, Config):
+            raise ConfigError(f"{whole}: {node!r} has no fields, so no {key!r}")
+        elif key not in (names := {f.name for f in fields(node)}):
+            raise ConfigError(f"{whole}: {node.kind()} has no field {key!r}{nearest(key, names)}")
     if isinstance(node, tuple):
-        if not key.isdigit() or int(key) >= len(node):
-            raise ConfigError(f"{whole}: {key!r} is not one of the places 0 to {len(node) - 1}")
-        return tuple(put(item, rest, value, whole) if i == int(key) else item for i, item in enumerate(node))
-    if not isinstance(node, Config):
-        raise ConfigError(f"{whole}: {node!r} has no fields, so no {key!r}")
-    names = {f.name for f in fields(node)}
-    if key not in names:
-        raise ConfigError(f"{whole}: {node.kind()} has no field {key!r}{nearest(key, names)}")
-    return replace(node, **{key: put(getattr(node, key), rest, value, whole)})
+        return tuple(put(item, inside.get(str(i), [])) for i, item in enumerate(node))
+    return replace(node, **{key: put(getattr(node, key), some) for key, some in inside.items()}) if inside else node
 
 
 def nearest(word: object, known: Iterable[str]) -> str:

@@ -46,8 +46,12 @@ def parse_line(line: str, where: str) -> tuple[Piece, ...]:
     """The pieces of one line of a `.jsonl`."""
     try:
         record = json.loads(line)
+    except RecursionError:
+        raise DataError(f"{where} is not JSON that can be read: it is nested too deeply") from None
     except json.JSONDecodeError as error:
         raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+    except ValueError:  # Python's own bound
+        raise DataError(f"{where} holds a number of too many digits") from None
     if not isinstance(record, dict):
         raise DataError(f"{where} is {kind_of(record)}, but must be an object with {KEYS}")
     if "messages" in record:

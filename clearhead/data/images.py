@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -116,7 +117,8 @@ def open_picture(path: Path, channels: int) -> Any:
     except ImportError:
         raise DataError("pictures are read by pillow: pip install 'clearhead[vision]'") from None
     try:
-        with Image.open(path) as image:
+        with warnings.catch_warnings(), Image.open(path) as image:
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # a large one is large, no more
             return in_eight_bits(image).convert("L" if channels == 1 else "RGB")
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -57,7 +57,11 @@ def documents(paths: Sequence[str | Path], besides: Path | None = None) -> Corpu
     so are folders of runs. What lies in the folder `besides`, the run's own, is none of the data either.
     """
     found = Found()
+    if [str(path) for path in paths].count("-") > 1:
+        raise DataError("standard input is read once; give - one time")
     for path in paths:
+        if not str(path):
+            raise DataError("a path of the data is empty; give a file or a folder (. is this one)")
         if str(path) == "-":
             found.add(standard_input())
         else:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from clearhead.configs import ConfigError
 from clearhead.configs.adapter import ADAPTER, LoRAConfig, read_adapter
 from clearhead.files import digest
 
@@ -51,6 +52,9 @@ class LowRank(nn.Module):
 def adapt(model: nn.Module, config: LoRAConfig) -> None:
     """Freeze the model, and put a difference that learns beside every matrix of its blocks."""
     model.requires_grad_(False)
+    most = max(min(weight.shape[-2:]) for weight in matrices(model).values())
+    if config.rank > most:
+        raise ConfigError(f"LoRA.rank is {config.rank}, but no matrix of this model has a rank above {most}")
     for name, weight in matrices(model).items():
         parametrize.register_parametrization(model.get_submodule(name), "weight", LowRank(config, weight))
 

@@ -12,16 +12,18 @@ from .run import Run
 
 
 def draw_curves(folders: Sequence[str | Path], path: str | Path) -> None:
-    """Training loss thin, validation loss with dots, against steps."""
+    """Training loss, smoothed, thin; validation loss with dots, against steps."""
     with figure(8, 4.8) as picture:
         axis = picture.subplots()
+        names = [Path(folder).name for folder in folders]
         for i, folder in enumerate(folders):
             lines = Run(folder).history()
             if not lines:
                 raise ResumeError(f"{folder} holds no metrics.jsonl, so there is no curve to draw")
-            colour, name = COLOURS[i % len(COLOURS)], Path(folder).name
+            colour, name = COLOURS[i % len(COLOURS)], names[i] if names.count(names[i]) == 1 else str(folder)
             losses = smoothed([line["train/loss"] for line in lines])
-            axis.plot([line["step"] for line in lines], losses, color=colour, linewidth=1, label=f"{name}, training")
+            label = f"{name}, training (smoothed)"
+            axis.plot([line["step"] for line in lines], losses, color=colour, linewidth=1, label=label)
             measured = [(line["step"], line["val/loss"]) for line in lines if "val/loss" in line]
             if measured:
                 axis.plot(*zip(*measured, strict=True), "o-", color=colour, markersize=4, label=f"{name}, validation")

@@ -113,10 +113,10 @@ class Run:
 
     def history(self) -> list[dict[str, Any]]:
         """Every line that is whole: a kill may leave half of the last one."""
-        lines = self.metrics.read_text(encoding="utf-8").splitlines() if self.metrics.exists() else []
+        lines = self.metrics.read_text(encoding="utf-8", errors="replace").splitlines() if self.metrics.exists() else []
         found = []
         for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):
+            with contextlib.suppress(ValueError):
                 found.append(json.loads(line))
         return found
 

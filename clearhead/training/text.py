@@ -53,6 +53,7 @@ class Text(Task):
 
     unit = "tokens"
     tokenizer: Tokenizer
+    length: int
     head: type[LMHeadConfig] | type[MaskedLMHeadConfig]
 
     def __init__(self, recipe: RecipeConfig, tokenizer: Tokenizer, training: Shards, validation: Shards) -> None:
@@ -61,9 +62,9 @@ class Text(Task):
         self.training, self.held_out = training, validation
         self.config = fitted(recipe, self.head, recipe.task.context, tokenizer.vocabulary)
         self.guess = math.log(tokenizer.vocabulary)
-        self.length = recipe.task.context
+        self.length = min(self.task.context, max(len(training), len(validation)))  # a row is no longer than any text
         self.batches = Batches(
-            training, batch=recipe.batch, context=self.task.context, seed=recipe.seed, apart=self.task.apart
+            training, batch=recipe.batch, context=self.length, seed=recipe.seed, apart=self.task.apart
         )
 
     def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
@@ -71,7 +72,7 @@ class Text(Task):
 
     def validation(self) -> Iterator[TrainBatch]:
         task = self.task
-        for window in windows(self.held_out, task.context, batch=self.recipe.batch, apart=task.apart):
+        for window in windows(self.held_out, self.length, batch=self.recipe.batch, apart=task.apart):
             yield to_torch(window)
 
 
@@ -123,7 +124,7 @@ class MaskedTokens(Text):
 
     def validation(self) -> Iterator[TrainBatch]:
         task, first = self.task, 0
-        for window in windows(self.held_out, task.context, batch=self.recipe.batch, apart=task.apart):
+        for window in windows(self.held_out, self.length, batch=self.recipe.batch, apart=task.apart):
             yield to_torch(self.hiding.hide(window, first))
             first += len(window.inputs)
 
@@ -176,7 +177,7 @@ def tokens(
     ]
     say(f"{len(shards[0]):,} tokens to train on, {len(shards[1]):,} to validate with")
     if len(shards[0]) <= recipe.task.context:
-        say(f"that is less than one row of task.context={recipe.task.context}: a smaller one wastes less")
+        say(f"that is less than one row of task.context={recipe.task.context}, so rows are as long as the text")
     return tokenizer, shards[0], shards[1]
 
 

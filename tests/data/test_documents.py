@@ -81,6 +81,13 @@ def test_the_folder_of_the_run_that_reads_is_none_of_its_data(folder: Path, monk
         documents(["runs/lm/*.jsonl"], run)
 
 
+def test_no_path_and_two_standard_inputs_are_refused() -> None:
+    with pytest.raises(DataError, match="a path of the data is empty"):
+        documents([""])
+    with pytest.raises(DataError, match="standard input is read once"):
+        documents(["-", "-"])
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with a name")
 def test_a_pipe_is_no_corpus_but_can_be_read_once(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
@@ -162,6 +169,11 @@ CONTENTS = {
     "cut.txt": ("é".encode()[:1], r"cut\.txt: byte 0 is 0xc3"),
     "far.txt": (b"x" * (2**20 - 1) + "é".encode() + b"y\xff", rf"byte {2**20 + 2:,} is 0xff"),
     "split.txt": (b"x" * (2**20 - 1) + b"\xc3y", rf"byte {2**20 - 1:,} is 0xc3"),
+    "deep.jsonl": (
+        b"[" * 200_000 + b"\n",
+        r"deep\.jsonl, line 1 is not JSON that can be read: it is nested too deeply",
+    ),
+    "long.jsonl": (b'{"text": ' + b"1" * 6000 + b"}\n", r"long\.jsonl, line 1 holds a number of too many digits"),
     "bad.jsonl": (b'{"text": "a"}\n{"text": }\n', r"bad\.jsonl, line 2 is not JSON: Expecting value at column 10"),
     "bytes.jsonl": (b'{"text": "a"}\n{"text": "\xff"}\n', r"bytes\.jsonl, line 2: byte 10 is 0xff"),
     "list.jsonl": (b"[1]\n", r"line 1 is a list, but must be an object with 'text', or 'prompt'"),

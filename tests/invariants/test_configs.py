@@ -159,6 +159,19 @@ def test_a_mask_that_says_nothing_is_refused() -> None:
         loads(broken("stack.pattern.0.mixer.mask", {"kind": "Mask"}))
 
 
+def test_changes_that_are_right_only_together_are_made_together() -> None:
+    vit = preset("tiny-vit")
+    for order in (("image", "patch"), ("patch", "image")):
+        values = {"embedding.image": 15, "embedding.patch": 5}
+        changed = vit.changed_all({f"embedding.{name}": values[f"embedding.{name}"] for name in order})
+        assert (changed.embedding.image, changed.embedding.patch) == (15, 5)
+    with pytest.raises(ConfigError, match="image=15 is not a multiple of patch=8"):
+        vit.changed_all({"embedding.image": 15, "embedding.patch": 8})
+    inside = {"stack.pattern.0.mixer": {"kind": "Attention", "heads": 2}, "stack.pattern.0.mixer.heads": 1}
+    assert vit.changed_all(inside).stack.pattern[0].mixer.heads == 1
+    assert vit.changed_all({}) == vit
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])
 def test_a_number_that_is_none_is_not_positive(value: float) -> None:
     with pytest.raises(ConfigError, match=f"AdamW.lr is {value}, but must be positive"):

@@ -112,6 +112,22 @@ def test_a_line_ends_at_a_line_feed_and_nowhere_else(folder: str, tmp_path: Path
         assert "there is nothing to read" in refused(command, folder)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_of_16_bits_are_read_on_any_processor(folder: str, tmp_path: Path, dtype: torch.dtype) -> None:
+    """Some die of products in bfloat16."""
+    model = package.load(folder).to(dtype)
+    model.save(tmp_path / "half")
+    wanted = model.float().generate("To be", max_new_tokens=8)[0].text
+    result = typed("generate", str(tmp_path / "half"), "To be", "-m", "8")
+    assert (result.returncode, result.stdout) == (0, wanted + "\n"), result.stderr
+    (tmp_path / "text.txt").write_text("To be or not to be " * 9)
+    for words in (
+        ("eval", str(tmp_path / "half"), str(tmp_path / "text.txt")),
+        ("inspect", str(tmp_path / "half"), "To be"),
+    ):
+        assert typed(*words).returncode == 0
+
+
 def test_a_spoilt_file_of_decoding_is_named(folder: str) -> None:
     file = Path(folder) / "generation_config.json"
     file.write_text("{bad")

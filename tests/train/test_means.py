@@ -60,7 +60,7 @@ def test_a_run_that_was_never_evaluated_has_a_curve(
     monkeypatch.setattr(curves, "save", lambda picture, path: drawn.extend(picture.axes[0].lines))
     run.log(**{"step": 1, "train/loss": 3.0} | ({"val/loss": 2.0} if evaluated else {}))
     curves.draw_curves([tmp_path], tmp_path / "loss.svg")
-    assert [line.get_label().split(", ")[1] for line in drawn] == ["training", "validation"][: 1 + evaluated]
+    assert [line.get_label().split(", ")[1] for line in drawn] == ["training (smoothed)", "validation"][: 1 + evaluated]
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "model.safetensors.index.json", "adapter.safetensors", "none"])

@@ -254,6 +254,38 @@ def test_a_text_shorter_than_a_row_is_said(tmp_path: Path) -> None:
     assert any("less than one row of task.context=400" in sentence for sentence in said)
 
 
+def test_a_line_of_metrics_that_is_no_text_is_passed_over(corpus: Path, tmp_path: Path) -> None:
+    train(small(steps=2), [corpus], tmp_path / "run")
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as file:
+        file.write(b"\x00\xff garbage\n")
+    assert [line["step"] for line in Run(tmp_path / "run").history()] == [1, 2]
+
+
+def test_a_row_is_no_longer_than_the_text(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(TEXT[:300])
+    config = small(steps=1).changed("task.context", 10**6)
+    task = prepare(config, [text], [], Run(tmp_path / "run"), lambda sentence: None)
+    assert task.batch(0).inputs.shape[1] == task.length < 300
+    assert next(iter(task.validation())).inputs.shape[1] <= 300
+
+
+def test_a_run_is_gone_on_with_by_its_folder_alone(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    with contextlib.suppress(KeyboardInterrupt):
+        train(small(), [corpus], out, report=Report(show=lambda numbers: stop_at(9, numbers)))
+    result = CliRunner().invoke(cli, ["train", "--data", str(corpus), "--out", str(out), "--resume"])
+    assert result.exit_code == 0, result.output
+    assert Run(out).history()[-1]["step"] == 12
+
+
+def test_a_sample_of_what_writes_nothing_is_refused_at_once(tmp_path: Path) -> None:
+    result = CliRunner().invoke(cli, ["train", "vit", "--sample", "hello", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 2
+    assert "the task Images writes none" in result.output
+    assert not (tmp_path / "run").exists()
+
+
 def test_what_stops_a_preparation_is_not_put_off(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop, "prepare", lambda *given: signal.raise_signal(signal.SIGINT))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of the tests ignores it

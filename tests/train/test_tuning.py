@@ -214,6 +214,8 @@ def test_what_cannot_be_adapted_or_trained_is_refused_at_the_start(base: Path, t
     about = replace(small(), start=str(tmp_path / "model.gguf"), adapter=LoRAConfig())
     with pytest.raises(ConfigError, match="is no folder, to which an adapter could belong"):
         make_model(about, Task())
+    with pytest.raises(ConfigError, match=r"LoRA\.rank is 100000, but no matrix of this model has a rank above 32"):
+        adapt(clearhead.load(base), LoRAConfig(rank=100_000))
     quantize(clearhead.load(base), Int8()).save(tmp_path / "int8")
     with pytest.raises(ConfigError, match="is quantised, and so learns nothing"):
         make_model(replace(small(), start=str(tmp_path / "int8")), Task())
