@@ -70,6 +70,11 @@ def command(
     if view == "patching" and asked["other"] is None:
         raise click.UsageError("--show patching needs --other INPUT, into whose run values are put")
     looked = look(model, text, as_ids, asked)
+    from clearhead.generate.defaults import context_length
+
+    context, read = context_length(looked.subject.model), len(looked.subject.source_labels or looked.subject.labels)
+    if context is not None and read > context:
+        click.echo(f"clearhead: {read:,} tokens are looked at, but the model was made to read {context:,}", err=True)
     if looked.subject.written < asked["write"]:
         wrote = f"{looked.subject.written:,} of {asked['write']:,} tokens"
         click.echo(f"clearhead: {wrote} were written: the model came to an end, or its context did", err=True)

@@ -172,5 +172,7 @@ def test_the_context_bounds_a_conversation(folder) -> None:
     task = Task.of(clearhead.load(folder), max_new_tokens=5)
     talk = Conversation(task, ChatTemplate.load(folder, task.tokenizer))
     list(talk.reply("hi"))
-    with pytest.raises(ValueError, match=r"the prompt has \d+ tokens, but the model reads at most 60"):
+    with pytest.raises(
+        ValueError, match=r"the conversation has come to \d+ tokens, and the model reads at most 60; begin a new one"
+    ):
         list(talk.reply("long " * 20))
