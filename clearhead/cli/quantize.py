@@ -52,6 +52,9 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     from clearhead.measure.perplexity import perplexity_of
     from clearhead.models.quantize import quantize
 
+    widest = max(weight.shape[-1] for weight in loaded.parameters() if weight.dim() > 1)
+    if isinstance(kind, Grouped) and kind.group > max(widest, Grouped.group):
+        raise ValueError(f"a group of {group} columns is wider than any matrix, of which {widest} is the widest")
     tokenizer = own_tokenizer(loaded)
     if read is not None and tokenizer is None:
         raise ValueError(f"{model} has no tokenizer, so it reads no text; leave --text out")

@@ -12,7 +12,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import Cache, Int4, Precision
-from clearhead.configs.precision import Grouped
 from clearhead.nn.heads import LMHead, MaskedLMHead
 from clearhead.nn.moe import StackedLinear
 from clearhead.nn.stepping import QUICKER, SteppingAttention
@@ -32,11 +31,6 @@ def quantize(model: Model, precision: Precision, *, tokens: Int[Tensor, "B T"] |
     """
     if model.precision is not None:
         raise ValueError(f"the model is in {model.precision.kind()} already; quantise the model it was made from")
-    widest = max(weight.shape[-1] for weight in model.parameters() if weight.dim() > 1)
-    if isinstance(precision, Grouped) and precision.group > max(widest, Grouped.group):
-        raise ValueError(
-            f"a group of {precision.group} columns is wider than any matrix, of which {widest} is the widest"
-        )
     moments = input_moments(model, tokens) if isinstance(precision, Int4) and tokens is not None else {}
     made = bare(model.config)
     weights = model.state_dict()

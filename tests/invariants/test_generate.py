@@ -553,7 +553,7 @@ def test_samples_of_one_seed_are_independent() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"temperature": -1.0}, "temperature is -1.0, but must not be negative; 0 is greedy"),
+        ({"temperature": -1.0}, "temperature is -1.0, but must not be negative, and finite; 0 is greedy"),
         ({"top_p": 1.5}, "top_p is 1.5, but must be a share between 0 and 1"),
         ({"top_k": 0}, "Decoding.top_k is 0, but must be positive"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0, but must be positive"),
