@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from .options import load_model, require_free
-
-if TYPE_CHECKING:
-    from clearhead.tokenize import Tokenizer
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -45,13 +41,13 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
         raise ValueError(f"{model} is quantised, which only clearhead reads; export the model that it was made from")
     import torch
 
+    from clearhead.generate.complete import own_tokenizer
     from clearhead.models.gguf import save_gguf
     from clearhead.models.onnx import save_onnx
 
-    origin = loaded.origin
     if form == "gguf":
         kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(next(loaded.parameters()).dtype, "f32")
-        save_gguf(loaded, Path(out), tokenizer_at(origin), dtype or kept)
+        save_gguf(loaded, Path(out), own_tokenizer(loaded), dtype or kept)
         return
     if dtype is not None:
         loaded.to(getattr(torch, DTYPES[dtype]))
@@ -59,13 +55,3 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
         save_onnx(loaded, Path(out))
     else:
         loaded.save(out)
-
-
-def tokenizer_at(origin: Path | None) -> Tokenizer | None:
-    """The tokenizer of the checkpoint, where it has one."""
-    from clearhead.tokenize import Tokenizer
-
-    names = ("tokenizer.json", "tokenizer.model", "source.spm")
-    if origin is None or not (origin.is_file() or any((origin / name).exists() for name in names)):
-        return None
-    return Tokenizer.load(origin)

@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 from clearhead.configs import ConfigError, DecodingConfig, LMHeadConfig, TokenEmbeddingConfig
 from clearhead.configs.base import nearest
 from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.models.gguf import tokenizer_in
 from clearhead.tokenize import Tokenizer
+from clearhead.tokenize.gguf import from_gguf
 
 from .beam import beam_search
 from .defaults import context_length, defaults
@@ -257,7 +257,7 @@ def own_tokenizer(model: Model) -> Tokenizer | None:
 @lru_cache(maxsize=4)
 def read_tokenizer(origin: Path, changed: int) -> Tokenizer | None:
     """Read once, and again when its file has changed."""
-    return tokenizer_in(origin) if origin.is_file() else Tokenizer.load(origin)
+    return from_gguf(origin) if origin.is_file() else Tokenizer.load(origin)
 
 
 def check_writes(model: Model) -> None:

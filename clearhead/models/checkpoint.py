@@ -36,6 +36,7 @@ from clearhead.configs import (
 )
 from clearhead.configs.base import parse
 from clearhead.files import let_read, settle
+from clearhead.tokenize.gguf import from_gguf
 
 from .assemble import Model, bare
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing, to_hf
@@ -143,9 +144,7 @@ def save(
         raise ValueError(f"shard_bytes is {shard_bytes}, but must be positive")
     origin = model.origin if model.origin is not None and model.origin.is_dir() else None
     if tokenizer is None and origin is None and model.origin is not None:
-        from .gguf import tokenizer_in  # whose writing needs this file
-
-        tokenizer = tokenizer_in(model.origin)
+        tokenizer = from_gguf(model.origin)
     said = {**kept_fields(model.origin), **(extra or {})}
     packed = model.precision is not None
     hf, tensors = as_packed(model, said) if packed else as_theirs(model.config, named_weights(model), said)

@@ -19,7 +19,7 @@ from torch import Tensor
 from clearhead.configs import Llama3Scaling, ModelConfig, RotaryConfig, YarnScaling
 from clearhead.files import written_aside
 from clearhead.tokenize import Tokenizer
-from clearhead.tokenize.gguf import ROLES, TOKENS, gguf_package, has_tokenizer, metadata, open_gguf, write_tokenizer
+from clearhead.tokenize.gguf import NONE, ROLES, TOKENS, gguf_package, metadata, open_gguf, write_tokenizer
 
 from .assemble import Model, bare
 from .convert import CheckpointError, family
@@ -84,11 +84,6 @@ def gguf_config(path: Path) -> ModelConfig:
 def gguf_fields(path: Path) -> dict[str, Any]:
     """The `config.json` that the file amounts to; read once, and again when the file has changed."""
     return read_fields(path, path.stat().st_mtime_ns)
-
-
-def tokenizer_in(path: Path) -> Tokenizer | None:
-    """The tokenizer in the file, if there is one."""
-    return Tokenizer.load(path) if has_tokenizer(path) else None
 
 
 @lru_cache(maxsize=4)
@@ -264,7 +259,7 @@ def save_gguf(model: Model, path: Path, tokenizer: Tokenizer | None, precision: 
         writer = package.GGUFWriter(str(aside), WRITTEN[hf["model_type"]])
         write_metadata(writer, hf)
         if tokenizer is None:
-            writer.add_tokenizer_model("no_vocab")
+            writer.add_tokenizer_model(NONE)
         else:
             write_tokenizer(writer, tokenizer, hf["vocab_size"])
         kind = package.GGMLQuantizationType[precision.upper()]

@@ -24,6 +24,7 @@ LLAMA3 = (
 WORDS = {"gpt-2": None, "llama-bpe": LLAMA3, "qwen2": LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")}
 """How a text falls into words before pairs are merged, by llama.cpp's name for it; None is GPT-2's own rule."""
 TOKENS = "tokenizer.ggml."
+NONE = "no_vocab"  # llama.cpp's name for no tokenizer
 ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
@@ -53,14 +54,12 @@ def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
     return {name: float(str(np.float32(v))) if isinstance(v, float) else v for name, v in said.items()}
 
 
-def has_tokenizer(path: Path) -> bool:
-    """Whether a file holds one, known or not: some hold a model alone."""
-    return metadata(open_gguf(path)).get(f"{TOKENS}model", "no_vocab") != "no_vocab"
-
-
-def from_gguf(path: Path) -> Tokenizer:
+def from_gguf(path: Path) -> Tokenizer | None:
+    """The file's tokenizer; None where it holds a model alone."""
     said = metadata(open_gguf(path))
-    kind = said.get(f"{TOKENS}model")
+    kind = said.get(f"{TOKENS}model", NONE)
+    if kind == NONE:
+        return None
     if kind not in ("llama", "gpt2"):
         raise TokenizerError(f"the tokenizer {kind!r} of {path} is not read; llama and gpt2 are")
     try:

@@ -49,7 +49,10 @@ class Tokenizer:
         if file.suffix == ".gguf":
             from .gguf import from_gguf  # whose pieces become a tokenizer
 
-            return from_gguf(file)
+            inside = from_gguf(file)
+            if inside is None:
+                raise TokenizerError(f"{file} holds a model without a tokenizer")
+            return inside
         file = file / "tokenizer.json" if file.is_dir() else file
         beside = file.with_name("tokenizer_config.json")
         try:
