@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import cache_option, decoding_options, load_model, weights_option
+from .options import cache_option, decoding_options, load_writer, weights_option
 
 if TYPE_CHECKING:
     from clearhead.configs import Cache
@@ -28,7 +28,7 @@ def command(model: str, system: str | None, weights: str | None, cache: Cache | 
     \b
     clearhead chat path/to/model --system "Answer in one sentence." --temperature 0.7
     """
-    loaded = load_model(model, weights, cache, writes=True)
+    loaded = load_writer(model, weights, cache)
     from clearhead.generate.complete import Task
     from clearhead.generate.conversation import Conversation
     from clearhead.generate.template import ChatTemplate

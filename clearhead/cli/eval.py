@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import beam_options, json_option, load_model, print_json, translated, weights_option
+from .options import beam_options, json_option, load_model, load_writer, print_json, translated, weights_option
 
 if TYPE_CHECKING:
     from clearhead.models.assemble import Model
@@ -61,7 +61,7 @@ def command(
     """
     if not files and not pairs:
         raise click.UsageError("give FILES, or --pairs")
-    loaded = load_model(model, weights, writes=not pairs)
+    loaded = (load_model if pairs else load_writer)(model, weights)
     told: dict[str, Any] = {"model": model}
     if files:
         told["files"] = perplexities(loaded, files, context, stride)

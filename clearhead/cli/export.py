@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import load_model, require_free
+from .options import read_model, require_free
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -36,7 +36,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
         raise ValueError(f"{dtype} is a precision of GGUF; {form} takes {', '.join(DTYPES)}")
     if form == "hf":
         require_free(out)
-    loaded = load_model(model, as_is=True)
+    loaded = read_model(model)
     if loaded.precision is not None:
         raise ValueError(f"{model} is quantised, which only clearhead reads; export the model that it was made from")
     import torch

@@ -15,7 +15,7 @@ from .options import (
     gather,
     json_option,
     length_penalty,
-    load_model,
+    load_writer,
     print_json,
     some,
     weights_option,
@@ -86,11 +86,11 @@ def command(
     wanted = some(wanted) if prompts or files else [""]
     options |= {"early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping)}
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
-    loaded = load_model(model, weights, cache, writes=True)
+    loaded = load_writer(model, weights, cache)
     from clearhead.generate.complete import Task, generate, pieces
     from clearhead.generate.speculate import Draft
 
-    ahead = None if draft is None else Draft(load_model(draft, writes=True), draft_tokens)
+    ahead = None if draft is None else Draft(load_writer(draft), draft_tokens)
     task = Task.of(loaded, draft=ahead, **options)
     if len(wanted) == 1 and task.config.n == task.config.beams == 1 and not as_json:
         click.echo(wanted[0] if echo else "", nl=False)

@@ -158,14 +158,8 @@ def cache_option(function: F) -> F:
     return click.option("--cache", type=click.Choice(["float32", "float16"]), default=None, help=text)(function)
 
 
-def load_model(
-    path: str, weights: str | None = None, cache: Cache | None = None, *, as_is: bool = False, writes: bool = False
-) -> Model:
-    """The model in a checkpoint folder, in a precision; what is worth saying about it goes to stderr.
-
-    Weights of 16 bits stay so for who `writes`, by our kernels, and else become float32, unless all is wanted `as_is`:
-    products in 16 bits are slow on many processors, and some die of them.
-    """
+def read_model(path: str) -> Model:
+    """The model in a checkpoint folder as it is stored; what is worth saying about it goes to stderr."""
     import warnings
 
     from clearhead.models.checkpoint import load
@@ -174,13 +168,27 @@ def load_model(
     warnings.showwarning = lambda message, *_: click.echo(f"clearhead: {message}", err=True)
     if path in PRESETS and not Path(path).exists():
         raise ValueError(f"{path} is an architecture, which has no weights; give the folder of a checkpoint")
-    model = load(path)
-    if not as_is and model.precision is None:
-        stored = str(next(model.parameters()).dtype).removeprefix("torch.")
-        if writes and weights is None and stored in ("bfloat16", "float16"):
-            weights = stored
-        elif stored != "float32":
-            model.float()
+    return load(path)
+
+
+def load_model(path: str, weights: str | None = None) -> Model:
+    """The same to compute with: in float32 or as `weights` says, since products of 16-bit numbers are slow on many
+    processors, and kill the process on some."""
+    model = read_model(path)
+    return in_precision(model if model.precision is not None else model.float(), weights)
+
+
+def load_writer(path: str, weights: str | None = None, cache: Cache | None = None) -> Model:
+    """The same to write with, for which weights of 16 bits stay so: our kernels read them."""
+    model = read_model(path)
+    stored = str(next(model.parameters()).dtype).removeprefix("torch.")
+    if model.precision is None and stored in ("bfloat16", "float16"):
+        weights = weights or stored
+    return in_precision(model, weights, cache)
+
+
+def in_precision(model: Model, weights: str | None, cache: Cache | None = None) -> Model:
+    """With its matrices, and its keys and values, as asked."""
     if weights is None and cache is None:
         return model
     from clearhead.configs import precision

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import bytes_text, cache_option, load_model, read_text, require_free
+from .options import bytes_text, cache_option, read_model, read_text, require_free
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     kind = replace(kind, group=group) if isinstance(kind, Grouped) else kind
     kind = kind if cache is None else replace(kind, cache=cache)
     read = None if text is None else read_text(text)
-    loaded = load_model(model, as_is=True)
+    loaded = read_model(model)
     from clearhead.generate.complete import check_writes, own_tokenizer
     from clearhead.generate.defaults import context_length
     from clearhead.measure.perplexity import perplexity_of
