@@ -353,12 +353,10 @@ def console() -> Console:
 
 def require_free(folder: str) -> None:
     """A folder that holds a model or a run is not written over by another command's."""
-    held = [name for name in HELD if Path(folder, name).exists()]
-    if held:
+    from clearhead.training.run import Run
+
+    if held := Run(folder).held_names():
         raise ValueError(f"{folder} holds {held[0]}, so there is a model or a run already; choose another folder")
-
-
-HELD = ("recipe.json", "config.json", "model.safetensors", "adapter.json", "tokenizer.json")
 
 
 def count_text(count: int) -> str:

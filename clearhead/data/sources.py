@@ -26,6 +26,7 @@ BLOCK = 2**23  # characters of one file in memory at a time
 READ = 2**20  # bytes
 SNIFF = 2**13  # bytes in which a binary file shows itself by a zero
 GZIP = b"\x1f\x8b"
+RECIPE, LOCK = "recipe.json", ".lock"  # a folder that holds both is a run's
 
 
 @dataclass
@@ -113,7 +114,7 @@ def visible(folder: Path, besides: Path | None, found: Found) -> Iterator[Path]:
 
 def is_run(folder: Path) -> bool:
     """Whether somebody trains or has trained here: what such a run writes of itself is nobody's text."""
-    return (folder / "recipe.json").exists() and (folder / ".lock").exists()
+    return (folder / RECIPE).exists() and (folder / LOCK).exists()
 
 
 def is_same(folder: Path, other: Path | None) -> bool:

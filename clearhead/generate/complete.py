@@ -86,7 +86,7 @@ class Task:
         self.check(ids)
         return ids
 
-    def check(self, ids: Sequence[int]) -> None:
+    def check(self, ids: Sequence[int], what: str = "prompt") -> None:
         size = vocabulary(self.model)
         if not ids:
             raise ValueError("the source is empty: there is nothing to write about")
@@ -94,7 +94,8 @@ class Task:
             raise ValueError(f"token {odd[0]} is outside the vocabulary, which has ids 0 to {size - 1}")
         if self.context is not None and len(ids) > self.context - (not isinstance(self.model, EncoderDecoder)):
             raise ValueError(
-                f"the prompt has {len(ids)} tokens, but the model reads at most {self.context}, what it writes included"
+                f"the {what} has {len(ids)} tokens, but the model reads at most {self.context}, what it writes "
+                "included; begin with fewer"
             )
 
     def usual(self, ids: Sequence[int]) -> int:

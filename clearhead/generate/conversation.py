@@ -34,12 +34,7 @@ class Conversation:
         """The model's answer, piece by piece. The turn counts once it is complete."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.tokenizer.prompt(self.template.render(messages), around=False)
-        if self.task.context is not None and len(ids) >= self.task.context:
-            raise ValueError(
-                f"the conversation has come to {len(ids):,} tokens, and the model reads at most {self.task.context:,}; "
-                "begin a new one"
-            )
-        self.task.check(ids)
+        self.task.check(ids, "conversation")
         row = self.task.row(0, ids, sample=len(self.messages))  # which draws other numbers every turn
         begun = self.begin(ids, row.limit)
         for _, piece in write(self.model, begun, [row], self.task.config):

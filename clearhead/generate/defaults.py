@@ -8,12 +8,9 @@ from typing import Any
 
 from clearhead.configs import DecodingConfig, LearnedConfig, Power
 from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.models.checkpoint import config_json, read_json
+from clearhead.models.checkpoint import DECODING, DRAWN, config_json, read_json
 from clearhead.tokenize import Tokenizer
 
-IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
-DRAWN = ("temperature", "top_k", "top_p", "min_p")  # of use only where do_sample says so
-FIELDS = ("max_new_tokens", "repetition_penalty", "num_beams", "length_penalty", "early_stopping", "bad_words_ids")
 NEUTRAL: dict[str, Any] = {
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
     **dict.fromkeys(("diversity_penalty", "epsilon_cutoff", "eta_cutoff"), 0.0),
@@ -72,8 +69,7 @@ def context_length(model: Model) -> int | None:
 def asked(origin: Path | None) -> dict[str, Any]:
     """What the files ask for: `generation_config.json`, and `config.json`, where older checkpoints have it."""
     both = files(origin)
-    known = {*IDS, *DRAWN, *FIELDS, "do_sample"}
-    older = {name: value for name, value in both["config.json"].items() if name in known}
+    older = {name: value for name, value in both["config.json"].items() if name in DECODING}
     newer = {name: value for name, value in both["generation_config.json"].items() if value is not None}
     said = both["config.json"] | newer
     odd = [name for name, neutral in NEUTRAL.items() if said.get(name, neutral) not in (neutral, None)]

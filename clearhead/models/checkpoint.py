@@ -64,20 +64,13 @@ TOKENIZER = {
 }
 KEPT = {*TOKENIZER, "generation_config.json", "chat_template.jinja", "preprocessor_config.json"}
 """Files that go along when a model is loaded from one folder and saved to another."""
-KEPT_FIELDS = (
-    "bos_token_id",
-    "eos_token_id",
-    "pad_token_id",
-    "decoder_start_token_id",
-    "forced_eos_token_id",
-    "max_position_embeddings",
-    "id2label",
-    "label2id",
-    "problem_type",
-    *("do_sample", "temperature", "top_k", "top_p", "min_p", "max_new_tokens", "repetition_penalty"),
-    *("num_beams", "length_penalty", "early_stopping", "bad_words_ids"),
-)
-"""What a `config.json` says of tokens, of classes and, in older checkpoints, of how to write."""
+IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
+DRAWN = ("temperature", "top_k", "top_p", "min_p")  # of use only where do_sample says so
+WRITING = ("max_new_tokens", "repetition_penalty", "num_beams", "length_penalty", "early_stopping", "bad_words_ids")
+DECODING = (*IDS, "do_sample", *DRAWN, *WRITING)
+"""How a checkpoint wants to be decoded: fields of `generation_config.json` and, of older ones, of `config.json`."""
+KEPT_FIELDS = (*DECODING, "max_position_embeddings", "id2label", "label2id", "problem_type")
+"""What a `config.json` says that no config of ours knows, and that goes along."""
 EXACT = "choice.bias"  # of experts, which stays in float32 among others of fewer bits
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 CONVERT = (

@@ -19,10 +19,10 @@ import torch
 
 from clearhead.configs import Wu
 from clearhead.generate.complete import Completion, Task, made
-from clearhead.generate.defaults import DRAWN
 from clearhead.inspect.grid import Grid
 from clearhead.inspect.look import Inspection, inspect
 from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.models.checkpoint import DRAWN
 from clearhead.precision.kernels import kernels
 from clearhead.tokenize import Tokenizer
 

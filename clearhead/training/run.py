@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from clearhead.configs import dumps, read
 from clearhead.configs.train import RecipeConfig
+from clearhead.data.sources import LOCK, RECIPE
 from clearhead.files import write_atomically
 
 from .checkpoint import ResumeError
@@ -22,6 +23,7 @@ except ImportError:  # Windows: no lock, as there is no such file lock
 
 MADE = ("metrics.jsonl", "checkpoints", "config.json", "adapter.json", "model*.safetensors")
 """By any of these a folder was trained in, or holds a model."""
+TOKENIZER = "tokenizer.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter.safetensors")  # a trained model has one
 
 
@@ -31,9 +33,9 @@ class Run:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
-        self.metrics, self.recipe_file = self.folder / "metrics.jsonl", self.folder / "recipe.json"
+        self.metrics, self.recipe_file = self.folder / "metrics.jsonl", self.folder / RECIPE
         self.checkpoints, self.tokens = self.folder / "checkpoints", self.folder / "tokens"
-        self.best, self.lock = self.folder / "best", self.folder / ".lock"
+        self.best, self.lock = self.folder / "best", self.folder / LOCK
 
     @contextlib.contextmanager
     def held(self, resume: bool = False) -> Iterator[None]:
@@ -70,15 +72,18 @@ class Run:
             self.lock.unlink()
             self.folder.rmdir()
 
+    def held_names(self, patterns: Sequence[str] = (*MADE, RECIPE, TOKENIZER)) -> list[str]:
+        """What of a run, or of a model, there is."""
+        return [path.name for pattern in patterns for path in self.folder.glob(pattern)]
+
     def begin(self, recipe: RecipeConfig, resume: bool) -> None:
         """Write the recipe down, or see that a resumed run is asked for the same one.
 
         A run that never came to its first step is no run yet: it may be begun again, with another recipe too.
         """
-        tokenizer = self.folder / "tokenizer.json"
-        made = [path.name for pattern in MADE for path in self.folder.glob(pattern)]
+        tokenizer, made = self.folder / TOKENIZER, self.held_names(MADE)
         if not self.recipe_file.exists():
-            if found := [*made, *([tokenizer.name] if tokenizer.exists() else [])]:
+            if found := self.held_names():
                 raise ResumeError(
                     f"{self.folder} holds {found[0]} but no recipe.json, so it is no run; choose another --out"
                 )
