@@ -27,12 +27,12 @@ from clearhead.configs import (
     RMSNormConfig,
     StackConfig,
 )
+from clearhead.kernels.malloc import keep_memory
 from clearhead.models.assemble import initialise
 from clearhead.models.quantize import replace_matrices
 from clearhead.nn.build import build_part
+from clearhead.nn.cache import Room
 from clearhead.nn.context import Context
-from clearhead.nn.memory import keep_memory
-from clearhead.nn.state import Room
 
 from .turns import report, take_turns
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from clearhead.configs import AttentionConfig, Blockwise, Full, Global, LongformerConfig, Mask, Window
 from clearhead.configs.masks import Span
 from clearhead.functional.blocked import sparse_attention
+from clearhead.kernels.malloc import keep_memory
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.context import Context
 from clearhead.nn.longformer import Longformer
-from clearhead.nn.memory import keep_memory
 
 from .turns import report, take_turns
 

@@ -22,7 +22,7 @@ import torch
 import clearhead
 from clearhead.configs import Power
 from clearhead.generate.complete import Task
-from clearhead.generate.layout import ready_to_write
+from clearhead.kernels.layout import ready_to_write
 from clearhead.tasks.translate import written_for
 
 from .turns import report, take_turns

@@ -19,13 +19,14 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from clearhead.models.load import load
+
     from . import configs, functional, nn, reference
     from .checker.check import check
     from .configs import dumps, loads
     from .measure.cost import cost
     from .measure.trace import trace
     from .models.assemble import build
-    from .models.checkpoint import load
     from .models.presets import preset
     from .models.quantize import quantize
     from .nn.tap import Taps
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 PLACES = {
     "preset": "models.presets",
     "build": "models.assemble",
-    "load": "models.checkpoint",
+    "load": "models.load",
     "quantize": "models.quantize",
     "train": "training.loop",
     "recipe": "training.recipes",

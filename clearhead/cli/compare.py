@@ -14,7 +14,7 @@ from .options import PICTURE, WHOLES, bytes_text, console, count_text, find_conf
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clearhead.measure.compare import Comparison, Contestant, Growth, Size
+    from clearhead.measure.growth import Comparison, Contestant, Growth, Size
     from clearhead.training.text import NextToken
 
 ONE_OR_MORE = click.IntRange(min=1)
@@ -70,7 +70,7 @@ def command(
     clearhead compare flash lstm --equal compute --train notes/ --steps 500
     clearhead compare tiny-gpt tiny-llama --lengths 16,32,64 --json
     """
-    from clearhead.measure.compare import Size, compare
+    from clearhead.measure.growth import Size, compare
 
     size = Size(dim=dim, layers=layers, heads=heads, causal=not both_ways)
     contestants = [contestant(name, size) for name in names]
@@ -89,7 +89,7 @@ def command(
     elif data:
         show_losses(told)
     if out is not None:
-        from clearhead.inspect.growth import draw_growth
+        from clearhead.inspect.growth_figure import draw_growth
 
         draw_growth(told, out)
         if not as_json:
@@ -100,7 +100,7 @@ def contestant(name: str, size: Size) -> Contestant:
     """A mixer by name or config, put into a model, or a whole model."""
     from clearhead.configs import ConfigError, PatchEmbeddingConfig, SequenceModelConfig, read
     from clearhead.configs.base import nearest
-    from clearhead.measure.compare import Contestant, mixers, of_mixer
+    from clearhead.measure.growth import Contestant, mixers, of_mixer
     from clearhead.models.presets import PRESETS
 
     known = mixers(size)
@@ -131,7 +131,7 @@ def tasks(
 
     from clearhead.configs.data import CharactersConfig
     from clearhead.configs.train import AdamWConfig, CosineConfig, NextTokenConfig, RecipeConfig
-    from clearhead.measure.compare import configs
+    from clearhead.measure.growth import configs
     from clearhead.training.run import Run
     from clearhead.training.text import NextToken, tokens
 
@@ -180,7 +180,7 @@ def show(found: list[Comparison]) -> None:
     """What it costs, how long it takes and how much it holds: three tables, since one would be wider than a screen."""
     from rich.text import Text
 
-    from clearhead.measure.compare import PASSES
+    from clearhead.measure.growth import PASSES
 
     lengths = [m.length for m in found[0].measured]
     out = console()

@@ -122,7 +122,7 @@ def translated(
     import torch
 
     from clearhead.configs import Wu
-    from clearhead.generate.layout import ready_to_write
+    from clearhead.kernels.layout import ready_to_write
     from clearhead.tasks.translate import translate
 
     tell = progress()
@@ -162,7 +162,7 @@ def read_model(path: str) -> Model:
     """The model in a checkpoint folder as it is stored; what is worth saying about it goes to stderr."""
     import warnings
 
-    from clearhead.models.checkpoint import load
+    from clearhead.models.load import load
     from clearhead.models.presets import PRESETS
 
     warnings.showwarning = lambda message, *_: click.echo(f"clearhead: {message}", err=True)

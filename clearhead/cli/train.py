@@ -94,8 +94,8 @@ def command(
     if sample is not None and not isinstance(wanted.task, NextTokenConfig | PairsConfig):
         raise click.UsageError(f"--sample is a text to go on from, and the task {wanted.task.kind()} writes none")
     from clearhead.training.checkpoint import listed
+    from clearhead.training.distributed import FirstFailed
     from clearhead.training.loop import Interrupted, Means, TrainingError, train
-    from clearhead.training.world import FirstFailed
 
     first = os.environ.get("RANK", "0") == "0"  # of several processes, the one that speaks
     means = Means(shard=shard, recompute=recompute, compile=compiling)
@@ -113,7 +113,7 @@ def command(
             raise ValueError(f"{error}; {last}") from None
     if sample is not None and first:
         from clearhead.configs import EncoderDecoderConfig
-        from clearhead.models.checkpoint import load
+        from clearhead.models.load import load
         from clearhead.tasks.translate import translate
         from clearhead.tokenize import Tokenizer
         from clearhead.training.text import continued

@@ -20,8 +20,8 @@ from .heads import (
     MeanPoolConfig,
     PoolerConfig,
 )
-from .kernel import DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
 from .latent import LatentAttentionConfig
+from .linear_attention import DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
 from .linformer import LinformerConfig
 from .longformer import LongformerConfig
 from .lstm import LSTMConfig

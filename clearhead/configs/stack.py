@@ -9,8 +9,8 @@ from typing import Literal
 from .attention import AttentionConfig
 from .base import ConfigError, Part, Scope, Shape, Step, under
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
-from .kernel import LinearAttentionConfig
 from .latent import LatentAttentionConfig
+from .linear_attention import LinearAttentionConfig
 from .linformer import LinformerConfig
 from .longformer import LongformerConfig
 from .lstm import LSTMConfig

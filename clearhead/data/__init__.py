@@ -11,8 +11,8 @@ from .batches import IGNORED, Batch, Batches, windows
 from .build import build
 from .chat import CHAT_TEMPLATE, chat
 from .corpus import Corpus, DataError, Document
-from .hiding import Hiding
-from .library import standard_library
+from .masking import Hiding
+from .python_corpus import standard_library
 from .shards import Shards
 from .sources import documents
 from .split import split

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Int
 
 from .corpus import DataError
-from .mixing import GOLDEN, keys, mix, shuffled
+from .hashing import GOLDEN, keys, mix, shuffled
 from .shards import Shards
 
 IGNORED = -100  # a target on which no loss is taken, as torch's cross_entropy has it

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .corpus import DataError
-from .mixing import keys, mix
+from .hashing import keys, mix
 from .pairs import Pair, Pairs
 from .split import exact_share, is_validation
 

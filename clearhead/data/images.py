@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 
 from .corpus import DataError
-from .mixing import GOLDEN, keys, mix, shuffled
+from .hashing import GOLDEN, keys, mix, shuffled
 from .sources import Found, visible
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}

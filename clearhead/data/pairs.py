@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int
 
 from .batches import IGNORED
 from .corpus import Corpus, DataError, Document
-from .mixing import keys, shuffled
+from .hashing import keys, shuffled
 from .shards import Shards
 from .sources import opened, undecodable
 from .split import exact_share, is_validation

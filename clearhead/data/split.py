@@ -9,7 +9,7 @@ from itertools import count
 from typing import Literal
 
 from .corpus import Corpus, DataError, Document, Piece
-from .mixing import mixed
+from .hashing import mixed
 
 Side = Literal["training", "validation"]
 

@@ -12,8 +12,8 @@ from clearhead.functional.ffn import (
     silu,
     swiglu,
 )
-from clearhead.functional.kernel import elu_features, linear_attention, positive_features
 from clearhead.functional.linear import embedding, linear
+from clearhead.functional.linear_attention import elu_features, linear_attention, positive_features
 from clearhead.functional.loss import cross_entropy
 from clearhead.functional.lstm import lstm
 from clearhead.functional.mamba import selective_scan

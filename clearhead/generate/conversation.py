@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from clearhead.models.assemble import SequenceModel
-from clearhead.nn.state import State
+from clearhead.nn.cache import State
 
 from .complete import Task
 from .loop import Begun, write

@@ -8,7 +8,7 @@ from typing import Any
 
 from clearhead.configs import DecodingConfig, LearnedConfig, Power
 from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.models.checkpoint import DECODING, DRAWN, config_json, read_json
+from clearhead.models.load import DECODING, DRAWN, config_json, read_json
 from clearhead.tokenize import Tokenizer
 
 NEUTRAL: dict[str, Any] = {

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead.configs import DecodingConfig, LMHeadConfig
 from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel
-from clearhead.nn.state import State
+from clearhead.nn.cache import State
 
 from .filters import Filter, draw, filtered, filters, luck_of, probabilities, uniforms
 from .row import Row

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.configs import SequenceModelConfig
 from clearhead.configs.base import ONE
-from clearhead.measure.compare import Size, matched, measure, mixers, of_mixer, parameters
+from clearhead.measure.growth import Size, matched, measure, mixers, of_mixer, parameters
 from clearhead.models.assemble import SequenceModel, build
 
 from .induction import texts

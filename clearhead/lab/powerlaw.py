@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.measure.compare import Growth, fit
+from clearhead.measure.growth import Growth, fit
 
 from .result import Result, Rows, require, tidy
 

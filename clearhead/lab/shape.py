@@ -13,7 +13,7 @@ from torch import Tensor
 
 import clearhead
 from clearhead.configs import AttentionConfig, Causal, FeedForwardConfig, RotaryConfig, SequenceModelConfig
-from clearhead.measure.compare import matched, parameters
+from clearhead.measure.growth import matched, parameters
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from clearhead.precision.kernels import compiler
+from clearhead.kernels.build import compiler
 
 from .machine import Compile, Device, Machine, installed, look, look_for_compiler, meet_torch
 from .precision import PRECISIONS, Probe, precision_works

@@ -19,7 +19,8 @@ from clearhead.configs.adapter import ADAPTER, LoRAConfig, read_adapter
 from clearhead.files import digest
 
 from .assemble import Model
-from .checkpoint import (
+from .convert import CheckpointError
+from .load import (
     KEPT,
     TOKENIZER,
     Writers,
@@ -30,7 +31,6 @@ from .checkpoint import (
     tensor_writer,
     text_writer,
 )
-from .convert import CheckpointError
 
 WEIGHTS = "adapter.safetensors"
 

@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.configs import EncoderDecoderConfig, ModelConfig, Precision, SequenceModelConfig, TokenEmbeddingConfig
 from clearhead.nn.build import build_part
+from clearhead.nn.cache import BlockState, Room, State, count_positions
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Block, ParallelBlock, Residual, Some, Stack, every
-from clearhead.nn.state import BlockState, Room, State, count_positions
 from clearhead.nn.tap import Taps
 
 if TYPE_CHECKING:
@@ -281,7 +281,7 @@ Model = SequenceModel | EncoderDecoder
 
 
 def save_model(model: Model, folder: str | Path, **options: Any) -> None:
-    from .checkpoint import save  # which imports this file
+    from .load import save  # which imports this file
 
     save(model, folder, **options)
 

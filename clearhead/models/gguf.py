@@ -241,7 +241,7 @@ def shifted(array: Tensor, part: str, hf: Mapping[str, Any], by: int) -> Tensor:
 
 def save_gguf(model: Model, path: Path, tokenizer: Tokenizer | None, precision: str = "f32") -> None:
     """Write the file that llama.cpp runs; matrices in `precision`, vectors in float32."""
-    from .checkpoint import as_theirs, kept_fields, named_weights
+    from .load import as_theirs, kept_fields, named_weights
 
     if precision not in PRECISIONS:
         raise ValueError(f"the precision {precision!r} cannot be written to GGUF; {', '.join(PRECISIONS)} can")

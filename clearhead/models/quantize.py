@@ -12,9 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import Cache, Int4, Precision
+from clearhead.kernels.decode import QUICKER, SteppingAttention
 from clearhead.nn.heads import LMHead, MaskedLMHead
 from clearhead.nn.moe import StackedLinear
-from clearhead.nn.stepping import QUICKER, SteppingAttention
 from clearhead.precision.matrix import Embedding, Linear, pack
 
 from .assemble import Model, SequenceModel, bare

@@ -19,8 +19,8 @@ from clearhead.functional.blocked import TileBias, attention_by_tiles
 from clearhead.precision.matrix import Linear, linear
 
 from .build import build_part, builds
+from .cache import KVState, Room, SourceState
 from .context import Context
-from .state import KVState, Room, SourceState
 
 FEW = 8  # queries, as many as beams
 

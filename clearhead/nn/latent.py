@@ -12,8 +12,8 @@ from clearhead.precision.matrix import Linear, dense
 
 from .attention import attend, merge_heads, split_heads
 from .build import build_part, builds
+from .cache import LatentState, Room
 from .context import Context
-from .state import LatentState, Room
 
 
 @builds(LatentAttentionConfig)

@@ -15,9 +15,9 @@ from clearhead.configs.masks import check_causal
 
 from .attention import attend, merge_heads, split_heads
 from .build import builds
+from .cache import Room
 from .context import Context
 from .lanes import one_row_each
-from .state import Room
 
 
 @builds(LinformerConfig)

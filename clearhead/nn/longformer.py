@@ -13,8 +13,8 @@ from clearhead.configs.masks import check_causal
 
 from .attention import attend, merge_heads, split_heads
 from .build import builds
+from .cache import Room
 from .context import Context
-from .state import Room
 
 
 @builds(LongformerConfig)

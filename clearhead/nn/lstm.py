@@ -9,9 +9,9 @@ from clearhead.configs import LSTMConfig
 from clearhead.functional.lstm import lstm_kernel, lstm_written_out
 
 from .build import builds
+from .cache import LSTMState, Room
 from .context import Context
 from .lanes import texts
-from .state import LSTMState, Room
 
 
 @builds(LSTMConfig)

@@ -15,10 +15,10 @@ from clearhead.functional.softmax import widen
 from clearhead.precision.matrix import Linear
 
 from .build import builds
+from .cache import MambaState, Room
 from .context import Context
-from .filter import filtered_on
+from .convolution import filtered_on
 from .lanes import Lanes, lanes
-from .state import MambaState, Room
 
 
 @builds(MambaConfig)

@@ -10,10 +10,10 @@ from clearhead.configs import ShortConvConfig
 from clearhead.precision.matrix import Linear
 
 from .build import builds
+from .cache import FilterState, Room
 from .context import Context
-from .filter import filtered_on
+from .convolution import filtered_on
 from .lanes import lanes
-from .state import FilterState, Room
 
 
 @builds(ShortConvConfig)

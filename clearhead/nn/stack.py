@@ -12,9 +12,9 @@ from clearhead.configs import BlockConfig, NormConfig, ParallelBlockConfig, Shar
 from clearhead.configs.stack import PLACES
 
 from .build import build_part, builds
+from .cache import BlockState, Room
 from .context import Context
 from .dropout import Dropout
-from .state import BlockState, Room
 
 Some = Callable[[Tensor], Tensor]
 """The positions that are asked for, of all."""

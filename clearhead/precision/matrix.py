@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import BFloat16, Float16, Float32, Int8, Precision
+from clearhead.kernels.build import Matrix, kernels
 
-from .kernels import Matrix, kernels
 from .rounding import round_int4, round_int8
 
 FLOATS = {Float32: torch.float32, BFloat16: torch.bfloat16, Float16: torch.float16}

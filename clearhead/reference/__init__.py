@@ -27,7 +27,8 @@ from clearhead.reference.ffn import (
     swiglu_backward,
 )
 from clearhead.reference.flash import flash_attention, flash_attention_backward
-from clearhead.reference.kernel import (
+from clearhead.reference.linear import linear, linear_backward
+from clearhead.reference.linear_attention import (
     elu_features,
     elu_features_backward,
     linear_attention,
@@ -35,7 +36,6 @@ from clearhead.reference.kernel import (
     positive_features,
     positive_features_backward,
 )
-from clearhead.reference.linear import linear, linear_backward
 from clearhead.reference.loss import cross_entropy, cross_entropy_backward
 from clearhead.reference.lstm import lstm, lstm_backward
 from clearhead.reference.mamba import selective_scan, selective_scan_backward

@@ -4,8 +4,8 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import MambaConfig
+from clearhead.reference.convolution import filtered
 from clearhead.reference.ffn import silu
-from clearhead.reference.filter import filtered
 from clearhead.reference.linear import linear
 from clearhead.reference.run import Here, runs
 

@@ -4,7 +4,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import ShortConvConfig
-from clearhead.reference.filter import filtered
+from clearhead.reference.convolution import filtered
 from clearhead.reference.linear import linear
 from clearhead.reference.run import Here, runs
 

@@ -21,9 +21,9 @@ from clearhead.configs import Wu
 from clearhead.generate.complete import Completion, Task, made
 from clearhead.inspect.grid import Grid
 from clearhead.inspect.look import Inspection, inspect
+from clearhead.kernels.build import kernels
 from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.models.checkpoint import DRAWN
-from clearhead.precision.kernels import kernels
+from clearhead.models.load import DRAWN
 from clearhead.tokenize import Tokenizer
 
 BATCH = 32  # sentences worked on together

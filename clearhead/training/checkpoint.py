@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead.files import digest, let_read, settle
 
-from .world import World, in_parts
+from .distributed import World, in_parts
 
 KEPT = 2  # a run keeps the last two, so that one may be damaged
 STATE, TENSORS = "state.json", "state.safetensors"

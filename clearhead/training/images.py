@@ -15,10 +15,10 @@ from torch import Tensor
 
 from clearhead.configs import ClassHeadConfig, ConfigError, PatchEmbeddingConfig, SequenceModelConfig
 from clearhead.configs.train import ImagesConfig, RecipeConfig
+from clearhead.data.hashing import keys, shuffled
 from clearhead.data.images import Pictures, augmented, digits, pictures
-from clearhead.data.mixing import keys, shuffled
 from clearhead.models.assemble import SequenceModel
-from clearhead.models.checkpoint import json_text
+from clearhead.models.load import json_text
 
 from .run import Run
 from .task import Paths, Say, Sums, Task, TrainBatch, learns

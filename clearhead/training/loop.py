@@ -21,28 +21,28 @@ from torch.utils.checkpoint import checkpoint
 from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.train import RecipeConfig
 from clearhead.data import DataError
-from clearhead.data.mixing import mixed
+from clearhead.data.hashing import mixed
+from clearhead.kernels.malloc import keep_memory
 from clearhead.measure.cost import cost
 from clearhead.measure.machine import look_for_compiler
 from clearhead.measure.precision import precision_works
 from clearhead.models.adapter import adapt
 from clearhead.models.assemble import LAST, EncoderDecoder, Model, bare, build
-from clearhead.models.checkpoint import load
-from clearhead.models.convert.spelled import differences
+from clearhead.models.convert.resolve import differences
 from clearhead.models.hub import located
-from clearhead.nn.memory import keep_memory
+from clearhead.models.load import load
 
 from . import images as _images
 from . import pairs as _pairs
 from . import text as _text
 from .checkpoint import ResumeError, damage_of, find_last, listed, read, step_of, write
+from .distributed import World, whole, world
 from .objective import Objective, first_trouble
 from .optimizer import Optimizer, make_optimizer
-from .peak import matrix_peak
+from .peak_flops import matrix_peak
 from .recipes import recipe as recipe_named
 from .run import Run
 from .task import Task, TrainBatch, prepare
-from .world import World, whole, world
 
 TASKS = (_text, _images, _pairs)
 """Loaded, so that `prepare` knows them."""

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clearhead.configs.train import AdamWConfig, MuonConfig, OptimizerConfig
 
-from .world import gathered, local, put, spread, whole
+from .distributed import gathered, local, put, spread, whole
 
 # Coefficients of an odd polynomial that takes singular values towards 1, a better one for each iteration
 # (Amsel et al. 2025, "The Polar Express", table of the method for lower bound 1e-3, rounded to four places).

@@ -21,7 +21,7 @@ from clearhead.data.pairs import PairBatch, PairBatches, Pairs, pairs
 from clearhead.measure.bleu import bleu, needed
 from clearhead.measure.perplexity import bounded_exp
 from clearhead.models.assemble import EncoderDecoder
-from clearhead.models.checkpoint import json_text
+from clearhead.models.load import json_text
 from clearhead.tasks.translate import translate
 from clearhead.tokenize import Tokenizer, make
 

@@ -17,8 +17,8 @@ from clearhead.data import IGNORED
 from clearhead.files import write_atomically
 from clearhead.models.adapter import save_adapter
 from clearhead.models.assemble import Model
-from clearhead.models.checkpoint import save
 from clearhead.models.hub import located
+from clearhead.models.load import save
 from clearhead.tokenize import Tokenizer
 
 from .run import Run

@@ -10,7 +10,7 @@ import pytest
 
 from clearhead.configs.data import CharactersConfig
 from clearhead.data import IGNORED, Batch, Batches, DataError, Document, Shards, build, windows
-from clearhead.data.mixing import keys, shuffled
+from clearhead.data.hashing import keys, shuffled
 from clearhead.tokenize import make
 
 from .tools import by_bytes, plain

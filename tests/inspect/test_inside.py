@@ -18,7 +18,7 @@ from clearhead.cli.inspect import find_model
 from clearhead.cli.main import cli
 from clearhead.inspect.effects import log_probabilities
 from clearhead.inspect.subject import pieces
-from clearhead.models.checkpoint import load
+from clearhead.models.load import load
 from clearhead.nn.tap import Taps
 from tests.invariants.cases import CASES
 from tests.invariants.tools import fresh, model_of

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 from clearhead.configs import Causal, Full, Mask
 from clearhead.inspect.look import inspect
 from clearhead.inspect.maps import Map, largest, rollout
-from clearhead.models.checkpoint import load
+from clearhead.models.load import load
 from clearhead.nn.attention import Attending
 from clearhead.nn.context import Context
 from clearhead.nn.tap import Taps

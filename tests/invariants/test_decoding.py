@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.configs import Scope
 from clearhead.models.assemble import SequenceModel
-from clearhead.nn.state import State
+from clearhead.nn.cache import State
 
 from .cases import CASES, MIXERS, POSITIONS, VOCABULARY, block, sequence
 from .tools import (

@@ -17,14 +17,14 @@ from clearhead.configs import PRECISIONS, BytesConfig, DecodingConfig, ParallelB
 from clearhead.generate.beam import PIECE, Search, beam_search, largest, surveyed
 from clearhead.generate.complete import Task
 from clearhead.generate.filters import draw, luck_of, uniforms
-from clearhead.generate.layout import ready_to_write
 from clearhead.generate.loop import begin
 from clearhead.generate.row import Pieces, Row
+from clearhead.kernels.decode import SteppingAttention
+from clearhead.kernels.layout import ready_to_write
 from clearhead.models.assemble import EncoderDecoder, Model
 from clearhead.models.quantize import quantize
 from clearhead.models.transformer import modern_transformer, transformer
-from clearhead.nn.state import KVState
-from clearhead.nn.stepping import SteppingAttention
+from clearhead.nn.cache import KVState
 from clearhead.tokenize import Tokenizer, make
 
 DECODERS = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm", "tiny-mamba"]

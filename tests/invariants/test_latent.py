@@ -9,9 +9,9 @@ import torch
 
 from clearhead.configs import Scope
 from clearhead.models.presets import preset
+from clearhead.nn.cache import LatentState
 from clearhead.nn.context import Context
 from clearhead.nn.latent import LatentAttention
-from clearhead.nn.state import LatentState
 from clearhead.nn.tap import Taps
 
 from .cases import DIM, MIXERS

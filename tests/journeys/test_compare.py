@@ -25,7 +25,8 @@ from clearhead.configs import (
     Window,
     dumps,
 )
-from clearhead.measure.compare import (
+from clearhead.measure.cost import cost
+from clearhead.measure.growth import (
     PASSES,
     Contestant,
     Measured,
@@ -41,7 +42,6 @@ from clearhead.measure.compare import (
     parameters,
     peak_memory,
 )
-from clearhead.measure.cost import cost
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.gpt import gpt
 from clearhead.models.presets import preset
@@ -64,7 +64,7 @@ def run(*arguments: str) -> str:
 def refused(*arguments: str) -> str:
     """What is said, and that nothing has been measured before."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clearhead.measure.compare.measure", lambda *_: pytest.fail("this is said too late"))
+        patch.setattr("clearhead.measure.growth.measure", lambda *_: pytest.fail("this is said too late"))
         result = CliRunner().invoke(command, list(arguments))
     assert result.exit_code != 0
     return result.output + str(result.exception)
@@ -151,7 +151,7 @@ def test_the_error_grows_with_what_is_not_read() -> None:
 def test_the_last_tokens_of_a_text_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that has no more positions than the text is long, and that knows few tokens."""
     config = gpt(dim=32, layers=2, heads=4, vocabulary=7, length=64)
-    monkeypatch.setattr("clearhead.measure.compare.peak_memory", lambda run: len(run.args))
+    monkeypatch.setattr("clearhead.measure.growth.peak_memory", lambda run: len(run.args))
     for length in (64, 3):
         measured = measure(config, length, 2, 1, True)
         assert all(measured.seconds.values())
@@ -161,7 +161,7 @@ def test_the_last_tokens_of_a_text_are_decoded(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_measured_has_the_weights_that_it_starts_with(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[SequenceModel] = []
-    monkeypatch.setattr("clearhead.measure.compare.backward", lambda model, tokens, fused: seen.append(model) or 1.0)
+    monkeypatch.setattr("clearhead.measure.growth.backward", lambda model, tokens, fused: seen.append(model) or 1.0)
     measure(of_mixer("mamba", mixers(SMALL)["mamba"], SMALL).make(16), 16, 1, 1, True)
     mixer = seen[0].stack.blocks[0].mixer
     assert (mixer.skip == 1).all()
@@ -258,9 +258,9 @@ def test_the_examples_of_the_help_can_be_measured(tmp_path: Path, monkeypatch: p
     (tmp_path / "notes" / "text.txt").write_text("abc" * 100)
     monkeypatch.chdir(tmp_path)
     seen: list[str] = []
-    monkeypatch.setattr("clearhead.measure.compare.measure", lambda *_: seen.append("measured") or MEASURED)
-    monkeypatch.setattr("clearhead.measure.compare.matched", lambda config, *_: config)
-    monkeypatch.setattr("clearhead.inspect.growth.draw_growth", lambda told, path: None)
+    monkeypatch.setattr("clearhead.measure.growth.measure", lambda *_: seen.append("measured") or MEASURED)
+    monkeypatch.setattr("clearhead.measure.growth.matched", lambda config, *_: config)
+    monkeypatch.setattr("clearhead.inspect.growth_figure.draw_growth", lambda told, path: None)
     monkeypatch.setattr("clearhead.cli.compare.trained", lambda task: dict.fromkeys(TRAINED, 1.0))
     examples = [line.split()[2:] for line in (command.help or "").splitlines() if line.strip().startswith("clearhead")]
     assert len(examples) == 3

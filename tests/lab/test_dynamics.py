@@ -33,8 +33,8 @@ from clearhead.lab.induction import induction, look, texts
 from clearhead.lab.learn import learn, moments
 from clearhead.lab.lstm import NAMES, by_distance, contestant, kept
 from clearhead.lab.shape import config, corpus, narrowed, shape
-from clearhead.measure.compare import Size as CompareSize
-from clearhead.measure.compare import parameters
+from clearhead.measure.growth import Size as CompareSize
+from clearhead.measure.growth import parameters
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 

@@ -22,10 +22,10 @@ from clearhead.configs import BytePairConfig, Causal, LinearScaling, Llama3Scali
 from clearhead.configs.data import CharactersConfig
 from clearhead.generate.complete import Task
 from clearhead.models.assemble import build
-from clearhead.models.checkpoint import load, save
 from clearhead.models.convert import CheckpointError
-from clearhead.models.convert.spelled import differences
+from clearhead.models.convert.resolve import differences
 from clearhead.models.llama import llama, mixtral
+from clearhead.models.load import load, save
 from clearhead.models.onnx import save_onnx
 from clearhead.models.presets import preset
 from clearhead.tokenize import Tokenizer, make
@@ -326,7 +326,7 @@ def test_onnxruntime_says_what_we_say(tmp_path: Path) -> None:
 
 PEAK = """
 import sys
-from clearhead.models.checkpoint import load
+from clearhead.models.load import load
 def peak():
     return next(int(line.split()[1]) * 1024 for line in open("/proc/self/status") if line.startswith("VmHWM"))
 load(sys.argv[1])  # what the first load of all takes for itself

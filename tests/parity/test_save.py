@@ -46,11 +46,11 @@ from clearhead.configs import (  # noqa: E402
 from clearhead.models import checkpoint  # noqa: E402
 from clearhead.models.assemble import EncoderDecoder, Model, build  # noqa: E402
 from clearhead.models.bert import bert  # noqa: E402
-from clearhead.models.checkpoint import load, save  # noqa: E402
 from clearhead.models.convert import FAMILIES, CheckpointError, family, to_hf  # noqa: E402
-from clearhead.models.convert.spelled import differences, spelled_out  # noqa: E402
+from clearhead.models.convert.resolve import differences, spelled_out  # noqa: E402
 from clearhead.models.gpt import gpt  # noqa: E402
 from clearhead.models.llama import decoder, llama, mixtral  # noqa: E402
+from clearhead.models.load import load, save  # noqa: E402
 from clearhead.models.mamba import mamba  # noqa: E402
 from clearhead.models.presets import PRESETS, preset  # noqa: E402
 from clearhead.models.vit import vit  # noqa: E402

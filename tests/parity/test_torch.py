@@ -29,8 +29,8 @@ from clearhead.configs import (
 from clearhead.models.assemble import EncoderDecoder
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.build import build_part
+from clearhead.nn.cache import Room
 from clearhead.nn.context import Context
-from clearhead.nn.state import Room
 from clearhead.nn.tap import Taps
 from clearhead.reference import lstm_backward
 

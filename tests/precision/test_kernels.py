@@ -34,17 +34,17 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
     Window,
 )
-from clearhead.generate.layout import ready_to_write
+from clearhead.kernels.build import compiled as compiled_file
+from clearhead.kernels.build import kernels
+from clearhead.kernels.decode import SteppingAttention, SteppingMamba
+from clearhead.kernels.layout import ready_to_write
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 from clearhead.models.quantize import quantize
+from clearhead.nn.cache import narrowed
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Block
-from clearhead.nn.state import narrowed
-from clearhead.nn.stepping import SteppingAttention, SteppingMamba
 from clearhead.precision import matrix
-from clearhead.precision.kernels import compiled as compiled_file
-from clearhead.precision.kernels import kernels
 from clearhead.precision.matrix import Packed, kernels_on, pack
 
 STORED = [*PRECISIONS.values(), Int8(group=64), Int4(group=256)]

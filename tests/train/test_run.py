@@ -26,12 +26,12 @@ from clearhead.models.assemble import build
 from clearhead.models.presets import preset
 from clearhead.training import loop
 from clearhead.training.checkpoint import ResumeError, listed, write
+from clearhead.training.distributed import World
 from clearhead.training.loop import Report, Trainer, TrainingError, train
 from clearhead.training.pairs import Translation
 from clearhead.training.recipes import RECIPES, recipe
 from clearhead.training.run import Run, first_difference
 from clearhead.training.task import prepare
-from clearhead.training.world import World
 
 from .tools import COMMAND, TEXT, same, small, start, stop_at, weights
 

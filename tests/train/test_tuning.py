@@ -24,17 +24,17 @@ from clearhead.generate.defaults import defaults
 from clearhead.generate.template import ChatTemplate
 from clearhead.models import hub
 from clearhead.models.adapter import adapt, save_adapter, unmerge
-from clearhead.models.checkpoint import config_json
 from clearhead.models.convert import CheckpointError
+from clearhead.models.load import config_json
 from clearhead.models.quantize import quantize
 from clearhead.tasks.classify import classify
 from clearhead.tokenize import Tokenizer
 from clearhead.training import loop
+from clearhead.training.distributed import World
 from clearhead.training.loop import Report, gathered_model, make_model, train
 from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
 from clearhead.training.task import Task
-from clearhead.training.world import World
 
 from .test_tasks import folders
 from .tools import TEXT, small, stop_at, weights
@@ -237,7 +237,7 @@ def test_a_gathered_model_has_its_adapters_and_can_be_saved(
         raise SafetensorError("no space left")
 
     before = sorted(path.name for path in tmp_path.iterdir())
-    monkeypatch.setattr("clearhead.models.checkpoint.save_file", full)
+    monkeypatch.setattr("clearhead.models.load.save_file", full)
     with pytest.raises(OSError, match="no space left"):
         save_adapter(copy, tmp_path, base, config.adapter)
     assert sorted(path.name for path in tmp_path.iterdir()) == before

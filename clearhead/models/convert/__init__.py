@@ -12,8 +12,8 @@ from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.base import nearest
 
 from . import albert, bert, deepseek, gemma, gpt, llama, mamba, marian, vit
+from .resolve import differences, spelled_out
 from .rules import Array, Rule
-from .spelled import differences, spelled_out
 
 OUTSIDE = ("lm_head", "cls", "classifier", "score", "predictions", "final_logits_bias")
 """Tensors of heads, which stand beside the base model and not in it."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .batches import IGNORED, Batch
-from .mixing import GOLDEN, keys, mix
+from .hashing import GOLDEN, keys, mix
 
 HIDDEN, CHANGED = 0.8, 0.1  # of the tokens that are asked for; the rest stays as it is (Devlin et al. 2019, 3.1)
 

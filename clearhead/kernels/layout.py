@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from clearhead.kernels.decode import READY
+from clearhead.kernels.malloc import keep_memory
 from clearhead.models.assemble import Model
-from clearhead.nn.memory import keep_memory
-from clearhead.nn.stepping import READY
 
 
 def ready_to_write(model: Model) -> Model:

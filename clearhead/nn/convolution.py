@@ -7,10 +7,10 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.functional.filter import filtered
+from clearhead.functional.convolution import filtered
 
+from .cache import FilterState
 from .lanes import Lanes
-from .state import FilterState
 
 
 def filtered_on(

@@ -38,7 +38,7 @@ class FavorConfig(Config):
     shares: ClassVar[bool] = True
 
     features: int  # W
-    seed: int = 0  # of the directions ω; `clearhead.nn.kernel.redraw` changes it
+    seed: int = 0  # of the directions ω; `clearhead.nn.linear_attention.redraw` changes it
 
     def check(self) -> None:
         self.require_positive("features")

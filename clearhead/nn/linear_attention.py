@@ -11,16 +11,23 @@ from torch import Tensor, nn
 
 from clearhead.configs import Config, DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
 from clearhead.configs.masks import check_causal
-from clearhead.functional.kernel import NOTHING, Sums, elu_features, over_all_keys, over_keys_so_far, stable_features
+from clearhead.functional.linear_attention import (
+    NOTHING,
+    Sums,
+    elu_features,
+    over_all_keys,
+    over_keys_so_far,
+    stable_features,
+)
 from clearhead.functional.softmax import widen
 from clearhead.precision.matrix import Linear
-from clearhead.reference.kernel import random_directions
+from clearhead.reference.linear_attention import random_directions
 
 from .attention import Looked, Rows, merge_heads, split_heads
 from .build import build_part, builds
+from .cache import Room, SumState
 from .context import Context
 from .lanes import lanes, one_row_each
-from .state import Room, SumState
 
 C = TypeVar("C", bound=Config)
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from clearhead.configs.kernel import CHUNK
+from clearhead.configs.linear_attention import CHUNK
 
 ROWS = 1024
 """Vectors whose features are computed together."""

@@ -44,8 +44,8 @@ from clearhead.configs import (
 from clearhead.models.assemble import SequenceModel, initialise
 from clearhead.models.llama import decoder
 from clearhead.nn.build import build_part
+from clearhead.nn.cache import State
 from clearhead.nn.context import Context
-from clearhead.nn.state import State
 
 from .cost import cost
 

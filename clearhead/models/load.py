@@ -36,12 +36,12 @@ from clearhead.configs import (
 )
 from clearhead.configs.base import parse
 from clearhead.files import let_read, settle
+from clearhead.models.convert.resolve import differences
 from clearhead.tokenize.gguf import from_gguf
 
 from .assemble import Model, bare
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing, to_hf
 from .convert.card import model_card
-from .convert.spelled import differences
 from .hub import located
 from .quantize import replace_matrices
 

@@ -19,18 +19,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import Cache
-from clearhead.precision.kernels import Layer, Space, Step, kernels
+from clearhead.kernels.build import Layer, Space, Step, kernels
+from clearhead.nn.attention import MultiHeadAttention, attend, merge_heads, split_heads
+from clearhead.nn.cache import BlockState, KVState, MambaState, Room, Slots, SourceState
+from clearhead.nn.context import Context
+from clearhead.nn.ffn import FeedForward, GatedFeedForward
+from clearhead.nn.lanes import Lanes, lanes
+from clearhead.nn.mamba import Mamba
+from clearhead.nn.norm import LayerNorm, RMSNorm
+from clearhead.nn.rotary import Rotary
+from clearhead.nn.stack import Block, Residual, Some, every
 from clearhead.precision.matrix import KINDS, Packed, kernels_for, kernels_on, linear, readable, threads_for
-
-from .attention import MultiHeadAttention, attend, merge_heads, split_heads
-from .context import Context
-from .ffn import FeedForward, GatedFeedForward
-from .lanes import Lanes, lanes
-from .mamba import Mamba
-from .norm import LayerNorm, RMSNorm
-from .rotary import Rotary
-from .stack import Block, Residual, Some, every
-from .state import BlockState, KVState, MambaState, Room, Slots, SourceState
 
 MOST = 32  # new tokens of a row; more are better off with torch's kernel
 WIDEST = 256  # of a head, in kernels.c

@@ -12,13 +12,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead
 from clearhead.configs import Causal, ConfigError, FavorConfig, Full, LinearAttentionConfig, Window
-from clearhead.functional import kernel
 from clearhead.functional.attention import attention
+from clearhead.functional.linear_attention import linear_attention, over_all_keys, over_keys_so_far, stable_features
 from clearhead.measure.cost import cost
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
-from clearhead.nn.kernel import redraw
-from clearhead.reference.kernel import positive_features, random_directions
+from clearhead.nn.linear_attention import redraw
+from clearhead.reference.linear_attention import positive_features, random_directions
 
 from .cases import MIXERS, block, sequence
 from .tools import close, fresh, ids
@@ -80,11 +80,11 @@ def test_a_performer_comes_near_to_attention(mask: Causal | Full) -> None:
         found = []
         for seed in range(4):
             directions = torch.from_numpy(random_directions(features, 8, seed))
-            (phi_q, _), (phi_k, top) = kernel.stable_features(q, directions), kernel.stable_features(k, directions)
+            (phi_q, _), (phi_k, top) = stable_features(q, directions), stable_features(k, directions)
             if mask.causal:
-                found.append(kernel.over_keys_so_far(phi_q, phi_k, v, top)[0])
+                found.append(over_keys_so_far(phi_q, phi_k, v, top)[0])
             else:
-                found.append(kernel.over_all_keys(phi_q, phi_k, v, (top - top.amax(-1, keepdim=True)).exp()))
+                found.append(over_all_keys(phi_q, phi_k, v, (top - top.amax(-1, keepdim=True)).exp()))
         errors.append(float((torch.stack(found) - want).square().mean().sqrt()))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
     assert errors[2] < 0.01
@@ -123,7 +123,7 @@ def test_no_later_key_has_a_say(name: str) -> None:
     features = build_part(config.kernel, config.widths(20)[0])
     louder = k.clone()
     louder[:, :, 140:] *= 60
-    outs = [kernel.over_keys_so_far(features(q)[0], phi, v, top)[0] for phi, top in map(features, (k, louder))]
+    outs = [over_keys_so_far(features(q)[0], phi, v, top)[0] for phi, top in map(features, (k, louder))]
     assert torch.equal(outs[0][:, :, :140], outs[1][:, :, :140])
     assert not torch.equal(outs[0][:, :, 140:], outs[1][:, :, 140:])
 
@@ -135,7 +135,7 @@ def test_large_keys_neither_overflow_nor_vanish() -> None:
     for size in (0.01, 1.0, 30.0, 1000.0):
         q, k, v = torch.randn(1, 1, 40, 16), size * torch.randn(1, 1, 40, 16), torch.rand(1, 1, 40, 3)
         (phi_q, _), (phi_k, top) = features(q), features(k)
-        out, _ = kernel.over_keys_so_far(phi_q, phi_k, v, top)
+        out, _ = over_keys_so_far(phi_q, phi_k, v, top)
         assert out.isfinite().all()
         assert (out > v.min() - 1e-3).all(), "a mean of values, not zero"
         assert (out < v.max() + 1e-3).all()
@@ -149,8 +149,8 @@ def test_a_loud_document_does_not_silence_the_next() -> None:
     (phi_q, _), (phi_k, top) = features(q), features(k)
     top[..., :100] += 200.0  # features beyond float32
     documents = (torch.arange(400) >= 100).long()[None]
-    both, _ = kernel.over_keys_so_far(phi_q, phi_k, v, top, documents)
-    alone, _ = kernel.over_keys_so_far(phi_q[:, :, 100:], phi_k[:, :, 100:], v[:, :, 100:], top[..., 100:])
+    both, _ = over_keys_so_far(phi_q, phi_k, v, top, documents)
+    alone, _ = over_keys_so_far(phi_q[:, :, 100:], phi_k[:, :, 100:], v[:, :, 100:], top[..., 100:])
     close(both[:, :, 100:], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -186,7 +186,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"must be Full\(\) or Causal\(\): sums over keys cannot leave out some"):
         LinearAttentionConfig(heads=2, mask=Causal() & Window(3))
     with pytest.raises(ValueError, match="as many queries as keys, not 3 and 4"):
-        kernel.linear_attention(torch.ones(3, 2), torch.ones(4, 2), torch.ones(4, 2), causal=True)
+        linear_attention(torch.ones(3, 2), torch.ones(4, 2), torch.ones(4, 2), causal=True)
 
 
 def test_an_empty_context_is_fine() -> None:
