@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -94,7 +95,7 @@ def test_a_performer_comes_near_to_attention(mask: Causal | Full) -> None:
 @pytest.mark.parametrize("chunk", [1, 3, 5, 17, 64])
 def test_chunks_change_nothing(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths that no chunk divides, padding inside a row, documents that come again: as written out, gradients too."""
-    monkeypatch.setattr(kernel, "CHUNK", chunk)
+    monkeypatch.setattr(sys.modules["clearhead.functional.linear_attention"], "CHUNK", chunk)
     model, tokens = fresh(sequence(block(MIXERS[name]), repeats=1)), ids(3, 17)
     readable = torch.ones(3, 17, dtype=torch.bool)
     readable[0, 4:7] = readable[1, :3] = readable[2, 11:] = False
