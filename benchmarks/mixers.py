@@ -31,7 +31,7 @@ from clearhead.kernels.malloc import keep_memory
 from clearhead.models.assemble import initialise
 from clearhead.models.quantize import replace_matrices
 from clearhead.nn.build import build_part
-from clearhead.nn.cache import Room
+from clearhead.nn.cache import StateAllocator
 from clearhead.nn.context import Context
 
 from .turns import report, take_turns
@@ -125,7 +125,7 @@ def mamba_decoding() -> None:
 
 def stepping(stack: Any, x: Tensor) -> Callable[[], Tensor]:
     """One more token, again and again."""
-    state = stack.init_state(Room(1, 1, x.dtype, x.device))
+    state = stack.init_state(StateAllocator(1, 1, x.dtype, x.device))
     return lambda: stack(x, context(1), state)
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from clearhead.models.assemble import SequenceModel
-from clearhead.nn.cache import State
+from clearhead.nn.cache import DecodeState
 
 from .complete import Task
 from .loop import Begun, write
@@ -27,7 +27,7 @@ class Conversation:
         self.task = ending(task, template)
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
         self.read: list[int] = []  # tokens that the state holds
-        self.state: State | None = None
+        self.state: DecodeState | None = None
         self.room = 0
 
     def reply(self, text: str) -> Iterator[str]:
@@ -56,7 +56,7 @@ class Conversation:
         self.state, self.read = state, ids
         return Begun(state, logits, seen)
 
-    def rewound(self, length: int, needed: int) -> State:
+    def rewound(self, length: int, needed: int) -> DecodeState:
         """The state with its first `length` tokens; an empty one where it cannot go back so far or has no room."""
         if self.state is not None and needed <= self.room:
             try:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.configs import DecodingConfig
 from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.nn.cache import State
+from clearhead.nn.cache import DecodeState
 
 from .filters import Filter, draw, filtered, filters, luck_of, probabilities, uniforms
 from .row import Row
@@ -25,7 +25,7 @@ from .row import Row
 class Begun:
     """Prompts that have been read: what the model remembers of them, and what it says comes next."""
 
-    state: State
+    state: DecodeState
     logits: Float[Tensor, "B V"]
     seen: Bool[Tensor, "B _"]  # tokens that each row has read or written; of no width where nobody asks
 
@@ -39,7 +39,7 @@ class Begun:
     @torch.inference_mode()
     def spread(self, width: int) -> None:
         """Make `width` rows of each."""
-        self.state.spread(width)
+        self.state.repeat_rows(width)
         self.logits, self.seen = (each.repeat_interleave(width, dim=0) for each in (self.logits, self.seen))
 
     @torch.inference_mode()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clearhead.configs import DecodingConfig, LMHeadConfig
 from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel
-from clearhead.nn.cache import State
+from clearhead.nn.cache import DecodeState
 
 from .filters import Filter, draw, filtered, filters, luck_of, probabilities, uniforms
 from .row import Row
@@ -52,7 +52,7 @@ class Reader:
     """A model and how far it has read a text."""
 
     model: SequenceModel
-    state: State
+    state: DecodeState
     read: int = 0
 
     @classmethod

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.configs import PatchEmbeddingConfig
 from clearhead.models.assemble import Model
-from clearhead.nn.attention import Looked
+from clearhead.nn.attention_view import AttentionView
 from clearhead.nn.tap import Taps
 
 from .draw import check_file
@@ -223,12 +223,12 @@ def look(
     subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] | None
 ) -> tuple[list[Map], list[str], Tensor]:
     """The maps of the chosen layers, what is to be said of layers that have none, and the model's answer."""
-    seen: dict[str, tuple[list[int], Looked]] = {}
+    seen: dict[str, tuple[list[int], AttentionView]] = {}
 
-    def keep(attending: Looked) -> None:
+    def keep(attending: AttentionView) -> None:
         all_heads = attending.q.shape[1]
         chosen = list(range(all_heads)) if heads is None else checked(heads, all_heads, "head", "heads")
-        seen[attending.context.path] = chosen, attending.of(chosen)
+        seen[attending.context.path] = chosen, attending.for_heads(chosen)
 
     wanted = {}
     for stack, blocks in subject.stacks().items():
@@ -237,7 +237,7 @@ def look(
             if getattr(blocks[i], "cross", None) is not None:
                 wanted[f"{stack}.blocks.{i}.cross"] = ("cross", i, "Attention")
     places = (*wanted, *(f"{path}.global" for path in wanted))
-    answer = subject.run(Taps(look=dict.fromkeys(places, keep)))
+    answer = subject.run(Taps(on_attention=dict.fromkeys(places, keep)))
     maps, unseen = [], []
     for path, (place, i, kind) in wanted.items():
         if path not in seen:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.nn.attention import Looked, Rows
+from clearhead.nn.attention_view import AttentionView, Rows
 
 THUMBNAIL = 128  # most rows and columns of a thumbnail; each of its points is the largest of those it stands for
 CHUNK = 2**20  # weights written out at a time
@@ -46,7 +46,7 @@ class Map:
     place: str  # stack, encoder, decoder, cross
     layer: int
     heads: tuple[int, ...]
-    attending: Looked
+    attending: AttentionView
     tokens: Int[np.ndarray, "T"] | None  # whose repetition makes an induction head; None for patches
     grid: int | None = None  # patches in a row of the image, after one class token
 
@@ -194,11 +194,11 @@ def largest(x: Float[Tensor, "H R S"], pool: tuple[int, int], *, signed: bool) -
 
 
 @dataclass(frozen=True)
-class WithGlobal(Looked):
+class WithGlobal(AttentionView):
     """A Longformer's layer over one text: its global tokens read by projections of their own."""
 
-    local: Looked
-    everywhere: Looked  # the queries of the global tokens
+    local: AttentionView
+    everywhere: AttentionView  # the queries of the global tokens
 
     def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
         at = self.context.positions[0][rows][:, None] == self.everywhere.context.positions[0]
@@ -207,7 +207,7 @@ class WithGlobal(Looked):
         return torch.where(at.any(-1)[:, None], own, self.local.weights(heads, rows, keys))
 
 
-def with_global(local: Looked, everywhere: Looked) -> WithGlobal:
+def with_global(local: AttentionView, everywhere: AttentionView) -> WithGlobal:
     return WithGlobal(local.q, local.k, local.mask, local.context, local, everywhere)
 
 

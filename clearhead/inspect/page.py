@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.nn.attention import Attending, bias_of_rows
+from clearhead.nn.attention_view import SoftmaxView, bias_of_rows
 
 from .draw import DIVERGING, SEQUENTIAL, STOPS
 from .grid import Grid, pooled, pooling
@@ -152,7 +152,7 @@ def map_data(map: Map, masks: list[dict[str, str]], shared: dict[bytes, int]) ->
         "queries": map.shape[0],
         "keys": map.shape[1],
         "K": width,
-        "U": attending.v.shape[3] if isinstance(attending, Attending) else 0,
+        "U": attending.v.shape[3] if isinstance(attending, SoftmaxView) else 0,
         "scale": width**-0.5 if scale is None else scale,
         "mask": mask_number(map, masks, shared),
         "heads": [head_data(head) for head in map.described],
@@ -209,7 +209,7 @@ def shrink_thumbnails(maps: list[dict[str, Any]], room: int) -> list[str]:
 def add_details(inspection: Inspection, maps: list[dict[str, Any]], room: int) -> str:
     """q, k and v of as many heads as fit, the most telling first; what is said of the rest."""
     every = [(map, at, head) for map in inspection.maps for at, head in enumerate(map.described)]
-    order = ranked([found for found in every if isinstance(found[0].attending, Attending)])
+    order = ranked([found for found in every if isinstance(found[0].attending, SoftmaxView)])
     number = {id(map): n for n, map in enumerate(inspection.maps)}
     whole = 0
     for map, at, _ in order:
@@ -252,14 +252,14 @@ def ranked(heads: list[tuple[Map, int, Head]]) -> list[tuple[Map, int, Head]]:
 def vectors_of(map: Map, at: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """A head's own queries, and the keys and values that it reads."""
     attending = map.attending
-    assert isinstance(attending, Attending), "only a softmax of q·k can be computed anew in the page"
+    assert isinstance(attending, SoftmaxView), "only a softmax of q·k can be computed anew in the page"
     group = at // (attending.q.shape[1] // attending.k.shape[1])
     bias = bias_of(attending, at)
     own = {"q": halves(attending.q[0, at]), "bias": bias, "group": str(group)}
     return own, {"k": halves(attending.k[0, group]), "v": halves(attending.v[0, group])}
 
 
-def bias_of(attending: Attending, at: int) -> dict[str, Any] | None:
+def bias_of(attending: SoftmaxView, at: int) -> dict[str, Any] | None:
     """What is added to a head's scores: by distance alone where that is all it depends on, else all of it."""
     if attending.score_bias is None:
         return None

@@ -21,14 +21,14 @@ from torch import Tensor, nn
 from clearhead.configs import Cache
 from clearhead.kernels.build import Layer, Space, Step, kernels
 from clearhead.nn.attention import MultiHeadAttention, attend, merge_heads, split_heads
-from clearhead.nn.cache import BlockState, KVState, MambaState, Room, Slots, SourceState
+from clearhead.nn.cache import BlockState, CrossCache, KVCache, MambaState, Slots, StateAllocator
 from clearhead.nn.context import Context
 from clearhead.nn.ffn import FeedForward, GatedFeedForward
-from clearhead.nn.lanes import Lanes, lanes
 from clearhead.nn.mamba import Mamba
 from clearhead.nn.norm import LayerNorm, RMSNorm
+from clearhead.nn.packing import DenseRows, dense_rows
 from clearhead.nn.rotary import Rotary
-from clearhead.nn.stack import Block, Residual, Some, every
+from clearhead.nn.stack import Block, Residual, Select, all_positions
 from clearhead.precision.matrix import KINDS, Packed, kernels_for, kernels_on, linear, readable, threads_for
 
 MOST = 32  # new tokens of a row; more are better off with torch's kernel
@@ -38,7 +38,7 @@ SCANNED = 1 << 12  # numbers of a memory that one thread updates in the time tha
 
 
 @dataclass
-class FollowedState(KVState):
+class FollowedState(KVCache):
     """Keys and values that stay where they were written while rows come, go and change places, as beams do at every
     step: of each slot of a row it is known which row of the buffer holds it."""
 
@@ -79,18 +79,18 @@ class SteppingAttention(MultiHeadAttention):
 
     cache: Cache = "float32"
 
-    def init_state(self, room: Room) -> KVState:
+    def init_state(self, allocator: StateAllocator) -> KVCache:
         """Keys and values in few bits where the kernels read them so."""
-        if room.dtype != torch.float32 or room.device.type != "cpu" or not self.known or kernels() is None:
-            return super().init_state(room)
-        state = super().init_state(replace(room, dtype=getattr(torch, self.cache)))
+        if allocator.dtype != torch.float32 or allocator.device.type != "cpu" or not self.known or kernels() is None:
+            return super().init_state(allocator)
+        state = super().init_state(replace(allocator, dtype=getattr(torch, self.cache)))
         return FollowedState(state.slots, state.key, state.value)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None = None
+        self, x: Float[Tensor, "B T D"], context: Context, state: KVCache | CrossCache | None = None
     ) -> Float[Tensor, "B T D"]:
         (batch, length, _), width, library = x.shape, self.heads * self.widths[1], kernels_on(x)
-        if isinstance(state, SourceState):
+        if isinstance(state, CrossCache):
             if self.rotary is not None or length > MOST or not self.quick(x, context, state.key):
                 return super().forward(x, context, state)
             given = self.query_norm(self.project(x, context, state)[0]).transpose(1, 2).contiguous()
@@ -103,7 +103,7 @@ class SteppingAttention(MultiHeadAttention):
             step = self.described(batch, length, width, context, state, slots)
         assert library is not None, "asked for in quick"
         step.qkv = given.data_ptr()
-        if isinstance(state, KVState) and length > MOST:
+        if isinstance(state, KVCache) and length > MOST:
             library.keep_new(ctypes.byref(step), threads_for(given.numel()))
             return self.out(merge_heads(self.read_back(given, context, state)))
         out = x.new_empty(batch, length, width)
@@ -111,13 +111,13 @@ class SteppingAttention(MultiHeadAttention):
         library.attend(ctypes.byref(step), threads_for(step.batch * step.length * self.heads * step.filled * step.key))
         return self.out(out)
 
-    def read_back(self, qkv: Float[Tensor, "B T R"], context: Context, state: KVState) -> Float[Tensor, "B H T U"]:
+    def read_back(self, qkv: Float[Tensor, "B T R"], context: Context, state: KVCache) -> Float[Tensor, "B H T U"]:
         """Attention of many tokens, turned and kept already, by torch's kernel."""
         q, k, v = (split_heads(part, width) for part, width in zip(qkv.split(self.rows, -1), self.each, strict=True))
         filled = state.slots.filled
         if state.slots.start != 0 or filled != k.shape[2]:  # else all that is read is new, and not rounded
             k, v = (buffer[:, :, :filled].to(qkv.dtype) for buffer in (state.key, state.value))
-        return attend([(q, self.mask)], k, v, state.slots.reading(context))
+        return attend([(q, self.mask)], k, v, state.slots.key_context(context))
 
     @property
     def each(self) -> tuple[int, int, int]:
@@ -147,10 +147,10 @@ class SteppingAttention(MultiHeadAttention):
         )
 
     def slots_of(
-        self, x: Float[Tensor, "B T D"], context: Context, state: KVState | SourceState | None
+        self, x: Float[Tensor, "B T D"], context: Context, state: KVCache | CrossCache | None
     ) -> Int[Tensor, "#B T"] | None:
         """Where the new tokens are kept; None where this is not for the kernels."""
-        if not isinstance(state, KVState) or context.source is not None or not self.quick(x, context, state.key):
+        if not isinstance(state, KVCache) or context.source is not None or not self.quick(x, context, state.key):
             return None
         slots = state.slots
         return context.once(("slots", id(slots)), lambda: places(slots, *x.shape[:2]))
@@ -166,10 +166,10 @@ class SteppingAttention(MultiHeadAttention):
         )
 
     def described(
-        self, batch: int, length: int, stride: int, context: Context, state: KVState, slots: Int[Tensor, "#B T"]
+        self, batch: int, length: int, stride: int, context: Context, state: KVCache, slots: Int[Tensor, "#B T"]
     ) -> Step:
         """As the kernels see it, but for what they read and write; `context` keeps what it points to."""
-        reading = state.slots.reading(context)
+        reading = state.slots.key_context(context)
         allowed, owners = None if length > MOST else reading.allowed(self.mask), None
         if isinstance(state, FollowedState):
             if state.slots.start is None or length > MOST:  # where rows write different slots, one may be another's
@@ -189,7 +189,7 @@ class SteppingAttention(MultiHeadAttention):
             None, *map(place, (cos, sin, slots, allowed, owners)), state.key.data_ptr(), state.value.data_ptr(), None,
         )  # fmt: skip
 
-    def reading(self, given: Float[Tensor, "B T H K"], stride: int, context: Context, state: SourceState) -> Step:
+    def reading(self, given: Float[Tensor, "B T H K"], stride: int, context: Context, state: CrossCache) -> Step:
         """The same of queries that read a source."""
         (batch, length, *_), (key, value), size = given.shape, self.widths, state.key.shape[2]
         allowed = context.allowed(self.mask)
@@ -341,14 +341,18 @@ class SteppingBlock(Block):
         return Parts(mixer, matrices, vectors, (norms[0].eps, norms[1].eps), widths)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None, some: Some = every
-    ) -> Float[Tensor, "B some D"]:
-        parts, kept = self.parts, None if state is None else cast(KVState, state.mixer)
+        self,
+        x: Float[Tensor, "B T D"],
+        context: Context,
+        state: BlockState | None = None,
+        select: Select = all_positions,
+    ) -> Float[Tensor, "B Chosen D"]:
+        parts, kept = self.parts, None if state is None else cast(KVCache, state.mixer)
         quick = parts is not None and not self.training and all(map(readable, parts.vectors))
         library = kernels_for(x) if quick else None
         slots = None if library is None or parts is None else parts.mixer.slots_of(x, context, kept)
         if library is None or parts is None or kept is None or slots is None:
-            return super().forward(x, context, state, some)
+            return super().forward(x, context, state, select)
         (batch, length, _), x = x.shape, x.contiguous()
         y, many = torch.empty_like(x), batch * length
         scratch = x.new_zeros(many * sum(parts.widths))
@@ -361,7 +365,7 @@ class SteppingBlock(Block):
             *parts.eps, x.data_ptr(), y.data_ptr(), *places[2:], attention,
         )  # fmt: skip
         library.block(ctypes.byref(layer), parts.matrices[2].threads(many))
-        return some(y)
+        return select(y)
 
 
 class SteppingMamba(Mamba):
@@ -379,24 +383,24 @@ class SteppingMamba(Mamba):
         space = Space(
             len(x), inner, states, len(self.filter) - 1, 2 * inner, self.rank + 2 * states,
             given.data_ptr(), self.filter.data_ptr(), bias, 0, 0, 0, self.decay.data_ptr(), self.skip.data_ptr(),
-            state.recent.data_ptr(), state.memory.data_ptr(), conv.data_ptr(), out.data_ptr(),
+            state.conv.data_ptr(), state.ssm.data_ptr(), conv.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         library.filter(ctypes.byref(space))
         select = self.select(conv)
         step = F.softplus(self.step(select[:, : self.rank]))
         space.step, space.write = step.data_ptr(), select[:, self.rank :].data_ptr()
         space.read = select[:, self.rank + states :].data_ptr()
-        library.scan(ctypes.byref(space), 1 if state.memory.numel() < SCANNED else torch.get_num_threads())
+        library.scan(ctypes.byref(space), 1 if state.ssm.numel() < SCANNED else torch.get_num_threads())
         return self.out(out)
 
     def can_step(self, x: Float[Tensor, "B T D"], context: Context, state: MambaState) -> bool:
         """Whether nobody watches, nothing is padding, and the kernels know the types."""
-        kept = state.memory, state.recent
+        kept = state.ssm, state.conv
         return (
             x.shape[1] == 1
             and context.taps is None
             and context.fused
-            and lanes(context, len(x)) == Lanes((len(x), 1), None, None)
+            and dense_rows(context, len(x)) == DenseRows((len(x), 1), None, None)
             and all(map(readable, (*kept, self.filter, self.filter_bias, self.decay, self.skip)))
             and kernels_for(x) is not None
         )

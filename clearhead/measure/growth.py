@@ -44,7 +44,7 @@ from clearhead.configs import (
 from clearhead.models.assemble import SequenceModel, initialise
 from clearhead.models.llama import decoder
 from clearhead.nn.build import build_part
-from clearhead.nn.cache import State
+from clearhead.nn.cache import DecodeState
 from clearhead.nn.context import Context
 
 from .cost import cost
@@ -262,7 +262,7 @@ def backward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
 
 
 @torch.inference_mode()
-def begun(model: SequenceModel, tokens: Tensor) -> State:
+def begun(model: SequenceModel, tokens: Tensor) -> DecodeState:
     """What is remembered of the text but for its last few tokens."""
     state = model.init_state(*tokens.shape)
     model(tokens[:, :-DECODED], state=state)
@@ -270,7 +270,7 @@ def begun(model: SequenceModel, tokens: Tensor) -> State:
 
 
 @torch.inference_mode()
-def decoding(model: SequenceModel, state: State, tokens: Tensor, fused: bool) -> float:
+def decoding(model: SequenceModel, state: DecodeState, tokens: Tensor, fused: bool) -> float:
     """Seconds of one more token, of the last few of the text."""
     taken = []
     for token in tokens[:, -DECODED:].split(1, dim=1):

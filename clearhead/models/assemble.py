@@ -16,9 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from clearhead.configs import EncoderDecoderConfig, ModelConfig, Precision, SequenceModelConfig, TokenEmbeddingConfig
 from clearhead.nn.build import build_part
-from clearhead.nn.cache import BlockState, Room, State, count_positions
+from clearhead.nn.cache import BlockState, DecodeState, StateAllocator, count_positions
 from clearhead.nn.context import Context
-from clearhead.nn.stack import Block, ParallelBlock, Residual, Some, Stack, every
+from clearhead.nn.stack import Block, ParallelBlock, Residual, Select, Stack, all_positions
 from clearhead.nn.tap import Taps
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class SequenceModel(nn.Module):
         readable: Bool[Tensor, "B T"] | None = None,
         documents: Int[Tensor, "B T"] | None = None,
         positions: Int[Tensor, "B T"] | None = None,
-        state: State | None = None,
+        state: DecodeState | None = None,
         taps: Taps | None = None,
         fused: bool = True,
     ) -> Float[Tensor, "B T V"] | Float[Tensor, "B C"]:
@@ -82,26 +82,26 @@ class SequenceModel(nn.Module):
         inputs: Int[Tensor, "B T"] | Float[Tensor, "B Ch Y X"],
         context: Context,
         segments: Int[Tensor, "B T"] | None = None,
-        state: State | None = None,
-        some: Some = every,
-    ) -> Float[Tensor, "B some D"]:
-        """What the head reads, of `some` positions."""
+        state: DecodeState | None = None,
+        select: Select = all_positions,
+    ) -> Float[Tensor, "B Chosen D"]:
+        """What the head reads, of the positions that `select` keeps."""
         x = context.tap("embedding", self.embedding(inputs, context.at("embedding"), segments))
         if state is not None:  # only now: a token that is refused must not have moved it
             state.advance(context.positions, context.readable)
-        return self.stack(x, context.at("stack"), None if state is None else state.blocks, some)
+        return self.stack(x, context.at("stack"), None if state is None else state.blocks, select)
 
     def next_logits(
-        self, tokens: Int[Tensor, "B T"], state: State, *, readable: Bool[Tensor, "B T"] | None = None
+        self, tokens: Int[Tensor, "B T"], state: DecodeState, *, readable: Bool[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
         """The logits of each row's next token, after those that `state` holds; no other position takes the head."""
         check_ids(tokens)
         context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable, state=state)
-        x = self.hidden(tokens, context, None, state, some=partial(last_real, readable=readable))
+        x = self.hidden(tokens, context, None, state, select=partial(last_real, readable=readable))
         assert self.head is not None, "who asks for logits has seen that there is a head"
         return self.head(x, context.at("head"), self.embedding.table)[:, 0]
 
-    def init_state(self, batch: int, length: int, *, spare: int = 0) -> State:
+    def init_state(self, batch: int, length: int, *, spare: int = 0) -> DecodeState:
         """Memory for `batch` rows of up to `length` tokens each, the last `spare` of which can be taken back."""
         return make_state(self.stack, batch, length, spare)
 
@@ -197,7 +197,7 @@ class EncoderDecoder(nn.Module):
     def decode(
         self,
         target: Int[Tensor, "B T"],
-        state: State,
+        state: DecodeState,
         *,
         readable: Bool[Tensor, "B T"] | None = None,
         taps: Taps | None = None,
@@ -215,16 +215,16 @@ class EncoderDecoder(nn.Module):
 
     def init_state(
         self, memory: Float[Tensor, "B S D"], length: int, *, readable: Bool[Tensor, "B S"] | None = None
-    ) -> State:
+    ) -> DecodeState:
         """A memory for up to `length` target tokens, in which the source's keys and values are computed already."""
         state = make_state(self.decoder, len(memory), length, spare=0)
         for block, block_state in zip(self.decoder.layers(), state.blocks, strict=True):
-            block_state.cross = cast(Block, block).cross.remember(memory)
+            block_state.cross = cast(Block, block).cross.cache_source(memory)
         state.source_readable = readable
         return state
 
     def next_logits(
-        self, tokens: Int[Tensor, "B T"], state: State, *, readable: Bool[Tensor, "B T"] | None = None
+        self, tokens: Int[Tensor, "B T"], state: DecodeState, *, readable: Bool[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B V"]:
         """The logits of each row's next target token, after those that `state` holds."""
         return last_real(self.decode(tokens, state, readable=readable), readable)[:, 0]
@@ -237,10 +237,14 @@ class EncoderDecoder(nn.Module):
         """What the model writes for one source, piece by piece: `generate.complete.stream`."""
         return stream_from(self, prompt, options)
 
-    def decode_in(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T V"]:
+    def decode_in(
+        self, target: Int[Tensor, "B T"], context: Context, state: DecodeState | None
+    ) -> Float[Tensor, "B T V"]:
         return self.head(self.decoded(target, context, state), context.at("head"), self.table)
 
-    def decoded(self, target: Int[Tensor, "B T"], context: Context, state: State | None) -> Float[Tensor, "B T D"]:
+    def decoded(
+        self, target: Int[Tensor, "B T"], context: Context, state: DecodeState | None
+    ) -> Float[Tensor, "B T D"]:
         embedding = self.source if self.target is None else self.target
         x = context.tap("target", embedding(target, context.at("target")))
         if state is not None:
@@ -334,7 +338,7 @@ def initialise(model: nn.Module) -> None:
     """Fresh weights: normal, of deviation 0.02 in the tables of tokens and positions, and of variance 2/(5·n) in a
     matrix that reads n numbers, its last axis, which is about 0.02 at GPT-2's width (Nguyen & Salazar 2019, 3.1); what
     is added to the residual stream is smaller by √(number of branches) (Radford et al. 2019, 2.3). Biases are 0, gains
-    1; a part with a `start` of its own begins there."""
+    1; a part with its own `init_weights` sets its weights itself."""
     layers = [layer for stack in model.modules() if isinstance(stack, Stack) for layer in stack.layers()]
     branches = sum({Residual: 1, ParallelBlock: 2}.get(type(m), 0) for layer in layers for m in layer.modules())
     for name, parameter in model.named_parameters():
@@ -347,9 +351,9 @@ def initialise(model: nn.Module) -> None:
                 std /= math.sqrt(max(branches, 1))
             nn.init.normal_(parameter, std=std)
     for module in model.modules():
-        start = getattr(module, "start", None)
-        if callable(start):  # a part that does not start like the rest
-            start()
+        init_weights = getattr(module, "init_weights", None)
+        if callable(init_weights):  # a part whose weights start differently
+            init_weights()
 
 
 def make_context(
@@ -360,7 +364,7 @@ def make_context(
     readable: Bool[Tensor, "B T"] | None = None,
     documents: Int[Tensor, "B T"] | None = None,
     positions: Int[Tensor, "B T"] | None = None,
-    state: State | None = None,
+    state: DecodeState | None = None,
     taps: Taps | None = None,
     fused: bool = True,
 ) -> Context:
@@ -383,11 +387,13 @@ def make_context(
     return Context(positions, positions, readable, documents, aligned=aligned, taps=taps, fused=fused)
 
 
-def make_state(stack: Stack, batch: int, length: int, spare: int) -> State:
+def make_state(stack: Stack, batch: int, length: int, spare: int) -> DecodeState:
     weight = next(stack.parameters())
-    room = Room(batch, length, weight.dtype, weight.device, spare)
-    blocks: list[BlockState] = stack.init_state(room)
-    return State(blocks, list(room.slots.values()), torch.zeros(batch, dtype=torch.long, device=weight.device))
+    allocator = StateAllocator(batch, length, weight.dtype, weight.device, spare)
+    blocks: list[BlockState] = stack.init_state(allocator)
+    return DecodeState(
+        blocks, list(allocator.slots.values()), torch.zeros(batch, dtype=torch.long, device=weight.device)
+    )
 
 
 def last_real(x: Float[Tensor, "B T D"], readable: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B 1 D"]:

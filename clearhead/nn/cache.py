@@ -1,15 +1,20 @@
-"""What decoding remembers. A state is made by its mixer, passed in, and written by the forward pass it is passed to.
+"""The KV cache, and the states of mixers that keep a summary instead: what decoding remembers between forward passes.
 
-A cache has slots. A token at position p is kept in slot p, or, where the mask's reach bounds what is ever read again,
-in slot p mod reach of a ring. Rows of a batch may stand at different positions:
+A mixer makes its own state in `init_state(allocator)`. The model passes the state back in at every forward pass, and
+the pass updates it in place. No state is ever stored on a module.
 
-    row 0  ▪ ▪ ▪ ▪ ·      slots.at   0  1  2  3 −1
-    row 1  ▪ ▪ · · ·                 0  1 −1 −1 −1
+A cache is divided into slots. The token at position p is stored in slot p. If the mask only ever reads the last
+`reach` positions (a sliding window), the cache is a ring: position p is stored in slot p mod reach, over the oldest
+token. Rows of a batch may be at different positions:
+
+    row 0  ▪ ▪ ▪ ▪ ·      slots.positions   0  1  2  3 −1
+    row 1  ▪ ▪ · · ·                        0  1 −1 −1 −1
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,66 +23,80 @@ from torch import Tensor
 from .context import Context
 
 
+class MixerState(Protocol):
+    """What a mixer's `init_state` returns. Any class with these two members works."""
+
+    can_rewind: ClassVar[bool]
+    """True if every token is stored in a slot of its own, so that `Slots.rewind` can forget the latest ones."""
+
+    def select(self, rows: Int[Tensor, "R"]) -> None:
+        """Keep, repeat or reorder rows of the batch: row i becomes the old row `rows[i]`."""
+
+
 @dataclass
 class Slots:
-    """Which position each slot of a cache holds; shared by all layers that keep equally many."""
+    """Which position each slot holds, and where the tokens of the current pass go.
 
-    at: Int[Tensor, "B N"]  # −1: empty
+    All layers that keep the same number of positions share one `Slots`, so this is worked out once per pass.
+    """
+
+    positions: Int[Tensor, "B N"]  # −1 if the slot is empty
     ring: bool
-    spare: int = 0  # of a ring: slots beyond the mask's reach, so many positions can be taken back
-    filled: int = 0  # slots in use, from the front, by any row
-    # of the forward pass under way:
-    start: int | None = None  # the first slot written, where all rows write the same run of slots
-    rows: Int[Tensor, "W"] | None = None  # else: the row, the place in the input and the slot of each token kept
+    spare: int = 0  # extra slots of a ring beyond the mask's reach: how many positions `rewind` can take back
+    filled: int = 0  # slots 0 … filled−1 are in use in at least one row
+    # The rest describes the current forward pass.
+    start: int | None = None  # the first slot written, if all rows write the same consecutive slots
+    rows: Int[Tensor, "W"] | None = None  # otherwise: the row, input column and slot of each stored token
     columns: Int[Tensor, "W"] | None = None
     slots: Int[Tensor, "W"] | None = None
-    before: int = 0  # filled slots that are read beside the new keys, because writing would overwrite some of them
-    beside: bool = False
-    fresh: slice | None = None  # slots that are read from now on, where some rows leave theirs empty
-    reads: tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None] | None = None  # positions read, and which are real
+    before: int = 0  # old slots to copy first, because this pass overwrites some that its queries still read
+    beside: bool = False  # keys are read as (old slots, new keys) instead of from the buffer
+    fresh: slice | None = None  # slots that become readable in this pass although some rows leave theirs empty
+    reads: tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None] | None = None  # key positions, and which are real
 
     def check(self, positions: Int[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
-        size = self.at.shape[1]
+        """Raise `ValueError` if the tokens of a pass cannot be stored. Changes nothing."""
+        size = self.positions.shape[1]
         if positions.numel() and int(positions.min()) < 0:
-            raise ValueError(f"position {int(positions.min())} is before the first, which is 0")
+            raise ValueError(f"position {int(positions.min())} is negative; positions start at 0")
         if not self.ring and positions.numel() and int(positions.max()) >= size:
             raise ValueError(f"position {int(positions.max())} does not fit a state made for {size} positions")
-        if self.ring and self.filled and bool((real & (positions <= self.at.amax(dim=1, keepdim=True))).any()):
+        if self.ring and self.filled and bool((real & (positions <= self.positions.amax(dim=1, keepdim=True))).any()):
             raise ValueError("a state that keeps a window cannot go back to positions it has passed")
 
     def place(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
-        """Decide where the tokens of this pass are kept and what they read; done once for all layers."""
-        length, size = positions.shape[1], self.at.shape[1]
+        """Decide in which slots the tokens of this pass are stored and which keys they read."""
+        length, size = positions.shape[1], self.positions.shape[1]
         self.beside = self.ring and length > 1
         self.before = self.filled if self.beside else 0
-        old = self.at[:, : self.before].clone()
+        old = self.positions[:, : self.before].clone()
         last = positions.amax(dim=1, keepdim=True) if length else positions
         kept = torch.ones_like(positions, dtype=torch.bool) if readable is None else readable
         if self.ring:
             kept = kept & (positions > last - size)  # only the last `size` tokens of a row stay
         slots = positions % size if self.ring else positions
-        self.start = self._run(slots, kept)
+        self.start = self._consecutive_start(slots, kept)
         if self.start is None:
             self.rows, self.columns = kept.nonzero(as_tuple=True)
             self.slots = slots[self.rows, self.columns]
-            self.at[self.rows, self.slots] = positions[self.rows, self.columns]
+            self.positions[self.rows, self.slots] = positions[self.rows, self.columns]
         else:
-            self.at[:, self.start : self.start + length] = positions
+            self.positions[:, self.start : self.start + length] = positions
         before = self.filled
         if bool(kept.any()):
             self.filled = max(self.filled, int(slots[kept].max()) + 1)
         self.fresh = slice(before, self.filled) if self.start is None else None
         if self.beside:
             new = positions if readable is None else torch.where(readable, positions, -1)
-            at = torch.cat((old, new), dim=1)
+            keys = torch.cat((old, new), dim=1)
         else:
-            at = self.at[:, : self.filled]
-        real = at >= 0
-        self.reads = at, None if bool(real.all()) else real
+            keys = self.positions[:, : self.filled]
+        real = keys >= 0
+        self.reads = keys, None if bool(real.all()) else real
 
     @staticmethod
-    def _run(slots: Int[Tensor, "B T"], kept: Bool[Tensor, "B T"]) -> int | None:
-        """The first slot, if every row writes the same slots one after the other."""
+    def _consecutive_start(slots: Int[Tensor, "B T"], kept: Bool[Tensor, "B T"]) -> int | None:
+        """The first slot, if every row writes the same consecutive slots. Then a slice replaces index lists."""
         if not slots.numel() or not bool(kept.all()):
             return None
         first = int(slots[0, 0])
@@ -85,30 +104,31 @@ class Slots:
         return first if bool((slots == run).all()) else None
 
     def write(self, buffer: Float[Tensor, "B G N K"], new: Float[Tensor, "B G T K"]) -> Float[Tensor, "B G S K"]:
-        """Keep the new vectors in a layer's buffer, and give all that this pass reads."""
+        """Store the new vectors in a layer's buffer and return everything this pass reads, old and new."""
         old = buffer[:, :, : self.before].clone() if self.beside else None
-        kept = narrowed(new.detach(), buffer.dtype)  # what is remembered is a value, not a way to compute it
+        kept = clamp_to(new.detach(), buffer.dtype)  # a cache stores values, not the graph that computed them
         if self.fresh is not None:
-            buffer[:, :, self.fresh] = 0  # nobody reads what is empty, but it must be a number
+            buffer[:, :, self.fresh] = 0  # masked slots are still multiplied by 0, and 0·NaN would be NaN
         if self.start is not None:
             buffer[:, :, self.start : self.start + new.shape[2]] = kept
         else:
             buffer[self.rows, :, self.slots] = kept.transpose(1, 2)[self.rows, self.columns]
         if old is not None:
             return torch.cat((old, new), dim=2)
-        whole = self.start == 0 and self.filled == new.shape[2]  # what was rounded is not read back
+        whole = self.start == 0 and self.filled == new.shape[2]  # a first pass reads its own keys, not rounded ones
         return new if whole and buffer.dtype != new.dtype else buffer[:, :, : self.filled].to(new.dtype)
 
-    def reading(self, context: Context) -> Context:
-        assert self.reads is not None, "place() comes before reading()"
-        at, real = self.reads
-        return context.once(("reading", id(self), context.path), lambda: context.reading(at, real))
+    def key_context(self, context: Context) -> Context:
+        """The context of this pass with the cache's keys in place of the new tokens' own."""
+        assert self.reads is not None, "call place() before key_context()"
+        keys, real = self.reads
+        return context.once(("key_context", id(self), context.path), lambda: context.with_keys(keys, real))
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
-        self.at = self.at[rows]
+        self.positions = self.positions[rows]
 
-    def taken(self, buffer: Float[Tensor, "B G N K"], rows: Int[Tensor, "R"]) -> Float[Tensor, "R G N K"]:
-        """Rows of a layer's buffer: within its own memory where there are no more of them than before."""
+    def select_rows(self, buffer: Float[Tensor, "B G N K"], rows: Int[Tensor, "R"]) -> Float[Tensor, "R G N K"]:
+        """Rows of a layer's buffer. Works in place unless there are more rows than before."""
         if len(rows) > len(buffer):
             wide = buffer.new_empty(len(rows), *buffer.shape[1:])
             wide[:, :, : self.filled] = buffer[rows, :, : self.filled]
@@ -119,16 +139,19 @@ class Slots:
         return buffer[: len(rows)]
 
     def rewind(self, lengths: Int[Tensor, "B"]) -> None:
-        back = int((self.at.amax(dim=1) + 1 - lengths).max())
-        if self.ring and back > self.spare and self.filled == self.at.shape[1]:
+        """Empty the slots of positions ≥ `lengths`."""
+        back = int((self.positions.amax(dim=1) + 1 - lengths).max())
+        if self.ring and back > self.spare and self.filled == self.positions.shape[1]:
             raise ValueError(f"a state that keeps a window cannot go back {back} positions, only {self.spare}")
-        self.at[self.at >= lengths[:, None]] = -1
+        self.positions[self.positions >= lengths[:, None]] = -1
         self.filled = self.filled if self.ring else int(lengths.max())
 
 
 @dataclass
-class KVState:
-    """Keys and values of an attention layer, `B G N K`, one slot per position kept."""
+class KVCache:
+    """Keys and values of an attention layer, one slot per stored position (a ring if the mask is a window)."""
+
+    can_rewind: ClassVar[bool] = True
 
     slots: Slots
     key: Float[Tensor, "B G N K"]
@@ -137,31 +160,35 @@ class KVState:
     def append(
         self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T U"], context: Context
     ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"], Context]:
-        return self.slots.write(self.key, k), self.slots.write(self.value, v), self.slots.reading(context)
+        """Store k and v; return all keys and values to read, and the context for reading them."""
+        return self.slots.write(self.key, k), self.slots.write(self.value, v), self.slots.key_context(context)
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
-        self.key, self.value = self.slots.taken(self.key, rows), self.slots.taken(self.value, rows)
+        self.key, self.value = self.slots.select_rows(self.key, rows), self.slots.select_rows(self.value, rows)
 
 
 @dataclass
-class LatentState:
-    """The latent and the one rotary key of each position, side by side, for all heads of a latent attention layer."""
+class LatentCache:
+    """The latent and the shared rotary key of each position, side by side (multi-head latent attention)."""
+
+    can_rewind: ClassVar[bool] = True
 
     slots: Slots
     joint: Float[Tensor, "B 1 N LR"]
 
     def append(self, joint: Float[Tensor, "B 1 T LR"], context: Context) -> tuple[Float[Tensor, "B 1 S LR"], Context]:
-        return self.slots.write(self.joint, joint), self.slots.reading(context)
+        """Store the new latents; return all of them, and the context for reading them."""
+        return self.slots.write(self.joint, joint), self.slots.key_context(context)
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
-        self.joint = self.slots.taken(self.joint, rows)
+        self.joint = self.slots.select_rows(self.joint, rows)
 
 
 @dataclass
-class SourceState:
-    """Keys and values that cross-attention reads at every step: the source's, computed once.
+class CrossCache:
+    """Keys and values of the source, computed once and read by cross-attention at every step.
 
-    Where `shared` rows of targets in a row have one source, as beams do, it is kept once for them.
+    If `shared` consecutive target rows have the same source, as beams do, their keys and values are stored once.
     """
 
     key: Float[Tensor, "B G S K"]
@@ -173,13 +200,15 @@ class SourceState:
         self.key, self.value = self.key[sources], self.value[sources]
 
     def sources(self, rows: Int[Tensor, "R"]) -> Int[Tensor, "N"]:
-        """The sources of these rows of targets, each once."""
+        """The source of these target rows, each listed once."""
         return rows[:: self.shared] // self.shared
 
 
 @dataclass
 class LSTMState:
-    """The last h and c of each row: as much for a long text as for a short one."""
+    """h and c of each row. Constant size, however long the text."""
+
+    can_rewind: ClassVar[bool] = False
 
     hidden: Float[Tensor, "B I"]
     cell: Float[Tensor, "B I"]
@@ -189,8 +218,10 @@ class LSTMState:
 
 
 @dataclass
-class SumState:
-    """What the keys of a linear attention layer come to, however many they are, and the scale it is kept in."""
+class LinearAttentionState:
+    """Σ_j φ(k_j)·[v_j 1] over all keys so far, divided by exp(top) so that it cannot overflow. Constant size."""
+
+    can_rewind: ClassVar[bool] = False
 
     sums: Float[Tensor, "B H W U1"]
     top: Float[Tensor, "B H"]
@@ -200,79 +231,85 @@ class SumState:
 
 
 @dataclass
-class FilterState:
-    """The inputs that a short filter reads again."""
+class ConvState:
+    """The last few inputs of a causal convolution, which the next tokens read again."""
 
-    recent: Float[Tensor, "B O I"]
+    can_rewind: ClassVar[bool] = False
+
+    conv: Float[Tensor, "B O I"]
 
     def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.recent = self.recent[rows]
+        self.conv = self.conv[rows]
 
 
 @dataclass
-class MambaState(FilterState):
-    """And what each channel of a selective state space remembers."""
+class MambaState(ConvState):
+    """The convolution's last inputs and h, the hidden state of the state-space model. Constant size."""
 
-    memory: Float[Tensor, "B Z I"]
+    ssm: Float[Tensor, "B Z I"]
 
     def select(self, rows: Int[Tensor, "B"]) -> None:
         super().select(rows)
-        self.memory = self.memory[rows]
+        self.ssm = self.ssm[rows]
 
 
 @dataclass
 class BlockState:
-    """What one block remembers."""
+    """The state of one block: its mixer's, and its cross-attention's if it has one."""
 
-    mixer: KVState | LatentState | LSTMState | SumState | MambaState | FilterState
-    cross: SourceState | None = None
+    mixer: MixerState
+    cross: CrossCache | None = None
 
 
 @dataclass
-class Room:
-    """How much a new state must hold; layers that keep equally many positions share their slots."""
+class StateAllocator:
+    """Allocates the states of all layers. Layers that keep the same number of positions get the same `Slots`."""
 
     batch: int
     length: int
     dtype: torch.dtype
     device: torch.device
-    spare: int = 0  # positions that can be taken back
+    spare: int = 0  # positions that `rewind` must be able to take back
     slots: dict[tuple[int, bool], Slots] = field(default_factory=dict)
 
     def slots_for(self, reach: int | None) -> Slots:
-        """Slots for all positions, or for the last `reach` of them, and the spare, where that is fewer."""
+        """Slots for all positions, or a ring for the last `reach` (plus `spare`) if that is fewer."""
         ring = reach is not None and reach + self.spare < self.length
         size = reach + self.spare if ring and reach is not None else self.length
         if (size, ring) not in self.slots:
-            at = torch.full((self.batch, size), -1, dtype=torch.long, device=self.device)
-            self.slots[size, ring] = Slots(at, ring, self.spare)
+            positions = torch.full((self.batch, size), -1, dtype=torch.long, device=self.device)
+            self.slots[size, ring] = Slots(positions, ring, self.spare)
         return self.slots[size, ring]
 
     def buffer(self, *shape: int) -> Tensor:
-        """Memory for slots, each of which is written before it is read."""
+        """Uninitialised memory `[batch, *shape]` for slots, which are always written before they are read."""
         return torch.empty(self.batch, *shape, dtype=self.dtype, device=self.device)
 
     def zeros(self, *shape: int) -> Tensor:
-        """Memory that is read from the start."""
+        """Zeros `[batch, *shape]`, for states that the first token already reads."""
         return torch.zeros(self.batch, *shape, dtype=self.dtype, device=self.device)
 
 
 @dataclass
-class State:
-    """What a model remembers between forward passes: every block's state, and how far each row has come."""
+class DecodeState:
+    """What a model remembers between forward passes: the state of every block, and the length of every row.
+
+    Made by `model.init_state(batch, length)` and passed as `model(tokens, state=state)`.
+    """
 
     blocks: list[BlockState]
     slots: list[Slots]
     lengths: Int[Tensor, "B"]
-    source_readable: Bool[Tensor, "B S"] | None = None  # of an encoder–decoder: which source tokens are real
+    source_readable: Bool[Tensor, "B S"] | None = None  # encoder–decoder: False where a source token is padding
 
     def next_positions(self, readable: Bool[Tensor, "B T"] | None, length: int) -> Int[Tensor, "B T"]:
+        """The positions of the next `length` tokens of each row. Padding counts as position 0."""
         count = count_positions(readable, len(self.lengths), length, self.lengths.device)
         positions = self.lengths[:, None] + count
         return positions if readable is None else torch.where(readable, positions, 0)
 
     def advance(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
-        """Make room in every block for the tokens of one forward pass; if one has none, none is changed."""
+        """Reserve slots for the tokens of one forward pass. If any block is full, raise before changing any."""
         real = torch.ones_like(positions, dtype=torch.bool) if readable is None else readable
         for slots in self.slots:
             slots.check(positions, real)
@@ -283,7 +320,7 @@ class State:
             self.lengths = torch.maximum(self.lengths, last.max(dim=1).values + 1)
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
-        """Keep, repeat and reorder rows; those that share a source stay together."""
+        """Keep, repeat or reorder rows. Rows that share a source must stay together."""
         self.reorder(rows)
         for block in self.blocks:
             if block.cross is not None:
@@ -292,15 +329,15 @@ class State:
         if self.source_readable is not None:
             self.source_readable = self.source_readable[sources]
 
-    def spread(self, width: int) -> None:
-        """Make `width` rows of each, which share its source."""
+    def repeat_rows(self, width: int) -> None:
+        """Repeat each row `width` times, as beam search does. The copies share their source's keys and values."""
         self.reorder(torch.arange(len(self.lengths), device=self.lengths.device).repeat_interleave(width))
         for block in self.blocks:
             if block.cross is not None:
                 block.cross.shared *= width
 
     def reorder(self, rows: Int[Tensor, "R"]) -> None:
-        """As `select`, where every row takes the place of one that reads the same source, as in beam search."""
+        """`select` for beam search: row i becomes row `rows[i]`, which must read the same source."""
         self.lengths = self.lengths[rows]
         for slots in self.slots:
             slots.select(rows)
@@ -309,11 +346,11 @@ class State:
 
     @property
     def can_rewind(self) -> bool:
-        """Whether every mixer keeps its tokens apart."""
-        return all(isinstance(block.mixer, KVState | LatentState) for block in self.blocks)
+        """True if every mixer stores each token in a slot of its own. A recurrence stores only a summary."""
+        return all(block.mixer.can_rewind for block in self.blocks)
 
     def rewind(self, lengths: Int[Tensor, "B"]) -> None:
-        """Forget what each row holds from position `lengths` on, as if it had not been read."""
+        """Forget everything from position `lengths` on, as if it had never been read."""
         if not self.can_rewind:
             raise ValueError("a mixer of this model keeps a summary of what it has read, and cannot go back")
         for slots in self.slots:
@@ -321,8 +358,8 @@ class State:
         self.lengths = torch.minimum(self.lengths, lengths)
 
 
-def narrowed(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
-    """In that type; what is too large for it becomes the largest that it has."""
+def clamp_to(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."]:
+    """x in `dtype`; values too large for it become its largest finite value instead of infinity."""
     most = torch.finfo(dtype).max
     return x.clamp(-most, most).to(dtype) if most < torch.finfo(x.dtype).max else x.to(dtype)
 
@@ -330,7 +367,7 @@ def narrowed(x: Float[Tensor, "..."], dtype: torch.dtype) -> Float[Tensor, "..."
 def count_positions(
     readable: Bool[Tensor, "B T"] | None, batch: int, length: int, device: torch.device
 ) -> Int[Tensor, "#B T"]:
-    """0, 1, 2 …, counting only real tokens, so that padding on either side moves nobody."""
+    """0, 1, 2 … for the real tokens of each row, so that padding on either side changes no position."""
     if readable is None:
         return torch.arange(length, device=device).expand(batch, length)
     return torch.where(readable, readable.cumsum(dim=1) - 1, 0)

@@ -35,7 +35,7 @@ class Context:
     path: str = ""
     memo: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # lives for one forward pass
 
-    def named(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
         """The path of a value of this part."""
         return ".".join(part for part in (self.path, name) if part)
 
@@ -43,23 +43,23 @@ class Context:
         """The context of a child, whose taps are called by its place."""
         if self.taps is None:
             return self
-        path = self.named(name)
+        path = self.path_of(name)
         cross = None if self.cross is None else replace(self.cross, path=path)
         return replace(self, path=path, cross=cross)
 
     def tap(self, name: str, value: Tensor) -> Tensor:
         """A point where `value` can be read or replaced."""
-        return value if self.taps is None else self.taps(self.named(name), value)
+        return value if self.taps is None else self.taps(self.path_of(name), value)
 
     def reads(self, *names: str) -> bool:
-        return self.taps is not None and any(self.taps.reads(self.named(name)) for name in names)
+        return self.taps is not None and any(self.taps.reads(self.path_of(name)) for name in names)
 
     def replaces(self, *names: str) -> bool:
-        return self.taps is not None and any(self.taps.replaces(self.named(name)) for name in names)
+        return self.taps is not None and any(self.taps.replaces(self.path_of(name)) for name in names)
 
-    def looks(self) -> Sequence[Callable[[Any], None]]:
+    def viewers(self) -> Sequence[Callable[[Any], None]]:
         """Who looks at what the attention of this part reads."""
-        return () if self.taps is None else self.taps.looks(self.path)
+        return () if self.taps is None else self.taps.viewers(self.path)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
         """A value that all layers share, made by the first that asks."""
@@ -67,7 +67,7 @@ class Context:
             self.memo[key] = make()
         return self.memo[key]
 
-    def reading(self, key_positions: Int[Tensor, "#B S"], readable: Bool[Tensor, "B S"] | None) -> Context:
+    def with_keys(self, key_positions: Int[Tensor, "#B S"], readable: Bool[Tensor, "B S"] | None) -> Context:
         """The same queries over other keys: those that a state holds."""
         aligned = self.aligned and key_positions.shape[1] == self.positions.shape[1]
         return replace(self, key_positions=key_positions, readable=readable, aligned=aligned)
@@ -88,11 +88,11 @@ class Context:
             allowed = allowed & (self.documents[:, None, rows, None] == keys[:, None, None, :])
         return allowed if torch.compiler.is_exporting() or not bool(allowed.all()) else None
 
-    def plainly_causal(self, mask: Mask) -> bool:
+    def is_causal(self, mask: Mask) -> bool:
         """Whether the mask is the lower triangle and nothing else, which kernels know without a tensor."""
         return self.aligned and self.readable is None and self.documents is None and mask.kind() == "Causal"
 
-    def plainly_full(self, mask: Mask) -> bool:
+    def is_full(self, mask: Mask) -> bool:
         """Whether everyone reads everyone."""
         return self.readable is None and self.documents is None and mask == Full()
 

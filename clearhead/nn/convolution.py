@@ -9,24 +9,24 @@ from torch import Tensor
 
 from clearhead.functional.convolution import filtered
 
-from .cache import FilterState
-from .lanes import Lanes
+from .cache import ConvState
+from .packing import DenseRows
 
 
 def filtered_on(
     x: Float[Tensor, "B T I"],
     taps: Float[Tensor, "O I"],
     bias: Float[Tensor, "I"] | None,
-    row: Lanes,
-    state: FilterState | None,
+    row: DenseRows,
+    state: ConvState | None,
 ) -> Float[Tensor, "B T I"]:
     """Σ_k taps_k∘x_{t−k}, each channel by a filter of its own; what is before a document's start is 0."""
     batch, length, inner = x.shape
     reach = len(taps) - 1
-    past = x.new_zeros(batch, reach, inner) if state is None else state.recent
+    past = x.new_zeros(batch, reach, inner) if state is None else state.conv
     past = torch.cat((past, x), dim=1)
     if state is not None:
-        state.recent = last_real(past, row, length, reach).detach()
+        state.conv = last_real(past, row, length, reach).detach()
     same = None
     if row.document is not None:
         document = F.pad(row.document, (reach, 0), value=-1)
@@ -34,7 +34,7 @@ def filtered_on(
     return filtered(past, taps, bias, same)
 
 
-def last_real(past: Float[Tensor, "B N I"], row: Lanes, length: int, reach: int) -> Float[Tensor, "B O I"]:
+def last_real(past: Float[Tensor, "B N I"], row: DenseRows, length: int, reach: int) -> Float[Tensor, "B O I"]:
     """The last `reach` inputs that are no padding: those that the next token's filter reads."""
     if row.real is None:
         return past[:, length:].clone()  # a view would keep the whole text

@@ -12,7 +12,7 @@ from clearhead.precision.matrix import Linear, dense
 
 from .attention import attend, merge_heads, split_heads
 from .build import build_part, builds
-from .cache import LatentState, Room
+from .cache import LatentCache, StateAllocator
 from .context import Context
 
 
@@ -42,7 +42,7 @@ class LatentAttention(nn.Module):
         self.out = Linear(config.heads * config.value_dim, dim, bias=config.bias)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: LatentState | None = None
+        self, x: Float[Tensor, "B T D"], context: Context, state: LatentCache | None = None
     ) -> Float[Tensor, "B T D"]:
         q, joint = self.queries(x, context), self.latents(x, context)
         if state is not None:
@@ -99,8 +99,8 @@ class LatentAttention(nn.Module):
         mixed = attend([(q, c.mask)], joint, joint, context, scale=c.scale, dropout=dropout)
         return mixed[..., : c.latent_dim] @ to_value.mT
 
-    def init_state(self, room: Room) -> LatentState:
+    def init_state(self, allocator: StateAllocator) -> LatentCache:
         check_causal(self.config.mask)
-        slots = room.slots_for(self.config.ring)
-        joint = room.buffer(1, slots.at.shape[1], self.config.latent_dim + self.config.rope_dim)
-        return LatentState(slots, joint)
+        slots = allocator.slots_for(self.config.ring)
+        joint = allocator.buffer(1, slots.positions.shape[1], self.config.latent_dim + self.config.rope_dim)
+        return LatentCache(slots, joint)

@@ -23,11 +23,12 @@ from clearhead.functional.softmax import widen
 from clearhead.precision.matrix import Linear
 from clearhead.reference.linear_attention import random_directions
 
-from .attention import Looked, Rows, merge_heads, split_heads
+from .attention import merge_heads, split_heads
+from .attention_view import AttentionView, Rows
 from .build import build_part, builds
-from .cache import Room, SumState
+from .cache import LinearAttentionState, StateAllocator
 from .context import Context
-from .lanes import lanes, one_row_each
+from .packing import dense_rows, document_rows
 
 C = TypeVar("C", bound=Config)
 
@@ -91,7 +92,7 @@ class LinearAttention(nn.Module):
         self.out = Linear(config.heads * value, dim, bias=config.out_bias)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: SumState | None = None
+        self, x: Float[Tensor, "B T D"], context: Context, state: LinearAttentionState | None = None
     ) -> Float[Tensor, "B T D"]:
         key, value = self.widths
         qkv = context.tap("qkv", self.qkv(x)).split(self.rows, dim=-1)
@@ -110,27 +111,27 @@ class LinearAttention(nn.Module):
         v: Float[Tensor, "B H T U"],
         top: Float[Tensor, "B H T"],
         context: Context,
-        state: SumState | None,
+        state: LinearAttentionState | None,
     ) -> Float[Tensor, "B H T U"]:
         if state is None:  # all keys are here, and so all weights can be written out
-            pairs = Pairs(q, k, self.mask, context, top, self.shares)
-            for look in context.looks():
-                look(pairs)
+            pairs = LinearAttentionView(q, k, self.mask, context, top, self.shares)
+            for view in context.viewers():
+                view(pairs)
             if not context.fused or context.replaces("weights"):
                 return context.tap("weights", pairs.weights()) @ v
             if context.reads("weights"):
                 context.tap("weights", pairs.weights())
         if not self.mask.causal:
             return self.both_ways(q, k, v, top, context)
-        row = lanes(context, len(q))
-        q, k, v, top = row.take(q, 2), row.take(k, 2), row.take(v, 2), row.take(top, 2)
+        row = dense_rows(context, len(q))
+        q, k, v, top = row.gather(q, 2), row.gather(k, 2), row.gather(v, 2), row.gather(top, 2)
         if row.real is not None:
             k, top = k * row.real[:, None, :, None], torch.where(row.real[:, None], top, NOTHING)
         start = None if state is None else Sums(state.sums.to(q), state.top.to(q))
         mixed, sums = over_keys_so_far(q, k, v, top, row.document, start, self.shares)
         if state is not None:
             state.sums, state.top = sums.sums.detach(), sums.top.detach()
-        return row.give(mixed, 2)
+        return row.scatter(mixed, 2)
 
     def both_ways(
         self,
@@ -140,21 +141,21 @@ class LinearAttention(nn.Module):
         top: Float[Tensor, "B H T"],
         context: Context,
     ) -> Float[Tensor, "B H T U"]:
-        row = lanes(context, len(q)) if context.documents is None else one_row_each(context, len(q))
-        q, k, v, top = row.take(q, 2), row.take(k, 2), row.take(v, 2), row.take(top, 2)
+        row = dense_rows(context, len(q)) if context.documents is None else document_rows(context, len(q))
+        q, k, v, top = row.gather(q, 2), row.gather(k, 2), row.gather(v, 2), row.gather(top, 2)
         if row.real is not None:
             top = torch.where(row.real[:, None], top, -torch.inf)
         largest = top.amax(-1, keepdim=True).clamp_min(NOTHING) if top.shape[-1] else 0
-        return row.give(over_all_keys(q, k, v, (top - largest).exp(), self.shares), 2)
+        return row.scatter(over_all_keys(q, k, v, (top - largest).exp(), self.shares), 2)
 
-    def init_state(self, room: Room) -> SumState:
+    def init_state(self, allocator: StateAllocator) -> LinearAttentionState:
         check_causal(self.mask)
-        sums, top = room.zeros(self.heads, self.features, self.widths[1] + 1), room.zeros(self.heads)
-        return SumState(widen(sums), widen(top).fill_(NOTHING))
+        sums, top = allocator.zeros(self.heads, self.features, self.widths[1] + 1), allocator.zeros(self.heads)
+        return LinearAttentionState(widen(sums), widen(top).fill_(NOTHING))
 
 
 @dataclass(frozen=True)
-class Pairs(Looked):
+class LinearAttentionView(AttentionView):
     """The features of one layer, whose weights nobody computes unless he asks."""
 
     top: Float[Tensor, "B H T"]
@@ -176,7 +177,7 @@ class Pairs(Looked):
         total = pairs.sum(-1, keepdim=True)
         return pairs / torch.where(total == 0, 1, total)
 
-    def only(self, heads: list[int]) -> Pairs:
+    def select_heads(self, heads: list[int]) -> LinearAttentionView:
         return replace(self, q=self.q[:, heads], k=self.k[:, heads], top=self.top[:, heads])
 
 

@@ -15,9 +15,9 @@ from clearhead.configs.masks import check_causal
 
 from .attention import attend, merge_heads, split_heads
 from .build import builds
-from .cache import Room
+from .cache import StateAllocator
 from .context import Context
-from .lanes import one_row_each
+from .packing import document_rows
 
 
 @builds(LinformerConfig)
@@ -51,7 +51,7 @@ class Linformer(nn.Module):
             rows = context.tap("value_rows", self.mixtures(self.value_rows, real, context))
         v = context.tap("value", split_heads(F.linear(rows, w_value), value))
         places = torch.arange(self.config.rows, device=x.device)[None]
-        reader = replace(context.reading(places, None), aligned=False)
+        reader = replace(context.with_keys(places, None), aligned=False)
         dropout = self.config.dropout if self.training else 0.0
         mixed = context.tap("mixed", attend([(q, self.config.mask)], k, v, reader, dropout=dropout))
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
@@ -72,12 +72,12 @@ class Linformer(nn.Module):
 
     def by_document(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
         """Each document in a row of its own."""
-        rows = one_row_each(context, len(x))
+        rows = document_rows(context, len(x))
         assert rows.tokens is not None
         positions = context.positions.expand(x.shape[:2]).flatten()[rows.tokens]
         alone = Context(positions, positions, rows.real, taps=context.taps, path=context.path, fused=context.fused)
-        return rows.give(self(rows.take(x), alone))
+        return rows.scatter(self(rows.gather(x), alone))
 
-    def init_state(self, room: Room) -> NoReturn:
+    def init_state(self, allocator: StateAllocator) -> NoReturn:
         check_causal(self.config.mask)
         raise AssertionError("a Linformer's mask is Full")

@@ -13,7 +13,7 @@ from clearhead.configs.masks import check_causal
 
 from .attention import attend, merge_heads, split_heads
 from .build import builds
-from .cache import Room
+from .cache import StateAllocator
 from .context import Context
 
 
@@ -93,7 +93,7 @@ class Longformer(nn.Module):
         """Of the second matrix: of its queries, keys or values."""
         return None if self.global_qkv.bias is None else self.global_qkv.bias.chunk(3)[part]
 
-    def init_state(self, room: Room) -> None:
+    def init_state(self, allocator: StateAllocator) -> None:
         check_causal(self.config.mask)
 
 

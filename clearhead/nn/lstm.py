@@ -9,9 +9,9 @@ from clearhead.configs import LSTMConfig
 from clearhead.functional.lstm import lstm_kernel, lstm_written_out
 
 from .build import builds
-from .cache import LSTMState, Room
+from .cache import LSTMState, StateAllocator
 from .context import Context
-from .lanes import texts
+from .packing import packed_sequences
 
 
 @builds(LSTMConfig)
@@ -25,28 +25,28 @@ class LSTM(nn.Module):
         self.recurrent = nn.Linear(width, 4 * width, bias=False)
         self.out = nn.Linear(width, dim, bias=False)
 
-    def start(self) -> None:
+    def init_weights(self) -> None:
         """The forget gate starts open, so that gradients reach far back (Jozefowicz et al. 2015)."""
         nn.init.ones_(self.input.bias.chunk(4)[1])
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: LSTMState | None = None
     ) -> Float[Tensor, "B T D"]:
-        order = texts(context, len(x))
+        order = packed_sequences(context, len(x))
         zeros = x.new_zeros(len(order.rows), self.recurrent.weight.shape[1])
         h, c = (zeros, zeros) if state is None else (state.hidden[order.rows], state.cell[order.rows])
         written_out = not context.fused or context.replaces("gates")
         if written_out or context.reads("gates"):
             gates = context.tap("gates", self.input(x))
         if written_out:
-            mixed, h, c = lstm_written_out(order.take(gates), order.sizes, self.recurrent.weight, h, c)
+            mixed, h, c = lstm_written_out(order.gather(gates), order.sizes, self.recurrent.weight, h, c)
         else:
             weights = self.input.weight, self.recurrent.weight, self.input.bias
-            mixed, h, c = lstm_kernel(order.take(x), order.sizes, *weights, h, c)
+            mixed, h, c = lstm_kernel(order.gather(x), order.sizes, *weights, h, c)
         if state is not None:
             state.hidden[order.rows], state.cell[order.rows] = h.detach(), c.detach()
-        return context.tap("out", self.out(context.tap("hidden", order.give(mixed, x))))
+        return context.tap("out", self.out(context.tap("hidden", order.scatter(mixed, x))))
 
-    def init_state(self, room: Room) -> LSTMState:
+    def init_state(self, allocator: StateAllocator) -> LSTMState:
         width = self.recurrent.weight.shape[1]
-        return LSTMState(room.zeros(width), room.zeros(width))
+        return LSTMState(allocator.zeros(width), allocator.zeros(width))

@@ -15,10 +15,10 @@ from clearhead.functional.softmax import widen
 from clearhead.precision.matrix import Linear
 
 from .build import builds
-from .cache import MambaState, Room
+from .cache import MambaState, StateAllocator
 from .context import Context
 from .convolution import filtered_on
-from .lanes import Lanes, lanes
+from .packing import DenseRows, dense_rows
 
 
 @builds(MambaConfig)
@@ -40,7 +40,7 @@ class Mamba(nn.Module):
         self.skip = nn.Parameter(torch.empty(inner))
         self.out = Linear(inner, dim, bias=config.bias)
 
-    def start(self) -> None:
+    def init_weights(self) -> None:
         """As the authors start: A = −1 … −Z in every channel, and Δ between 0.001 and 0.1 (section 3.6)."""
         with torch.no_grad():
             numbers = torch.arange(1, len(self.decay) + 1, device=self.decay.device)
@@ -54,10 +54,10 @@ class Mamba(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: MambaState | None = None
     ) -> Float[Tensor, "B T D"]:
-        row = lanes(context, len(x))
+        row = dense_rows(context, len(x))
         inner, gate = context.tap("input", self.input(x)).chunk(2, dim=-1)
         conv = context.tap(
-            "conv", row.give(F.silu(filtered_on(row.take(inner), self.filter, self.filter_bias, row, state)))
+            "conv", row.scatter(F.silu(filtered_on(row.gather(inner), self.filter, self.filter_bias, row, state)))
         )
         select = context.tap("select", self.select(conv))
         ranked, write, read = select.split((self.rank, len(self.decay), len(self.decay)), dim=-1)
@@ -74,24 +74,24 @@ class Mamba(nn.Module):
         step: Float[Tensor, "B T I"],
         write: Float[Tensor, "B T Z"],
         read: Float[Tensor, "B T Z"],
-        row: Lanes,
+        row: DenseRows,
         state: MambaState | None,
         written_out: bool,
     ) -> Float[Tensor, "B T I"]:
         """h·read, in float32 or wider; a step of 0 leaves h as it is, and that is what padding gets."""
-        conv, step, write, read = (row.take(widen(part)) for part in (conv, step, write, read))
+        conv, step, write, read = (row.gather(widen(part)) for part in (conv, step, write, read))
         if row.real is not None:
             step = step * row.real.unsqueeze(-1)
         decay = widen(self.decay).exp().neg()
-        start = decay.new_zeros(len(conv), *decay.shape) if state is None else widen(state.memory)
+        start = decay.new_zeros(len(conv), *decay.shape) if state is None else widen(state.ssm)
         goes_on = None if row.document is None else row.document == F.pad(row.document, (1, -1), value=-1)
         run = scan_written_out if written_out else scan_from
         with torch.autocast(conv.device.type, enabled=False):
             mixed, last = run(conv, step, decay, write, read, start, goes_on)
         if state is not None:
-            state.memory = last.detach()
-        return row.give(mixed).to(self.decay.dtype)
+            state.ssm = last.detach()
+        return row.scatter(mixed).to(self.decay.dtype)
 
-    def init_state(self, room: Room) -> MambaState:
+    def init_state(self, allocator: StateAllocator) -> MambaState:
         reach, inner = len(self.filter) - 1, self.filter.shape[1]
-        return MambaState(room.zeros(reach, inner), room.zeros(*self.decay.shape))
+        return MambaState(allocator.zeros(reach, inner), allocator.zeros(*self.decay.shape))

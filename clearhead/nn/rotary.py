@@ -34,7 +34,7 @@ class Rotary(nn.Module):
     def keys(self, k: Float[Tensor, "B G T K"], context: Context) -> Float[Tensor, "B G T K"]:
         return self(k, context.positions, context)
 
-    def readers(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
+    def queries(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
         """The queries that attention needs, and which keys each of them reads."""
         return [(context.tap("query_turned", self(q, context.positions, context)), mask)]
 
@@ -66,7 +66,7 @@ class DualChunk(nn.Module):
     def keys(self, k: Float[Tensor, "B G T K"], context: Context) -> Float[Tensor, "B G T K"]:
         return self.rotary(k, self.places(context)["query_turned"], context)
 
-    def readers(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
+    def queries(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
         """The queries that attention needs, and which keys each of them reads."""
         places = self.places(context)
         masks = self.config.queries(mask)

@@ -10,10 +10,10 @@ from clearhead.configs import ShortConvConfig
 from clearhead.precision.matrix import Linear
 
 from .build import builds
-from .cache import FilterState, Room
+from .cache import ConvState, StateAllocator
 from .context import Context
 from .convolution import filtered_on
-from .lanes import lanes
+from .packing import dense_rows
 
 
 @builds(ShortConvConfig)
@@ -28,19 +28,19 @@ class ShortConv(nn.Module):
         self.filter_bias = nn.Parameter(torch.empty(dim)) if config.conv_bias else None
         self.out = Linear(dim, dim, bias=config.bias)
 
-    def start(self) -> None:
+    def init_weights(self) -> None:
         with torch.no_grad():
             nn.init.uniform_(self.filter, -(len(self.filter) ** -0.5), len(self.filter) ** -0.5)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: FilterState | None = None
+        self, x: Float[Tensor, "B T D"], context: Context, state: ConvState | None = None
     ) -> Float[Tensor, "B T D"]:
-        row = lanes(context, len(x))
+        row = dense_rows(context, len(x))
         write, read, x = context.tap("input", self.input(x)).chunk(3, dim=-1)
-        conv = row.give(filtered_on(row.take(write * x), self.filter, self.filter_bias, row, state))
+        conv = row.scatter(filtered_on(row.gather(write * x), self.filter, self.filter_bias, row, state))
         gated = context.tap("gated", read * context.tap("conv", conv))
         return context.tap("out", self.out(gated))
 
-    def init_state(self, room: Room) -> FilterState:
+    def init_state(self, allocator: StateAllocator) -> ConvState:
         reach, dim = len(self.filter) - 1, self.filter.shape[1]
-        return FilterState(room.zeros(reach, dim))
+        return ConvState(allocator.zeros(reach, dim))

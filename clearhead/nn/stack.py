@@ -12,15 +12,15 @@ from clearhead.configs import BlockConfig, NormConfig, ParallelBlockConfig, Shar
 from clearhead.configs.stack import PLACES
 
 from .build import build_part, builds
-from .cache import BlockState, Room
+from .cache import BlockState, StateAllocator
 from .context import Context
 from .dropout import Dropout
 
-Some = Callable[[Tensor], Tensor]
+Select = Callable[[Tensor], Tensor]
 """The positions that are asked for, of all."""
 
 
-def every(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+def all_positions(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
     return x
 
 
@@ -67,14 +67,18 @@ class Block(nn.Module):
             self.ffn, self.ffn_residual = build_part(config.ffn, dim), residual()
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None, some: Some = every
-    ) -> Float[Tensor, "B some D"]:
+        self,
+        x: Float[Tensor, "B T D"],
+        context: Context,
+        state: BlockState | None = None,
+        select: Select = all_positions,
+    ) -> Float[Tensor, "B Chosen D"]:
         """What the mixer has read, it remembers; only `some` positions go on from there."""
         memory = (None, None) if state is None else (state.mixer, state.cross)
         x = self.mixer_residual(
             x, lambda h: self.mixer(h, context.at("mixer"), memory[0]), context.at("mixer_residual")
         )
-        x = some(x)
+        x = select(x)
         if self.cross is not None and context.cross is not None:
             reader = context.cross.at("cross")
             x = self.cross_residual(x, lambda h: self.cross(h, reader, memory[1]), context.at("cross_residual"))
@@ -82,8 +86,8 @@ class Block(nn.Module):
             x = self.ffn_residual(x, lambda h: self.ffn(h, context.at("ffn")), context.at("ffn_residual"))
         return x
 
-    def init_state(self, room: Room) -> BlockState:
-        return BlockState(self.mixer.init_state(room))
+    def init_state(self, allocator: StateAllocator) -> BlockState:
+        return BlockState(self.mixer.init_state(allocator))
 
 
 @builds(ParallelBlockConfig)
@@ -98,17 +102,21 @@ class ParallelBlock(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: BlockState | None = None, some: Some = every
-    ) -> Float[Tensor, "B some D"]:
+        self,
+        x: Float[Tensor, "B T D"],
+        context: Context,
+        state: BlockState | None = None,
+        select: Select = all_positions,
+    ) -> Float[Tensor, "B Chosen D"]:
         h = context.tap("norm", self.norm(x))
         mixed = self.mixer(h, context.at("mixer"), None if state is None else state.mixer)
         mixed = context.tap("mixer_residual.inside", mixed)
-        x, h, mixed = some(x), some(h), some(mixed)
+        x, h, mixed = select(x), select(h), select(mixed)
         fed = context.tap("ffn_residual.inside", self.ffn(h, context.at("ffn")))
         return context.tap("residual", x + self.dropout(mixed + fed))
 
-    def init_state(self, room: Room) -> BlockState:
-        return BlockState(self.mixer.init_state(room))
+    def init_state(self, allocator: StateAllocator) -> BlockState:
+        return BlockState(self.mixer.init_state(allocator))
 
 
 @builds(StackConfig)
@@ -123,17 +131,21 @@ class Stack(nn.Module):
         self.final_norm = build_part(config.final_norm, dim)
 
     def forward(
-        self, x: Float[Tensor, "B T D"], context: Context, state: list[BlockState] | None = None, some: Some = every
-    ) -> Float[Tensor, "B some D"]:
+        self,
+        x: Float[Tensor, "B T D"],
+        context: Context,
+        state: list[BlockState] | None = None,
+        select: Select = all_positions,
+    ) -> Float[Tensor, "B Chosen D"]:
         """Who needs `some` positions only saves the others the last feed-forward layer."""
         last = len(self.places) - 1
         for i, block in enumerate(self.layers()):
             kept = None if state is None else state[i]
-            x = block(x, context.at(f"blocks.{i}"), kept, some if i == last else every)
+            x = block(x, context.at(f"blocks.{i}"), kept, select if i == last else all_positions)
         return context.tap("final_norm", self.final_norm(x))
 
-    def init_state(self, room: Room) -> list[BlockState]:
-        return [block.init_state(room) for block in self.layers()]
+    def init_state(self, allocator: StateAllocator) -> list[BlockState]:
+        return [block.init_state(allocator) for block in self.layers()]
 
     def layers(self) -> list[Block | ParallelBlock]:
         """The blocks in the order they run; one that is shared stands there more than once."""

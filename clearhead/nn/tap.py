@@ -1,4 +1,4 @@
-"""Named taps: any intermediate value can be read or replaced by its path, and reading changes nothing."""
+"""Named taps: read or replace any intermediate value of a forward pass by its path. Reading changes nothing."""
 
 from __future__ import annotations
 
@@ -10,37 +10,45 @@ from torch import Tensor
 
 
 class Taps:
-    """What to read and what to replace in one forward pass, by path pattern; the values read end up in `values`.
+    """What to read and what to replace in one forward pass.
 
-    taps = Taps(read=["stack.blocks.*.mixer.weights"], replace={"stack.blocks.0.mixer.mixed": torch.zeros_like})
-    logits = model(tokens, taps=taps)
-    taps.values["stack.blocks.3.mixer.weights"]   # B H T S
+    read          path patterns; the values end up in `values`
+    replace       path pattern -> a function from the value to its replacement, of the same shape
+    on_attention  path pattern of a layer -> a callback that gets the layer's `AttentionView` and computes only the
+                  rows it needs, for texts whose whole attention map would be too large
 
-    The paths are those that `trace` prints. `look` is for attention whose whole map would be too much: by the path of
-    a layer, such as `stack.blocks.*.mixer`, who is handed what it reads (`Attending`) and writes out the rows he likes.
+    Paths are those that `trace` prints; `*` matches any part of a path:
+
+        taps = Taps(read=["stack.blocks.*.mixer.weights"], replace={"stack.blocks.0.mixer.mixed": torch.zeros_like})
+        logits = model(tokens, taps=taps)
+        taps.values["stack.blocks.3.mixer.weights"]   # B H T S
     """
 
     def __init__(
         self,
         read: Iterable[str] = (),
         replace: Mapping[str, Callable[[Tensor], Tensor]] | None = None,
-        look: Mapping[str, Callable[[Any], None]] | None = None,
+        on_attention: Mapping[str, Callable[[Any], None]] | None = None,
     ) -> None:
         self.read = tuple(read)
         self.replace = dict(replace or {})
-        self.look = dict(look or {})
+        self.on_attention = dict(on_attention or {})
         self.values: dict[str, Tensor] = {}
 
     def reads(self, path: str) -> bool:
+        """Whether the value at `path` is read."""
         return any(fnmatchcase(path, pattern) for pattern in self.read)
 
     def replaces(self, path: str) -> bool:
+        """Whether the value at `path` is replaced."""
         return any(fnmatchcase(path, pattern) for pattern in self.replace)
 
-    def looks(self, path: str) -> list[Callable[[Any], None]]:
-        return [look for pattern, look in self.look.items() if fnmatchcase(path, pattern)]
+    def viewers(self, path: str) -> list[Callable[[Any], None]]:
+        """The attention callbacks of the layer at `path`."""
+        return [view for pattern, view in self.on_attention.items() if fnmatchcase(path, pattern)]
 
     def __call__(self, path: str, value: Tensor) -> Tensor:
+        """Replace and record `value` as asked; called by every part at each of its taps."""
         for pattern, change in self.replace.items():
             if fnmatchcase(path, pattern):
                 changed = change(value)

@@ -43,7 +43,7 @@ from clearhead.reference.moe import load_balancing_loss, load_balancing_loss_bac
 from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from clearhead.reference.positions import alibi_bias, causal_mask, sinusoidal_positions
 from clearhead.reference.rotary import rotate, rotate_backward
-from clearhead.reference.run import State, run
+from clearhead.reference.run import DecodeState, run
 from clearhead.reference.softmax import softmax, softmax_backward
 from clearhead.schedules import cosine, noam, warmup_stable_decay
 
@@ -102,5 +102,5 @@ __all__ = [
     "cosine",
     "warmup_stable_decay",
     "run",
-    "State",
+    "DecodeState",
 ]

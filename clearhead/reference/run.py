@@ -31,7 +31,7 @@ def runs(config: type[Config]) -> Callable[[Callable[..., np.ndarray]], Callable
 
 
 @dataclass
-class State:
+class DecodeState:
     """What decoding remembers: the keys and values of every layer, and where and how real they are."""
 
     kept: dict[str, np.ndarray] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Here:
     key_documents: Int[np.ndarray, "B S"] | None = None  # None: the same as the queries'
     source: Float[np.ndarray, "B S D"] | None = None  # what cross-attention reads
     cross: Here | None = None  # how it is read
-    state: State | None = None
+    state: DecodeState | None = None
     record: dict[str, np.ndarray] | None = None
     path: str = ""
 
@@ -132,13 +132,13 @@ def run(
     readable: Bool[np.ndarray, "B T"] | None = None,
     documents: Int[np.ndarray, "B T"] | None = None,
     source_readable: Bool[np.ndarray, "B S"] | None = None,
-    state: State | None = None,
+    state: DecodeState | None = None,
     record: dict[str, np.ndarray] | None = None,
 ) -> np.ndarray:
     """What the model says of `inputs`: token ids, images, or a source whose `target` is being written.
 
-    `weights` holds an array for every name in `config.weights()`. With a `State`, the tokens continue those before.
-    `record` is filled with every intermediate value.
+    `weights` holds an array for every name in `config.weights()`. With a `DecodeState`, the tokens continue those
+    before. `record` is filled with every intermediate value.
     """
     check_weights(config, weights)
     if state is not None:
@@ -172,7 +172,7 @@ def encoder_decoder(
     target: Int[np.ndarray, "B T"],
     source_readable: Bool[np.ndarray, "B S"] | None,
     readable: Bool[np.ndarray, "B T"] | None,
-    state: State | None,
+    state: DecodeState | None,
     record: dict[str, np.ndarray] | None,
 ) -> np.ndarray:
     """source -> encoder; target -> decoder, which reads the encoder's output -> head."""
@@ -207,7 +207,7 @@ def place(
     batch: int,
     length: int,
     readable: Bool[np.ndarray, "B T"] | None,
-    state: State | None,
+    state: DecodeState | None,
     record: dict[str, np.ndarray] | None,
 ) -> Here:
     """Where the new tokens stand: after what the state holds, counting real tokens only."""

@@ -85,12 +85,14 @@ def test_numpy_decodes_in_pieces(name: str) -> None:
     stack = config.decoder if isinstance(config, EncoderDecoderConfig) else config.stack
     if not all(block.mixer.mask.causal for block in stack.blocks):
         with pytest.raises(ValueError, match="reads later tokens"):
-            reference.run(config, weights(build(config)), *(x.numpy() for x in inputs(config)), state=reference.State())
+            reference.run(
+                config, weights(build(config)), *(x.numpy() for x in inputs(config)), state=reference.DecodeState()
+            )
         return
     model = build(config)
     *source, target = (x.numpy() for x in inputs(config))
     whole = reference.run(config, weights(model), *source, target)
-    state = reference.State()
+    state = reference.DecodeState()
     pieces = [
         reference.run(config, weights(model), *source, piece, state=state)
         for piece in np.split(target, [3, 4, 8], axis=1)

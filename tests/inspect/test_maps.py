@@ -18,7 +18,7 @@ from clearhead.configs import Causal, Full, Mask
 from clearhead.inspect.look import inspect
 from clearhead.inspect.maps import Map, largest, rollout
 from clearhead.models.load import load
-from clearhead.nn.attention import Attending
+from clearhead.nn.attention_view import SoftmaxView
 from clearhead.nn.context import Context
 from clearhead.nn.tap import Taps
 from tests.invariants.cases import CASES
@@ -122,7 +122,7 @@ def handmade(target: np.ndarray, tokens: np.ndarray, mask: Mask, strength: float
     q, k = strength * math.sqrt(n) * torch.eye(n)[torch.from_numpy(target)], torch.eye(n)
     at = torch.arange(n)[None]
     context = Context(at, at)
-    attending = Attending(q[None, None], k[None, None], mask, context, torch.eye(n)[None, None], None, None)
+    attending = SoftmaxView(q[None, None], k[None, None], mask, context, torch.eye(n)[None, None], None, None)
     return Map("stack", 0, (0,), attending, tokens)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from clearhead.configs import Scope
 from clearhead.models.assemble import SequenceModel
-from clearhead.nn.cache import State
+from clearhead.nn.cache import DecodeState
 
 from .cases import CASES, MIXERS, POSITIONS, VOCABULARY, block, sequence
 from .tools import (
@@ -50,7 +50,9 @@ MIXED = [
 ]
 
 
-def in_pieces(model: SequenceModel, tokens: Tensor, pieces: tuple[int, ...], state: State, **options: bool) -> Tensor:
+def in_pieces(
+    model: SequenceModel, tokens: Tensor, pieces: tuple[int, ...], state: DecodeState, **options: bool
+) -> Tensor:
     return torch.cat([model(piece, state=state, **options) for piece in tokens.split(pieces, dim=1)], dim=1)
 
 
@@ -242,7 +244,7 @@ def test_a_translators_rows_are_selected(name: str, fused: bool) -> None:
     close(got, whole[:, 4:])
 
 
-def buffers(state: State) -> list[Tensor]:
+def buffers(state: DecodeState) -> list[Tensor]:
     found: list[Tensor] = []
     for remembered in state.blocks:
         for part in (remembered.mixer, remembered.cross):

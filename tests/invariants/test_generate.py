@@ -24,7 +24,7 @@ from clearhead.kernels.layout import ready_to_write
 from clearhead.models.assemble import EncoderDecoder, Model
 from clearhead.models.quantize import quantize
 from clearhead.models.transformer import modern_transformer, transformer
-from clearhead.nn.cache import KVState
+from clearhead.nn.cache import KVCache
 from clearhead.tokenize import Tokenizer, make
 
 DECODERS = ["tiny-gpt", "tiny-llama", "tiny-mistral", "tiny-mixtral", "tiny-deepseek", "tiny-lstm", "tiny-mamba"]
@@ -341,7 +341,7 @@ def test_targets_that_share_a_source_read_it_alike_with_and_without_kernels(norm
     def run(model: EncoderDecoder) -> torch.Tensor:
         state = model.init_state(model.encode(tokens, readable=readable), 20, readable=readable)
         model.decode(torch.ones(3, 1, dtype=torch.long), state)
-        state.spread(3)
+        state.repeat_rows(3)
         first = model.decode(torch.arange(9 * length).view(9, length), state)
         state.select(torch.tensor([2, 0, 1, 7, 7, 6]))
         return torch.cat((first, model.decode(torch.arange(6 * length).view(6, length), state)))
@@ -420,7 +420,7 @@ def test_rows_are_taken_within_the_memory_they_have() -> None:
     with torch.no_grad():
         model(torch.arange(12).reshape(3, 4), state=state)
         memory = state.blocks[0].mixer
-        assert isinstance(memory, KVState)
+        assert isinstance(memory, KVCache)
         before, place = memory.key[:, :, :4].clone(), memory.key.data_ptr()
         state.select(torch.tensor([2, 0, 1]))
         assert memory.key.data_ptr() == place

@@ -9,7 +9,7 @@ import torch
 
 from clearhead.configs import Scope
 from clearhead.models.presets import preset
-from clearhead.nn.cache import LatentState
+from clearhead.nn.cache import LatentCache
 from clearhead.nn.context import Context
 from clearhead.nn.latent import LatentAttention
 from clearhead.nn.tap import Taps
@@ -55,7 +55,7 @@ def test_both_forms_are_used(name: str) -> None:
 def test_the_cache_holds_the_latent_and_the_rotary_key_and_nothing_else() -> None:
     state = sequence_model("latent; pre").init_state(BATCH, 11)
     (block,) = state.blocks
-    assert isinstance(block.mixer, LatentState)
+    assert isinstance(block.mixer, LatentCache)
     assert block.mixer.joint.shape == (BATCH, 1, 11, 9 + 4)
     tensors = [value for value in vars(block.mixer).values() if isinstance(value, torch.Tensor)]
     assert sum(tensor.numel() for tensor in tensors) == BATCH * 11 * (9 + 4)

@@ -13,7 +13,7 @@ from clearhead.configs import Scope
 from clearhead.functional import mamba
 from clearhead.models.presets import preset
 from clearhead.nn.context import Context
-from clearhead.nn.lanes import lanes
+from clearhead.nn.packing import dense_rows
 
 from .cases import MIXERS, block, sequence
 from .tools import close, fresh, ids
@@ -52,7 +52,7 @@ def test_the_scan_is_as_wide_under_autocast() -> None:
     inner, state = mixer.filter.shape[1], len(mixer.decay)
     conv, step, write, read = (numbers(2, 9, width).float() for width in (inner, inner, state, state))
     positions = torch.arange(9)[None]
-    row = lanes(Context(positions, positions), 2)
+    row = dense_rows(Context(positions, positions), 2)
     for written_out in (True, False):
         plain = mixer.scan(conv, step.abs(), write, read, row, None, written_out)
         with torch.autocast("cpu", torch.float16):

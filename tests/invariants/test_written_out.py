@@ -60,7 +60,8 @@ def test_written_out_equals_fused_in_float32(name: str) -> None:
     assert fused.dtype == written.dtype == torch.float32
     close(written, fused, atol=1e-4, rtol=1e-4)
     for one, other in zip(steep, steps, strict=True):
-        close(other, one, atol=1e-3, rtol=1e-3)
+        largest = max(1.0, float(one.abs().max()))  # the rounding error of a sum grows with its largest terms
+        close(other, one, atol=1e-3 * largest, rtol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,7 @@ def test_under_autocast_as_without(name: str, fused: bool) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_watching_changes_nothing(name: str) -> None:
+def test_reading_taps_changes_nothing(name: str) -> None:
     model, inputs = model_of(name), inputs_of(CASES[name])
     with torch.no_grad():
         for fused in (True, False):
@@ -114,26 +115,26 @@ def test_watching_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_looking_changes_nothing_and_any_rows_are_rows_of_the_weights(name: str) -> None:
-    model, inputs, looked = model_of(name), inputs_of(CASES[name]), []
+def test_attention_views_change_nothing_and_give_rows_of_the_weights(name: str) -> None:
+    model, inputs, views = model_of(name), inputs_of(CASES[name]), []
     whole = Taps(read=["*.weights"])
     with torch.no_grad():
-        unseen, seen = model(*inputs), model(*inputs, taps=Taps(look={"*": looked.append}))
+        unseen, seen = model(*inputs), model(*inputs, taps=Taps(on_attention={"*": views.append}))
         model(*inputs, taps=whole)
     assert torch.equal(seen, unseen)
-    assert {attending.context.named("weights") for attending in looked} == set(whole.values)
-    for attending in looked:
-        weights = whole.values[attending.context.named("weights")]
+    assert {view.context.path_of("weights") for view in views} == set(whole.values)
+    for view in views:
+        weights = whole.values[view.context.path_of("weights")]
         heads, rows = slice(1, 3), slice(2, 5)
-        close(attending.weights(heads, rows), weights[:, heads, rows])
-        close(attending.weights(slice(None), slice(None)), weights)
+        close(view.weights(heads, rows), weights[:, heads, rows])
+        close(view.weights(slice(None), slice(None)), weights)
 
 
 @BOTH
 @pytest.mark.parametrize(
     "name", ["mha; pre", "gqa, head_dim; post", "latent; parallel", "two windows", "translator; post"]
 )
-def test_watching_takes_no_random_numbers(name: str, fused: bool) -> None:
+def test_reading_taps_uses_no_random_numbers(name: str, fused: bool) -> None:
     config = CASES[name]
     if isinstance(config, SequenceModelConfig):
         config = config.changed("stack.pattern.0.dropout", 0.3).changed("stack.pattern.0.mixer.dropout", 0.4)

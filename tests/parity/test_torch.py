@@ -29,7 +29,7 @@ from clearhead.configs import (
 from clearhead.models.assemble import EncoderDecoder
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.build import build_part
-from clearhead.nn.cache import Room
+from clearhead.nn.cache import StateAllocator
 from clearhead.nn.context import Context
 from clearhead.nn.tap import Taps
 from clearhead.reference import lstm_backward
@@ -153,7 +153,7 @@ def test_cross_attention(fused: bool) -> None:
     with torch.no_grad():
         want, _ = theirs(x, source, source, key_padding_mask=~readable)
         got = ours(x, context(LENGTH, readable, SOURCE, source, fused=fused))
-        kept = ours(x, context(LENGTH, readable, SOURCE, fused=fused), ours.read(source))
+        kept = ours(x, context(LENGTH, readable, SOURCE, fused=fused), ours.project_source(source))
     torch.testing.assert_close(got, want, **EXACT)
     torch.testing.assert_close(kept, want, **EXACT)
 
@@ -299,7 +299,7 @@ def test_lstm_is_torchs(fused: bool) -> None:
         ours.recurrent.weight.copy_(theirs.weight_hh_l0)
         x, taps = numbers(BATCH, LENGTH, DIM), Taps(read=["hidden"])
         positions = torch.arange(LENGTH).expand(BATCH, -1)
-        state = ours.init_state(Room(BATCH, LENGTH, x.dtype, x.device))
+        state = ours.init_state(StateAllocator(BATCH, LENGTH, x.dtype, x.device))
         ours(x, Context(positions, positions, taps=taps, fused=fused), state)
         hidden, (h, c) = theirs(x)
     torch.testing.assert_close(taps.values["hidden"], hidden, **EXACT)

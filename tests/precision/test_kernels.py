@@ -41,7 +41,7 @@ from clearhead.kernels.layout import ready_to_write
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 from clearhead.models.quantize import quantize
-from clearhead.nn.cache import narrowed
+from clearhead.nn.cache import clamp_to
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Block
 from clearhead.precision import matrix
@@ -222,7 +222,7 @@ def test_a_block_in_one_call_equals_its_parts_in_plain_pytorch(
 def test_a_number_too_large_for_the_cache_becomes_the_largest() -> None:
     state = quantize(model_of(2, 2, 64, None, Causal()), PRECISIONS["int8"]).init_state(1, 4).blocks[0].mixer
     assert state.key.dtype == torch.float16
-    kept = narrowed(torch.tensor([1e6, -1e6, 1.0, torch.nan]), torch.float16)
+    kept = clamp_to(torch.tensor([1e6, -1e6, 1.0, torch.nan]), torch.float16)
     torch.testing.assert_close(kept.float(), torch.tensor([65504.0, -65504.0, 1.0, torch.nan]), equal_nan=True)
 
 

@@ -21,32 +21,32 @@ from .context import Context
 
 
 @dataclass(frozen=True)
-class Texts:
+class PackedSequences:
     """The texts of a batch, longest first, and their tokens by time: the first of each, the second of each, …"""
 
     rows: Int[Tensor, "N"]  # of the batch, in which each text stands
     tokens: Int[Tensor, "W"]  # number row·T + place of each token
     sizes: Int[Tensor, "T"]  # how many texts have a token at each time
 
-    def take(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "W D"]:
+    def gather(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "W D"]:
         return x.flatten(0, 1)[self.tokens]
 
-    def give(self, y: Float[Tensor, "W I"], like: Float[Tensor, "B T D"]) -> Float[Tensor, "B T I"]:
+    def scatter(self, y: Float[Tensor, "W I"], like: Float[Tensor, "B T D"]) -> Float[Tensor, "B T I"]:
         """Back to the places of the batch; padding gets zeros."""
         batch, length, _ = like.shape
         return y.new_zeros(batch * length, y.shape[1]).index_copy(0, self.tokens, y).unflatten(0, (batch, length))
 
 
-def texts(context: Context, batch: int) -> Texts:
+def packed_sequences(context: Context, batch: int) -> PackedSequences:
     """Found once for all layers."""
-    return context.once("texts", lambda: find_texts(context, batch))
+    return context.once("texts", lambda: find_packed_sequences(context, batch))
 
 
-def find_texts(context: Context, batch: int) -> Texts:
+def find_packed_sequences(context: Context, batch: int) -> PackedSequences:
     length, device = context.positions.shape[1], context.positions.device
     if context.readable is None and context.documents is None:
         rows, times = torch.arange(batch, device=device), torch.arange(length, device=device)
-        return Texts(rows, (rows[None] * length + times[:, None]).flatten(), torch.full((length,), batch))
+        return PackedSequences(rows, (rows[None] * length + times[:, None]).flatten(), torch.full((length,), batch))
     place = torch.arange(batch * length, device=device)
     document = torch.zeros_like(place) if context.documents is None else context.documents.flatten()
     if context.readable is not None:
@@ -62,11 +62,11 @@ def find_texts(context: Context, batch: int) -> Texts:
     rank = torch.empty_like(longest)
     rank[longest] = torch.arange(len(longest), device=device)
     by_time = (time * len(longest) + rank[text]).argsort()
-    return Texts(keys[0][longest], place[by_time], torch.bincount(time).cpu())
+    return PackedSequences(keys[0][longest], place[by_time], torch.bincount(time).cpu())
 
 
 @dataclass(frozen=True)
-class Lanes:
+class DenseRows:
     """Rows in which real tokens come first, one after the other: the batch's own, or one for each document."""
 
     shape: tuple[int, int]  # B and T of the batch
@@ -74,13 +74,13 @@ class Lanes:
     real: Bool[Tensor, "N L"] | None  # None: no place is padding
     document: Int[Tensor, "N L"] | None = None  # None: a row is one document
 
-    def take(self, x: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
+    def gather(self, x: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
         """From the batch, whose axis of tokens is `time`."""
         if self.tokens is None:
             return x
         return x.movedim(time, 1).flatten(0, 1)[self.tokens].movedim(1, time)
 
-    def give(self, y: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
+    def scatter(self, y: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
         """Back to the batch; padding gets zeros."""
         if self.tokens is None and self.real is None:
             return y
@@ -94,18 +94,18 @@ class Lanes:
         return y.movedim(1, time)
 
 
-def lanes(context: Context, batch: int) -> Lanes:
+def dense_rows(context: Context, batch: int) -> DenseRows:
     """Each row's real tokens at its front, document by document. Found once for all layers."""
-    return context.once("lanes", lambda: find_lanes(context, batch))
+    return context.once("lanes", lambda: find_dense_rows(context, batch))
 
 
-def find_lanes(context: Context, batch: int) -> Lanes:
+def find_dense_rows(context: Context, batch: int) -> DenseRows:
     length, device = context.positions.shape[1], context.positions.device
     real, document = context.readable, context.documents
     if real is not None and bool(real.all()):
         real = None
     if real is None and document is None:
-        return Lanes((batch, length), None, None)
+        return DenseRows((batch, length), None, None)
     places = torch.arange(length, device=device).expand(batch, length)
     key = torch.zeros_like(places) if document is None else document
     if real is not None:
@@ -114,18 +114,18 @@ def find_lanes(context: Context, batch: int) -> Lanes:
     document = None if document is None else document.gather(1, order)
     real = None if real is None else real.gather(1, order)
     if torch.equal(order, places):
-        return Lanes((batch, length), None, real, document)
+        return DenseRows((batch, length), None, real, document)
     rows = torch.arange(batch, device=device)[:, None]
-    return Lanes((batch, length), rows * length + order, real, document)
+    return DenseRows((batch, length), rows * length + order, real, document)
 
 
-def one_row_each(context: Context, batch: int) -> Lanes:
+def document_rows(context: Context, batch: int) -> DenseRows:
     """A row for each document."""
-    return context.once("one_row_each", lambda: find_rows(context, batch))
+    return context.once("document_rows", lambda: find_document_rows(context, batch))
 
 
-def find_rows(context: Context, batch: int) -> Lanes:
-    order = texts(context, batch)
+def find_document_rows(context: Context, batch: int) -> DenseRows:
+    order = packed_sequences(context, batch)
     longest, count = len(order.sizes), len(order.rows)
     sizes = order.sizes.to(order.tokens.device)
     time = torch.arange(longest, device=sizes.device).repeat_interleave(sizes)
@@ -133,4 +133,4 @@ def find_rows(context: Context, batch: int) -> Lanes:
     tokens = torch.zeros(count, longest, dtype=torch.long, device=sizes.device)
     real = torch.zeros(count, longest, dtype=torch.bool, device=sizes.device)
     tokens[text, time], real[text, time] = order.tokens, True
-    return Lanes((batch, context.positions.shape[1]), tokens, real)
+    return DenseRows((batch, context.positions.shape[1]), tokens, real)
