@@ -1,4 +1,4 @@
-"""`clearhead.check`: of a file in child processes, of an object in this one."""
+"""`clearhead.check`: check a file in child processes, or an object in this process."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .examine import PARTS, check_of, examine
-from .find import by_trial, classified, engine_of, uses_torch
-from .finding import Finding
-from .report import PartReport, Report
-from .sandbox import SECONDS, events_of
-from .suspect import Suspect
+from .candidate import Candidate
+from .diagnostic import Diagnostic
+from .discover import classify, classify_by_trial, engine_of, uses_torch
+from .report import CheckReport, PartReport
+from .run import PARTS, check_for, run_check
+from .sandbox import SECONDS, run_in_child
 
 
-def check(thing: Any, part: str | None = None, *, lang: str | None = None) -> Report:
-    """Is this part of a Transformer right, and if not, what is wrong with it?
+def check(thing: Any, part: str | None = None, *, lang: str | None = None) -> CheckReport:
+    """Check a part of a Transformer and name its mistakes.
 
-    thing is a path (`"my_attention.py"` or `"my_attention.py:attend"`), whose code runs in a child process with limits,
-    or a function, a class or an object, which runs here. part says what it is, where that cannot be told:
-    "softmax", "attention", "multi_head", "causal_mask", "layer_norm", … The report has `ok`, `findings` and a text.
+    `thing` is a path (`"my_attention.py"` or `"my_attention.py:attend"`), whose code runs in a child process with
+    limits, or a function, class or object, which runs in this process. `part` says what it is if the checker cannot
+    tell: "softmax", "attention", "multi_head", "causal_mask", "layer_norm", …
     """
     from .messages import language
 
@@ -31,50 +31,52 @@ def check(thing: Any, part: str | None = None, *, lang: str | None = None) -> Re
     return report
 
 
-def check_file(where: str, part: str | None = None, seconds: float = SECONDS) -> Report:
-    """Every part that the file defines, each in a child of its own."""
+def check_file(where: str, part: str | None = None, seconds: float = SECONDS) -> CheckReport:
+    """Check every part that the file defines, each in its own child process."""
     path, _, name = where.rpartition(":") if ":" in where and not Path(where).exists() else (where, "", "")
     source = Path(path).read_text(encoding="utf-8-sig")
-    preload()
+    import_checks()
     if uses_torch(source):
-        warm_torch()
-    report, found = Report(where), []
-    for event in events_of("find", path, name or None, known(part), seconds=seconds):
-        if "suspect" in event:
-            found.append(event["suspect"])
+        import_torch()
+    report, found = CheckReport(where), []
+    for event in run_in_child("discover", path, name or None, validate_part(part), seconds=seconds):
+        if "candidate" in event:
+            found.append(event["candidate"])
         elif "problem" in event:
             report.problems.append(event["problem"])
         elif "syntax" in event:
             report.syntax = event["syntax"]
         elif "ended" in event:
-            report.failed.append(Finding("file", path, event["ended"].pop("key"), event["ended"]))
-    for suspect in found:
-        report.parts.append(check_part(path, suspect, seconds))
-    if report.syntax is None and not report.failed and not found:
-        report.failed.append(Finding("file", path, "nothing-found", {"names": ", ".join(PARTS), "name": name}))
+            report.file_diagnostics.append(Diagnostic("file", path, event["ended"].pop("key"), event["ended"]))
+    for candidate in found:
+        report.parts.append(check_part(path, candidate, seconds))
+    if report.syntax is None and not report.file_diagnostics and not found:
+        report.file_diagnostics.append(
+            Diagnostic("file", path, "nothing-found", {"names": ", ".join(PARTS), "name": name})
+        )
     return report
 
 
-def preload() -> None:
-    """The checks are loaded once, here; the children find them."""
+def import_checks() -> None:
+    """Import all checks once, before forking, so that the children need not."""
     for part in PARTS:
-        check_of(part)
+        check_for(part)
 
 
-def warm_torch() -> None:
-    """Load what every child would load for itself; compute nothing, so that no thread is started before the forks."""
+def import_torch() -> None:
+    """Import torch once, before forking. Compute nothing: torch must not start threads before a fork."""
     import torch  # noqa: F401
 
     with suppress(ImportError):
         import_module("torch.fx.experimental.symbolic_shapes")  # the first backward pass imports it
 
 
-def check_part(path: str, suspect: dict[str, str], seconds: float) -> PartReport:
-    report = PartReport(suspect["name"], suspect["part"], suspect["engine"])
+def check_part(path: str, candidate: dict[str, str], seconds: float) -> PartReport:
+    report = PartReport(candidate["name"], candidate["part"], candidate["engine"])
     at = "start"
-    for event in events_of("check", path, suspect["name"], suspect["part"], seconds=seconds):
-        if "finding" in event:
-            report.findings.append(Finding.from_dict(event["finding"]))
+    for event in run_in_child("check", path, candidate["name"], candidate["part"], seconds=seconds):
+        if "diagnostic" in event:
+            report.diagnostics.append(Diagnostic.from_dict(event["diagnostic"]))
         elif "assumed" in event:
             report.assumed.append(event["assumed"])
         elif "at" in event:
@@ -82,11 +84,11 @@ def check_part(path: str, suspect: dict[str, str], seconds: float) -> PartReport
         elif "ended" in event:
             ended = event["ended"]
             key = ended.pop("key")
-            report.findings.append(Finding(suspect["part"], suspect["name"], key, {**ended, "at": at}))
+            report.diagnostics.append(Diagnostic(candidate["part"], candidate["name"], key, {**ended, "at": at}))
     return report
 
 
-def known(part: str | None) -> str | None:
+def validate_part(part: str | None) -> str | None:
     if part is not None and part not in PARTS:
         from clearhead.configs.base import nearest
 
@@ -94,8 +96,8 @@ def known(part: str | None) -> str | None:
     return part
 
 
-def check_object(thing: Any, part: str | None = None) -> Report:
-    """A live function, class or module, in this process."""
+def check_object(thing: Any, part: str | None = None) -> CheckReport:
+    """Check a function, class or object in this process."""
     name = getattr(thing, "__name__", type(thing).__name__)
     subject = thing if inspect.isclass(thing) or inspect.isfunction(thing) else type(thing)
     try:
@@ -106,12 +108,18 @@ def check_object(thing: Any, part: str | None = None) -> Report:
     names = {n: v for n, v in scope.items() if not n.startswith("__")} if inspect.isclass(thing) else {}
     has_torch = "torch" in sys.modules and "torch" in text + str(scope.keys())
     engine = engine_of(subject, text, "import torch" if has_torch else "")
-    suspect = Suspect(name, "", thing, engine, text, names)
-    kind = known(part) or classified(suspect) or (by_trial(suspect) if inspect.isfunction(thing) else None)
-    report = Report(name)
+    candidate = Candidate(name, "", thing, engine, text, names)
+    kind = (
+        validate_part(part)
+        or classify(candidate)
+        or (classify_by_trial(candidate) if inspect.isfunction(thing) else None)
+    )
+    report = CheckReport(name)
     if kind is None:
-        report.failed.append(Finding("file", name, "nothing-found", {"names": ", ".join(PARTS), "name": name}))
+        report.file_diagnostics.append(
+            Diagnostic("file", name, "nothing-found", {"names": ", ".join(PARTS), "name": name})
+        )
         return report
-    voice = examine(Suspect(name, kind, thing, engine, text, names))
-    report.parts.append(PartReport(name, kind, engine, voice.findings, voice.assumed))
+    recorder = run_check(Candidate(name, kind, thing, engine, text, names))
+    report.parts.append(PartReport(name, kind, engine, recorder.diagnostics, recorder.assumed))
     return report

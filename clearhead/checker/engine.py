@@ -1,4 +1,4 @@
-"""The two libraries that learners write in, behind one face: arrays go in and come out as NumPy."""
+"""NumPy and PyTorch behind one interface: checks pass NumPy arrays in and get NumPy arrays back."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 
 class NumPy:
-    """Arrays are what they are."""
+    """Pass NumPy arrays through."""
 
     name = "numpy"
-    slack = 1.0  # how much more rounding the learner's code may have
+    slack = 1.0  # multiplies the tolerance, for code that computes in float32
 
     def __init__(self, dtype: str = "float64") -> None:
         self.dtype = dtype
@@ -20,57 +20,57 @@ class NumPy:
     def tolerance(self) -> float:
         return self.slack * (1e-6 if self.dtype == "float64" else 2e-4)
 
-    def give(self, value: Any) -> Any:
-        """A copy that the learner's code may keep; real numbers in this engine's precision."""
+    def to_native(self, value: Any) -> Any:
+        """Return a copy of the value for the learner's code, with floats in this engine's dtype."""
         if isinstance(value, np.ndarray):
             return value.astype(self.dtype) if value.dtype.kind == "f" else value.copy()
         if type(value) is dict:  # weights by name
-            return {name: self.give(part) for name, part in value.items()}
+            return {name: self.to_native(part) for name, part in value.items()}
         return value
 
-    def take(self, value: Any) -> np.ndarray | None:
-        """What came out as an array, or None if it is no array."""
+    def to_numpy(self, value: Any) -> np.ndarray | None:
+        """Convert a result to a NumPy array; return None if it is not an array."""
         return np.array(value) if isinstance(value, np.ndarray | np.generic) else None
 
-    def quiet(self, thing: Any) -> Any:
-        """As it is used after training."""
+    def eval_mode(self, thing: Any) -> Any:
+        """Put a module into eval mode, in this engine's dtype."""
         return thing
 
 
 class Torch(NumPy):
-    """Tensors outside, arrays inside."""
+    """Convert between NumPy arrays and tensors."""
 
     name = "torch"
 
-    def give(self, value: Any) -> Any:
+    def to_native(self, value: Any) -> Any:
         import torch
 
-        given = super().give(value)
+        given = super().to_native(value)
         return torch.from_numpy(given) if isinstance(given, np.ndarray) else given
 
-    def take(self, value: Any) -> np.ndarray | None:
+    def to_numpy(self, value: Any) -> np.ndarray | None:
         import torch
 
         if not isinstance(value, torch.Tensor):
-            return super().take(value)
+            return super().to_numpy(value)
         value = value.detach()
         return (value.double() if value.is_floating_point() else value).numpy().copy()
 
-    def quiet(self, thing: Any) -> Any:
+    def eval_mode(self, thing: Any) -> Any:
         import torch
 
         return thing.to(getattr(torch, self.dtype)).eval() if isinstance(thing, torch.nn.Module) else thing
 
 
-class Elsewhere(Torch):
-    """Another device than the CPU. `meta` is on every machine: it has shapes and no numbers."""
+class MetaTorch(Torch):
+    """Tensors on the `meta` device, which every machine has: shapes without values."""
 
-    def give(self, value: Any) -> Any:
-        given = super().give(value)
+    def to_native(self, value: Any) -> Any:
+        given = super().to_native(value)
         return given.to("meta") if hasattr(given, "to") else given
 
-    def quiet(self, thing: Any) -> Any:
-        return super().quiet(thing).to("meta")
+    def eval_mode(self, thing: Any) -> Any:
+        return super().eval_mode(thing).to("meta")
 
 
 def engine(name: str, dtype: str = "float64") -> NumPy:
@@ -78,7 +78,7 @@ def engine(name: str, dtype: str = "float64") -> NumPy:
 
 
 def equal(got: np.ndarray | None, expected: np.ndarray, tolerance: float = 1e-6) -> bool:
-    """The same shape and, up to rounding, the same numbers; a NaN equals nothing."""
+    """Return True if shapes match and values agree up to rounding. NaN equals nothing."""
     if got is None or got.shape != expected.shape:
         return False
     if got.dtype.kind == "c":

@@ -1,9 +1,9 @@
-"""Every finding by its key: how bad it is, and the page that explains it.
+"""Every diagnostic by its key: its severity, and the page that explains it.
 
-wrong      the numbers are not those of the definition
+wrong      the numbers differ from the definition
 fragile    right on ordinary inputs; fails on empty rows, in float16, at odd sizes …
-unchecked  there was nothing to judge
-note       worth knowing; no fault
+unchecked  the code could not be checked; no verdict on it
+note       worth knowing, but not a mistake
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ BY_PAGE: dict[tuple[str, str], str] = {
     ("note", f"{CHECKER}#what-it-looks-for"): "device device-changed",
     ("unchecked", CHECKER): "not-written cannot-call not-understood nothing-found",
 }
-# where the key says nothing about the subject, the part does
+# pages for keys that apply to any part
 BY_PART = {
     "softmax": SOFTMAX,
     "attention": SCALED,

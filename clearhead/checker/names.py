@@ -1,4 +1,4 @@
-"""What learners call things: arguments, sizes, weights and parts, by name."""
+"""Tables of the names that people use for arguments, sizes, weights and parts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SIZES = {
     "dropout": ARGUMENTS["dropout"],
     "rope_base": "base theta ropetheta",
 }
-# what the name of a function or class says it is; the first that matches counts
+# which part the name of a function or class suggests; the first match wins
 PARTS = (
     ("backward", r"backward|grad|_bwd|test_|loss|train|plot|^main$|generate|sample"),
     ("flops", r"flops"),
@@ -94,7 +94,7 @@ def plain(name: str) -> str:
 
 
 def role_of(name: str, among: tuple[str, ...] | None = None) -> str | None:
-    """The role that an argument of this name plays, of those that can be."""
+    """Return the role that an argument's name suggests, among the given roles."""
     for role in among or tuple(ARGUMENTS):
         if plain(name) in ARGUMENTS[role].split():
             return role
@@ -155,7 +155,7 @@ ROLES = {
 
 
 def weight_role(path: str) -> str | None:
-    """`heads.0.W_q.weight` -> q: what an attention weight is for, by its name."""
+    """Return the role of an attention weight by its path: `heads.0.W_q.weight` -> "q"."""
     last = re.sub(r"[._](weight|bias|w|b)$|^(weight|bias)s?$", "", path)
     words = re.split(r"[._]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last.split(".")[-1]).lower())
     if words and words[0].isdigit() and "." in last:

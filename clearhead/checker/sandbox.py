@@ -1,7 +1,7 @@
-"""The learner's code in a child process with limits of time and memory: it may loop, crash or eat all it can.
+"""Run the learner's code in a child process with limits on time and memory.
 
-Each part is checked in a child of its own, forked from a process that has loaded torch (if the file needs it) and has
-computed nothing. What the child finds it tells at once, so that a crash loses nothing that was found before it.
+Each part is checked in its own child, forked from a process that has imported torch (if the file needs it) and has
+computed nothing. The child sends every diagnostic at once, so a crash loses nothing that was found before it.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-Event = dict[str, Any]
-Tell = Callable[[Event], None]
+Message = dict[str, Any]
+Send = Callable[[Message], None]
 SECONDS = 20.0
 BYTES = 4 << 30
 
 
-def find_job(tell: Tell, path: str, name: str | None, part: str | None) -> None:
-    """What the file defines."""
-    from .find import load, suspects
+def discover_job(send: Send, path: str, name: str | None, part: str | None) -> None:
+    """Send the parts that the file defines."""
+    from .discover import find_candidates, load
 
     try:
         loaded = load(Path(path))
     except SyntaxError as error:
-        tell({"syntax": {"line": error.lineno or 0, "error": error.msg, "text": (error.text or "").rstrip()}})
+        send({"syntax": {"line": error.lineno or 0, "error": error.msg, "text": (error.text or "").rstrip()}})
         return
     for problem in loaded.problems:
-        tell({"problem": vars(problem)})
-    for suspect in suspects(loaded, name, part):
-        tell({"suspect": {"name": suspect.name, "part": suspect.part, "engine": suspect.engine_name}})
+        send({"problem": vars(problem)})
+    for candidate in find_candidates(loaded, name, part):
+        send({"candidate": {"name": candidate.name, "part": candidate.part, "engine": candidate.engine_name}})
 
 
-def check_job(tell: Tell, path: str, name: str, part: str) -> None:
-    """One suspect through its check."""
-    from .examine import examine
-    from .find import load, suspects
+def check_job(send: Send, path: str, name: str, part: str) -> None:
+    """Run one check and send its diagnostics."""
+    from .discover import find_candidates, load
+    from .run import run_check
 
-    for suspect in suspects(load(Path(path)), name, part):
-        examine(suspect, tell)
-
-
-JOBS = {"find": find_job, "check": check_job}
+    for candidate in find_candidates(load(Path(path)), name, part):
+        run_check(candidate, send)
 
 
-def events_of(job: str, *arguments: Any, seconds: float = SECONDS) -> Iterator[Event]:
-    """What the child tells; last, if it did not end well, {"ended": why}."""
+JOBS = {"discover": discover_job, "check": check_job}
+
+
+def run_in_child(job: str, *arguments: Any, seconds: float = SECONDS) -> Iterator[Message]:
+    """Yield the child's messages; if the child failed, the last one is {"ended": reason}."""
     read, ended = start(job, arguments)
     deadline, text = time.monotonic() + seconds, b""
     while True:
@@ -72,19 +72,19 @@ def events_of(job: str, *arguments: Any, seconds: float = SECONDS) -> Iterator[E
     os.close(read)
 
 
-def start(job: str, arguments: tuple[Any, ...]) -> tuple[int, Callable[..., Event | None]]:
+def start(job: str, arguments: tuple[Any, ...]) -> tuple[int, Callable[..., Message | None]]:
     read, write = os.pipe()
     if hasattr(os, "fork"):
         pid = os.fork()
         if pid == 0:
             os.close(read)
-            in_child(write, job, arguments)
+            child_main(write, job, arguments)
         os.close(write)
 
-        def ended(kill: bool) -> Event | None:
+        def ended(kill: bool) -> Message | None:
             if kill:
                 os.kill(pid, signal.SIGKILL)
-            return why(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            return exit_reason(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 
         return read, ended
     os.set_inheritable(write, True)
@@ -92,15 +92,15 @@ def start(job: str, arguments: tuple[Any, ...]) -> tuple[int, Callable[..., Even
     child = subprocess.Popen(command, close_fds=False)
     os.close(write)
 
-    def over(kill: bool) -> Event | None:
+    def over(kill: bool) -> Message | None:
         if kill:
             child.kill()
-        return why(child.wait())
+        return exit_reason(child.wait())
 
     return read, over
 
 
-def why(code: int) -> Event | None:
+def exit_reason(code: int) -> Message | None:
     if code == 0:
         return None
     if code == 77:
@@ -109,24 +109,24 @@ def why(code: int) -> Event | None:
     return {"key": "crash", "signal": name}
 
 
-def in_child(write: int, job: str, arguments: tuple[Any, ...]) -> None:
-    """Never returns. Standard input and output are nobody's; memory is limited, core files are not written."""
+def child_main(write: int, job: str, arguments: tuple[Any, ...]) -> None:
+    """Run a job in the child and exit. Standard streams go to /dev/null."""
     code = 1
     try:
-        faulthandler.disable()  # a crash is reported by the parent, in one sentence
-        limit()
+        faulthandler.disable()  # the parent reports a crash in one sentence
+        set_limits()
         if "torch" in sys.modules:
             import torch
 
-            torch.set_num_threads(1)  # after a fork the threads of the parent are gone
+            torch.set_num_threads(1)  # the parent's threads do not survive a fork
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
 
-        def tell(event: Event) -> None:
+        def send(event: Message) -> None:
             os.write(write, json.dumps(event, default=str).encode() + b"\n")
 
-        JOBS[job](tell, *arguments)
+        JOBS[job](send, *arguments)
         code = 0
     except MemoryError:
         code = 77
@@ -138,10 +138,10 @@ def in_child(write: int, job: str, arguments: tuple[Any, ...]) -> None:
         os._exit(code)
 
 
-def limit() -> None:
+def set_limits() -> None:
     try:
         import resource
-    except ImportError:  # not a Unix
+    except ImportError:  # Windows
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     used = Path("/proc/self/statm")
@@ -152,7 +152,7 @@ def limit() -> None:
 
 def main() -> None:
     write, job, arguments = sys.argv[1:]
-    in_child(int(write), job, tuple(json.loads(arguments)))
+    child_main(int(write), job, tuple(json.loads(arguments)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The learner's own weights: found wherever they are kept, read, and set."""
+"""Find, read and set the weights of a learner's object."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from .candidate import Candidate
 from .names import weight_role
-from .suspect import Suspect
 
 
 @dataclass
 class Weight:
-    """One array of numbers inside an object."""
+    """One weight array inside an object."""
 
     path: str
     owner: Any
@@ -34,7 +34,7 @@ class Weight:
         return self.value.detach().double().numpy().copy()
 
     def set(self, array: np.ndarray) -> None:
-        """Write these numbers where the old ones were."""
+        """Overwrite the weight in place."""
         if isinstance(self.value, np.ndarray):
             self.value = array.astype(float)
             if isinstance(self.owner, dict | list):
@@ -53,8 +53,8 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (hasattr(value, "detach") and kind.__module__.startswith("torch"))
 
 
-def walk(thing: Any, path: str = "", seen: set[int] | None = None, depth: int = 0) -> Iterator[Weight]:
-    """Every real-valued array in the object, its lists and its parts."""
+def iter_weights(thing: Any, path: str = "", seen: set[int] | None = None, depth: int = 0) -> Iterator[Weight]:
+    """Yield every floating-point array in the object and everything it holds."""
     seen = set() if seen is None else seen
     if id(thing) in seen or depth > 6:
         return
@@ -83,7 +83,7 @@ def walk(thing: Any, path: str = "", seen: set[int] | None = None, depth: int = 
             yield Weight(inner, thing, name, value, registered=not is_module or name in registered, linear=linear)
         elif value is not None:
             inside_list = hasattr(thing, "_modules") and isinstance(value, list | tuple | dict)
-            for weight in walk(value, inner, seen, depth + 1):
+            for weight in iter_weights(value, inner, seen, depth + 1):
                 weight.registered = weight.registered and not inside_list
                 yield weight
 
@@ -92,17 +92,17 @@ def callable_only(thing: Any) -> bool:
     return type(thing).__name__ in ("function", "builtin_function_or_method", "method", "module")
 
 
-def keys_of(name: str, suspect: Suspect) -> tuple[str, str] | None:
-    """Matrix and bias in a weight that is handed over as a dict: `linear(x, **c_fc)`, or `c_fc["w"]`."""
+def dict_keys(name: str, candidate: Candidate) -> tuple[str, str] | None:
+    """Return the keys of matrix and bias if a weight is passed as a dict: `linear(x, **c_fc)` or `c_fc["w"]`."""
     try:
-        nodes = list(ast.walk(ast.parse(dedent(suspect.source))))
+        nodes = list(ast.walk(ast.parse(dedent(candidate.source))))
     except SyntaxError:
         return None
-    read = re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", suspect.source)
+    read = re.findall(rf"\b{name}\[[\"'](\w+)[\"']\]", candidate.source)
     calls = [node for node in nodes if isinstance(node, ast.Call)]
     for call in calls:
         if any(k.arg is None and isinstance(k.value, ast.Name) and k.value.id == name for k in call.keywords):
-            function = suspect.neighbours.get(getattr(call.func, "id", ""))
+            function = candidate.neighbours.get(getattr(call.func, "id", ""))
             read += list(signature(function).parameters)[1:] if isfunction(function) else ["w", "b"]
     biases = [key for key in read if is_bias(key)]
     matrices = [key for key in read if not is_bias(key)]
@@ -111,7 +111,7 @@ def keys_of(name: str, suspect: Suspect) -> tuple[str, str] | None:
 
 @dataclass
 class Projections:
-    """The four matrices of multi-head attention as [out, in], with their biases, whatever they were stored as."""
+    """The four matrices of multi-head attention as [out, in], with their biases."""
 
     q: np.ndarray
     k: np.ndarray
@@ -124,11 +124,11 @@ class Projections:
     assumed: tuple[str, ...] = ()
 
 
-def flat(arrays: list[np.ndarray], is_out_in: bool, role: str) -> np.ndarray:
-    """One [out, in] matrix: heads in a list or along a first axis are laid under one another."""
+def stack_heads(all_arrays: list[np.ndarray], is_out_in: bool, role: str) -> np.ndarray:
+    """Stack per-head matrices into one [out, in] matrix."""
     parts = []
-    for a in arrays:
-        if a.ndim == 3:  # H D K, or for the way back H K D
+    for a in all_arrays:
+        if a.ndim == 3:  # [H, D, K], or [H, K, D] for the output
             a = a.transpose(0, 2, 1).reshape(-1, a.shape[1]) if role != "o" else a.reshape(-1, a.shape[-1]).T
             parts.append(a)
         else:
@@ -141,8 +141,8 @@ def is_bias(path: str) -> bool:
 
 
 def projections(weights: list[Weight], heads: int, groups: int, width: int | None = None) -> Iterator[Projections]:
-    """Every reading of these weights as W_Q, W_K, W_V and W_O, the likeliest first."""
-    weights = [w for w in weights if getattr(w.value, "grad_fn", None) is None]  # not what a pass has left behind
+    """Yield every way to read these weights as W_Q, W_K, W_V and W_O, the likeliest first."""
+    weights = [w for w in weights if getattr(w.value, "grad_fn", None) is None]  # not stored activations
     vectors = [w for w in weights if w.array.ndim == 1 or is_bias(w.path)]
     matrices = [w for w in weights if w.array.ndim in (2, 3) and not is_bias(w.path)]
     if width is not None:
@@ -164,9 +164,9 @@ def projections(weights: list[Weight], heads: int, groups: int, width: int | Non
         biases = {role: [w.array] for role, w in zip("qkvo", vectors, strict=False)}
     known = all(w.linear or w.array.ndim == 3 for ws in by_role.values() for w in ws)
     for is_out_in in (True,) if known else (False, True):
-        full = {role: flat([w.array for w in ws], is_out_in, role) for role, ws in by_role.items()}
+        full = {role: stack_heads([w.array for w in ws], is_out_in, role) for role, ws in by_role.items()}
         if "qkv" in full and full["qkv"].shape[0] < full["qkv"].shape[1]:
-            continue  # three matrices side by side, read the wrong way round
+            continue  # a fused matrix in the wrong orientation
         shift = {role: np.concatenate(b) for role, b in biases.items()}
         if "o" in shift and "o" in full and shift["o"].shape[0] != full["o"].shape[0]:
             del shift["o"]

@@ -11,7 +11,7 @@ import click
 from .options import console, json_option, print_json
 
 if TYPE_CHECKING:
-    from clearhead.checker.report import Report
+    from clearhead.checker.report import CheckReport
 
 
 @click.command("check")
@@ -43,13 +43,13 @@ def command(
     clearhead check my_attention.py:attend --as attention
     clearhead check my_model.py --allow fragile --json
     """
-    from clearhead.checker.check import check, known
+    from clearhead.checker.check import check, validate_part
 
     path = Path(file if Path(file).exists() else file.rpartition(":")[0] or file)
     if not path.is_file():
         raise click.UsageError(f"there is no file {path}")
     try:
-        known(part)
+        validate_part(part)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     while True:
@@ -64,11 +64,11 @@ def command(
         wait_for_change(path, seen, report.language)
 
 
-def show(report: Report, explain: bool, allow: tuple[str, ...]) -> None:
-    from clearhead.checker.show import lines
+def show(report: CheckReport, explain: bool, allow: tuple[str, ...]) -> None:
+    from clearhead.checker.render import render_lines
 
     out = console()
-    for line in lines(report, explain, allow):
+    for line in render_lines(report, explain, allow):
         out.print(line)
 
 

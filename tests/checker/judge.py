@@ -44,9 +44,9 @@ class Judge:
 
 
 def keys(report: dict[str, Any]) -> list[str]:
-    """The findings that count, without notes."""
-    found = [*report["findings"], *(finding for part in report["parts"] for finding in part["findings"])]
-    return [finding["key"] for finding in found if finding["severity"] != "note"]
+    """Return the keys of all diagnostics except notes."""
+    found = [*report["diagnostics"], *(diagnostic for part in report["parts"] for diagnostic in part["diagnostics"])]
+    return [diagnostic["key"] for diagnostic in found if diagnostic["severity"] != "note"]
 
 
 def verdict(snippet: Snippet, report: dict[str, Any]) -> str:

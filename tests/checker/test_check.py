@@ -46,7 +46,7 @@ def unscaled(q, k, v):
 
 def test_a_function() -> None:
     report = clearhead.check(naive_softmax, lang="en")
-    assert [finding.key for finding in report.findings] == ["softmax-unstable"]
+    assert [diagnostic.key for diagnostic in report.diagnostics] == ["softmax-unstable"]
     assert not report.ok
     assert "Subtract the row's maximum" in str(report)
     assert clearhead.check(clearhead.reference.softmax).ok
@@ -55,7 +55,7 @@ def test_a_function() -> None:
 def test_a_torch_function_by_its_arguments() -> None:
     report = clearhead.check(unscaled)
     assert report.parts[0].part == "attention"
-    assert [finding.key for finding in report.findings] == ["no-scale"]
+    assert [diagnostic.key for diagnostic in report.diagnostics] == ["no-scale"]
 
 
 def test_a_class_and_an_object_of_the_library() -> None:
@@ -72,7 +72,7 @@ def test_our_own_functions_are_right() -> None:
         (clearhead.reference.sinusoidal_positions, "sinusoidal"),
     ):
         report = clearhead.check(function, part)
-        assert [f.key for f in report.findings if f.severity != "note"] == [], function
+        assert [f.key for f in report.diagnostics if f.severity != "note"] == [], function
 
 
 def test_the_name_stays_the_function() -> None:
@@ -85,7 +85,7 @@ def test_the_name_stays_the_function() -> None:
 def test_the_smallest_example_is_right_itself(judge: Judge) -> None:
     """Expected is what the definition gives on the shown input, got is what the code gives."""
     report = judge.check(WRONG)
-    example = report["parts"][0]["findings"][0]["example"]
+    example = report["parts"][0]["diagnostics"][0]["example"]
     q, k, v = (np.array(example["inputs"][name]) for name in "qkv")
     assert q.size + k.size + v.size <= 8
     assert np.allclose(clearhead.reference.attention(q, k, v), example["expected"])
@@ -97,8 +97,8 @@ def test_exit_codes_and_json(tmp_path: Path) -> None:
     wrong = typed("check", saved(tmp_path, WRONG), "--json")
     assert wrong.returncode == 1
     data = json.loads(wrong.stdout)
-    assert data["parts"][0]["findings"][0]["key"] == "no-scale"
-    assert data["parts"][0]["findings"][0]["page"] == "docs/attention.md#why-1d_k"
+    assert data["parts"][0]["diagnostics"][0]["key"] == "no-scale"
+    assert data["parts"][0]["diagnostics"][0]["page"] == "docs/attention.md#why-1d_k"
     assert typed("check", "nowhere.py").returncode == 2
     assert typed("check", saved(tmp_path, RIGHT), "--as", "sofmax").returncode == 2
     assert "did you mean 'softmax'" in typed("check", saved(tmp_path, RIGHT), "--as", "sofmax").stderr
@@ -152,7 +152,7 @@ def test_starters_are_not_written_yet(engine: str, judge: Judge) -> None:
     assert len(texts) >= 17
     for name, text in texts.items():
         report = judge.check(text)
-        keys = [finding["key"] for part in report["parts"] for finding in part["findings"]]
+        keys = [diagnostic["key"] for part in report["parts"] for diagnostic in part["diagnostics"]]
         assert keys == ["not-written"], name
         assert not report["ok"]
 
@@ -187,7 +187,7 @@ def test_solved_exercises_pass(name: str, judge: Judge) -> None:
 
 def test_half_the_flops_are_named(judge: Judge) -> None:
     report = judge.check("def block_flops(n, d, d_ff):\n    return 4 * n * d * d + 2 * n * n * d + 2 * n * d * d_ff\n")
-    assert report["parts"][0]["findings"][0]["key"] == "flops-multiply-add"
+    assert report["parts"][0]["diagnostics"][0]["key"] == "flops-multiply-add"
 
 
 def multi_head(mask: str, kept: str = "") -> str:
@@ -222,11 +222,13 @@ class CausalSelfAttention(nn.Module):
 )
 def test_what_stays_on_the_cpu_is_a_note(judge: Judge, mask: str, kept: str, notes: list[str]) -> None:
     report = judge.check(multi_head(mask, kept))
-    findings = report["parts"][0]["findings"]
+    diagnostics = report["parts"][0]["diagnostics"]
     assert report["ok"]
-    assert [finding["key"] for finding in findings] == notes
-    assert all(finding["severity"] == "note" and "device=x.device" in finding["advice"] for finding in findings)
-    assert all("masked_fill" in finding["values"]["code"] for finding in findings)
+    assert [diagnostic["key"] for diagnostic in diagnostics] == notes
+    assert all(
+        diagnostic["severity"] == "note" and "device=x.device" in diagnostic["advice"] for diagnostic in diagnostics
+    )
+    assert all("masked_fill" in diagnostic["values"]["code"] for diagnostic in diagnostics)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +251,9 @@ def test_the_line_that_needs_a_device(judge: Judge, code: str, line: int) -> Non
     """The operation at which CPU and other device meet; an index for a table counts, as on a GPU."""
     for device, lines in (("", [line]), (", device=x.device", [])):
         report = judge.check("import torch\nfrom torch import nn\n" + code.format(device=device))
-        found = [f for part in report["parts"] for f in part["findings"]]
+        found = [f for part in report["parts"] for f in part["diagnostics"]]
         assert report["ok"]
-        assert [finding["values"]["line"] for finding in found if finding["key"] == "device"] == lines
+        assert [diagnostic["values"]["line"] for diagnostic in found if diagnostic["key"] == "device"] == lines
 
 
 CLEAN = """
@@ -267,9 +269,9 @@ def attention(q, k, v, mask):
 def test_nan_in_hidden_places_is_a_note(tmp_path: Path, judge: Judge) -> None:
     report = judge.check(CLEAN.format(extra=""))
     assert report["ok"]
-    assert [finding["key"] for finding in report["parts"][0]["findings"]] == ["nan-leaks"]
+    assert [diagnostic["key"] for diagnostic in report["parts"][0]["diagnostics"]] == ["nan-leaks"]
     clean = judge.check(CLEAN.format(extra="v = torch.where(v.isnan(), 0.0, v)"))
-    assert [finding["key"] for finding in clean["parts"][0]["findings"]] == []
+    assert [diagnostic["key"] for diagnostic in clean["parts"][0]["diagnostics"]] == []
     path = saved(tmp_path, CLEAN.format(extra=""))
     plain, explained = (typed("check", path, "--lang", "en", *more) for more in ((), ("--explain",)))
     assert plain.returncode == explained.returncode == 0
@@ -281,7 +283,7 @@ def test_nan_in_hidden_places_is_a_note(tmp_path: Path, judge: Judge) -> None:
 def test_a_block_shows_an_example(judge: Judge, title: str) -> None:
     snippet = next(s for s in snippets() if s.title == title)
     report = judge.check(snippet.text)
-    found = [f for part in report["parts"] for f in part["findings"] if f["key"] == snippet.key]
+    found = [f for part in report["parts"] for f in part["diagnostics"] if f["key"] == snippet.key]
     example = found[0]["example"]
     assert example["expected"] != example["got"]
     assert np.size(example["expected"]) <= 4

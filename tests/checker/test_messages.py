@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from clearhead.checker.examine import PARTS
-from clearhead.checker.finding import Finding
+from clearhead.checker.diagnostic import Diagnostic
 from clearhead.checker.messages import LANGUAGES, catalogue, language, message
 from clearhead.checker.mistakes import BY_PART, MISTAKES
+from clearhead.checker.run import PARTS
 
 ROOT = Path(__file__).parents[2]
-TABLES = ("FINDINGS", "ASSUMED", "PARTS", "WORDS")
+TABLES = ("DIAGNOSTICS", "ASSUMED", "PARTS", "WORDS")
 SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "clearhead" / "checker").rglob("*.py")]
 
 
@@ -21,7 +21,7 @@ def fields(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_languages_have_the_same_keys_and_places(table: str) -> None:
+def test_languages_have_the_same_keys_and_fields(table: str) -> None:
     english, chinese = (getattr(catalogue(name), table) for name in LANGUAGES)
     assert list(english) == list(chinese)
     for key, text in english.items():
@@ -31,13 +31,13 @@ def test_languages_have_the_same_keys_and_places(table: str) -> None:
             assert two, key
 
 
-def test_every_finding_has_its_words_and_nothing_else_does() -> None:
-    assert set(catalogue("en").FINDINGS) == set(MISTAKES)
+def test_every_diagnostic_has_a_text() -> None:
+    assert set(catalogue("en").DIAGNOSTICS) == set(MISTAKES)
     assert set(PARTS) | {"file"} == set(catalogue("en").PARTS)
 
 
-def test_every_key_that_the_code_says_is_known() -> None:
-    said = {key for text in SOURCES for key in re.findall(r"\.say\(\s*\"([a-z-]+)\"", text)}
+def test_every_key_in_the_code_is_known() -> None:
+    said = {key for text in SOURCES for key in re.findall(r"\.add\(\s*\"([a-z-]+)\"", text)}
     assumed = {key for text in SOURCES for key in re.findall(r"\.assume\(\s*\"([a-z_]+)\"", text)}
     assert len(said) > 60
     assert said <= set(MISTAKES)
@@ -58,10 +58,10 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("name", LANGUAGES)
-def test_every_message_can_be_said(name: str) -> None:
+def test_every_message_can_be_formatted(name: str) -> None:
     for key in MISTAKES:
-        text, advice = message(Finding("attention", "f", key, {"error": "E", "argument": "q"}), name)
-        assert "{" not in text + advice or "{" in catalogue(name).FINDINGS[key][0]
+        text, advice = message(Diagnostic("attention", "f", key, {"error": "E", "argument": "q"}), name)
+        assert "{" not in text + advice or "{" in catalogue(name).DIAGNOSTICS[key][0]
 
 
 def test_language_of_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,8 @@ def test_a_part_that_fails_does_not_take_the_others(tmp_path, body: str, key: st
     assert by_name(report, "softmax").passes()
     bad = by_name(report, "attention")
     if key != "nothing":
-        assert [f.key for f in bad.findings][-1:] == [key] or key == "memory"
-        assert said in str(bad.findings[-1].values)
+        assert [f.key for f in bad.diagnostics][-1:] == [key] or key == "memory"
+        assert said in str(bad.diagnostics[-1].values)
     assert not report.ok
 
 
@@ -65,7 +65,7 @@ def test_loops_and_training_at_the_top_level_are_not_run(tmp_path) -> None:
     assert report.ok
 
 
-def test_findings_before_a_crash_are_kept(tmp_path) -> None:
+def test_a_crash_keeps_earlier_diagnostics(tmp_path) -> None:
     text = """
 import os, numpy as np
 calls = []
@@ -76,7 +76,7 @@ def softmax(x):
     e = np.exp(x - x.max())
     return e / e.sum()
 """
-    keys = [f.key for f in checked(tmp_path, text).findings]
+    keys = [f.key for f in checked(tmp_path, text).diagnostics]
     assert "crash" in keys or "softmax-everything" in keys
 
 
@@ -92,5 +92,5 @@ def test_a_numpy_file_does_not_load_torch(tmp_path) -> None:
 
 def test_nothing_to_check(tmp_path) -> None:
     report = checked(tmp_path, "x = 1\n")
-    assert [f.key for f in report.findings] == ["nothing-found"]
+    assert [f.key for f in report.diagnostics] == ["nothing-found"]
     assert not report.ok

@@ -17,7 +17,7 @@ def starters(engine: str) -> dict[str, str]:
 
 
 def write(folder: Path, engine: str) -> list[Path]:
-    """Write the starters; a file that is there already is somebody's work and stays."""
+    """Write the starter files. Existing files are not overwritten."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, text in starters(engine).items():
@@ -28,8 +28,8 @@ def write(folder: Path, engine: str) -> list[Path]:
     return written
 
 
-def following(path: Path) -> Path | None:
-    """The next numbered file of the folder."""
+def next_exercise(path: Path) -> Path | None:
+    """Return the next exercise in the folder."""
     if not re.match(r"\d\d_", path.name):
         return None
     later = sorted(p for p in path.parent.glob("[0-9][0-9]_*.py") if p.name > path.name)

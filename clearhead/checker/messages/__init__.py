@@ -8,7 +8,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NamedTuple
 
-from ..finding import Finding
+from ..diagnostic import Diagnostic
 
 LANGUAGES = ("en", "zh")
 
@@ -31,14 +31,14 @@ def language(wanted: str | None = None) -> str:
     return "zh" if spoken.lower().startswith(("zh", "chinese")) else "en"
 
 
-def message(finding: Finding, language: str = "en") -> Message:
-    text, advice = catalogue(language).FINDINGS[finding.key]
-    values = Blank(finding.values)
+def message(diagnostic: Diagnostic, language: str = "en") -> Message:
+    text, advice = catalogue(language).DIAGNOSTICS[diagnostic.key]
+    values = Blank(diagnostic.values)
     return Message(text.format_map(values), advice.format_map(values))
 
 
 class Blank(dict[str, object]):
-    """A value that a finding does not have is left out of its sentence."""
+    """Fills a missing value with "…"."""
 
     def __missing__(self, key: str) -> str:
         return "…"

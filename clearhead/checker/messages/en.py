@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501  one line for each key, as a table
 # fmt: off
-FINDINGS = {
+DIAGNOSTICS = {
     # softmax
     "softmax-unstable": ("The softmax overflows: scores of 1e4 become NaN.", "Subtract the row's maximum before the exponential; the quotient stays the same."),
     "softmax-global-max": ("One maximum is subtracted for all rows, so a row far below it becomes 0/0.", "Subtract each row's own maximum: max over the last axis, with keepdims."),

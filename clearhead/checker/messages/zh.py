@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501  one line for each key, as a table
 # fmt: off
-FINDINGS = {
+DIAGNOSTICS = {
     # softmax
     "softmax-unstable": ("softmax 溢出：分数达到 1e4 时结果为 NaN。", "取指数之前先减去该行的最大值，商不变。"),
     "softmax-global-max": ("所有行减去同一个最大值，远小于它的行变成 0/0。", "每一行减去自己的最大值：沿最后一个轴取 max，并保留维度。"),

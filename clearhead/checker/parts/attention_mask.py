@@ -1,4 +1,4 @@
-"""The mask of an attention function: its sense and shape, the mistakes, empty rows and what leaks."""
+"""Check the mask of an attention function: its convention, mistakes, empty rows and leaks."""
 
 from __future__ import annotations
 
@@ -8,71 +8,83 @@ from typing import Any
 
 import numpy as np
 
-from ..adapt import mask_forms, promised
-from ..adapt import pattern as mask_pattern
+from ..candidate import Candidate
+from ..diagnostic import Example
 from ..engine import NumPy, equal
-from ..finding import Example
-from ..suspect import Suspect
-from . import common, steps
-from .attention_cases import LEADS, Subject, expected, inputs, ladder
-from .common import Runner, Voice
+from ..mask_forms import documented_sense, mask_forms
+from ..mask_forms import pattern as mask_pattern
+from . import attention_steps as steps
+from . import common
+from .attention_adapter import LEADS, AttentionAdapter, expected, inputs, ladder
+from .attention_steps import AttentionSteps
+from .common import Recorder, Runner
 
 RANKS = {2: (("T S", "shared"),), 3: (("B T S", "any"), ("T S", "shared"), ("1 T S", "shared"))}
 
 
-def judge_mask(suspect: Suspect, subject: Subject, voice: Voice, engine: NumPy, how: steps.Steps) -> None:
-    """The sense and shape of mask under which it is right; else the mistake under the likeliest sense."""
-    voice.at("mask")
-    forms = list(mask_forms(RANKS[subject.rank]) if subject.rank in RANKS else mask_forms())
-    forms = [f for f in forms if f.shape != "B S" and not (subject.rank == 4 and f.shape in ("B T S", "1 T S"))]
-    lead, trials, errors = LEADS[subject.rank], [], []
+def check_mask(
+    candidate: Candidate,
+    adapter: AttentionAdapter,
+    recorder: Recorder,
+    engine: NumPy,
+    how: AttentionSteps,
+) -> None:
+    """Find the convention under which the mask works, or else the mistake under the likeliest one."""
+    recorder.start("mask")
+    forms = list(mask_forms(RANKS[adapter.rank]) if adapter.rank in RANKS else mask_forms())
+    forms = [f for f in forms if f.shape != "B S" and not (adapter.rank == 4 and f.shape in ("B T S", "1 T S"))]
+    lead, trials, errors = LEADS[adapter.rank], [], []
     for form in forms:
         case = inputs(lead, 3, 5, 4, 6)
         case["allowed"] = mask_pattern(form.kind, 2, 3, 5)
-        if subject.causal or "cross-length" in [f.key for f in voice.findings]:
+        if adapter.causal or "cross-length" in [f.key for f in recorder.diagnostics]:
             case = inputs(lead, 4, 4, 4, 4)
             case["allowed"] = mask_pattern(form.kind, 2, 4, 4)
-        if "value-width" in [f.key for f in voice.findings] or "mixes-keys" in [f.key for f in voice.findings]:
+        if "value-width" in [f.key for f in recorder.diagnostics] or "mixes-keys" in [
+            f.key for f in recorder.diagnostics
+        ]:
             case["v"] = case["v"][..., :4]
-        trial = replace(subject, form=form)
+        trial = replace(adapter, form=form)
         got, error = trial.runner(engine).attempt(case)
-        if equal(got, expected(case, how, subject.causal), engine.tolerance):
-            subject.form = form
+        if equal(got, expected(case, how, adapter.causal), engine.tolerance):
+            adapter.form = form
             break
         errors.append(error)
         if got is not None:
             trials.append((trial, case, got))
-    if subject.form is not None:
-        confirm_sense(suspect, subject, voice, how)
+    if adapter.form is not None:
+        check_sense(candidate, adapter, recorder, how)
         return
-    trials.sort(key=lambda trial: likeliest(suspect).index(trial[0].form.sense if trial[0].form else ""))
+    trials.sort(key=lambda trial: likely_senses(candidate).index(trial[0].form.sense if trial[0].form else ""))
     for key, change in steps.MASKS.items():
         for trial, case, got in trials:
-            if equal(got, expected(case, replace(how, **change), subject.causal), engine.tolerance):
-                report_mask(trial, voice, engine, key, how)
+            if equal(got, expected(case, replace(how, **change), adapter.causal), engine.tolerance):
+                add_mask_mistake(trial, recorder, engine, key, how)
                 return
     if not trials:
-        voice.say("mask-raises", error=errors[0] if errors else "")
+        recorder.add("mask-raises", error=errors[0] if errors else "")
         return
-    report_mask(trials[0][0], voice, engine, "mask-value", how)
+    add_mask_mistake(trials[0][0], recorder, engine, "mask-value", how)
 
 
-def likeliest(suspect: Suspect) -> list[str]:
-    """The senses in the order in which to read a mistake: what the words promise first."""
+def likely_senses(candidate: Candidate) -> list[str]:
+    """Return the conventions in the order in which to look for mistakes, the documented one first."""
     senses = ["true_allows", "true_blocks", "additive", "additive_finite", "one_allows", "one_blocks"]
-    return [senses[1], senses[0], *senses[2:]] if promised(suspect.source) == "blocks" else senses
+    return [senses[1], senses[0], *senses[2:]] if documented_sense(candidate.source) == "blocks" else senses
 
 
-def report_mask(trial: Subject, voice: Voice, engine: NumPy, key: str, how: steps.Steps) -> None:
+def add_mask_mistake(trial: AttentionAdapter, recorder: Recorder, engine: NumPy, key: str, how: AttentionSteps) -> None:
     assert trial.form is not None
-    voice.assume(trial.form.sense)
-    example = common.smallest(masked_ladder(trial), trial.runner(engine), lambda c: expected(c, how, trial.causal))
-    voice.say(key, example)
+    recorder.assume(trial.form.sense)
+    example = common.smallest_failure(
+        masked_ladder(trial), trial.runner(engine), lambda c: expected(c, how, trial.causal)
+    )
+    recorder.add(key, example)
 
 
-def masked_ladder(subject: Subject) -> Iterator[dict[str, Any]]:
-    assert subject.form is not None
-    lead = LEADS[subject.rank]
+def masked_ladder(adapter: AttentionAdapter) -> Iterator[dict[str, Any]]:
+    assert adapter.form is not None
+    lead = LEADS[adapter.rank]
     B = lead[0] if lead else 1
     for case in ladder((1,) * len(lead)):
         T, S = case["q"].shape[-2], case["k"].shape[-2]
@@ -80,36 +92,36 @@ def masked_ladder(subject: Subject) -> Iterator[dict[str, Any]]:
         allowed[..., -1] = False
         yield {**case, "allowed": allowed}
     for T, S in ((2, 2), (3, 3), (3, 5)):
-        yield {**inputs(lead, T, S, 2, 2, whole=True), "allowed": mask_pattern(subject.form.kind, B, T, S)}
+        yield {**inputs(lead, T, S, 2, 2, whole=True), "allowed": mask_pattern(adapter.form.kind, B, T, S)}
 
 
-def confirm_sense(suspect: Suspect, subject: Subject, voice: Voice, how: steps.Steps) -> None:
-    """It is right under this sense: is it the sense that the learner's words and masks promise?"""
-    assert subject.form is not None
-    sense = subject.form.sense
-    voice.assume(sense)
-    said = promised(suspect.source)
-    companion = companion_sense(suspect)
+def check_sense(candidate: Candidate, adapter: AttentionAdapter, recorder: Recorder, how: AttentionSteps) -> None:
+    """Check that the convention agrees with the docstring and with the file's own mask function."""
+    assert adapter.form is not None
+    sense = adapter.form.sense
+    recorder.assume(sense)
+    said = documented_sense(candidate.source)
+    companion = companion_sense(candidate)
     does = "allows" if sense.endswith("allows") else "blocks" if sense.endswith("blocks") else None
     for promise in (said, companion):
         if promise is not None and does is not None and promise != does:
-            meant = replace(subject, form=replace(subject.form, sense=sense.replace(does, promise)))
-            example = common.smallest(
-                masked_ladder(meant), meant.runner(subject.caller.engine), lambda c: expected(c, how, subject.causal)
+            meant = replace(adapter, form=replace(adapter.form, sense=sense.replace(does, promise)))
+            example = common.smallest_failure(
+                masked_ladder(meant), meant.runner(adapter.caller.engine), lambda c: expected(c, how, adapter.causal)
             )
             key = "mask-inverted" if promise == said else "mask-inverted-beside"
-            voice.say(key, example)
+            recorder.add(key, example)
             return
 
 
-def companion_sense(suspect: Suspect) -> str | None:
-    """What the file's own causal mask means by 1: "allows", "blocks", or None."""
+def companion_sense(candidate: Candidate) -> str | None:
+    """Return what 1 means in the file's own causal mask: "allows", "blocks" or None."""
     from .masks import sense_of
 
-    for name, thing in suspect.neighbours.items():
-        if sense_of_name(name) and callable(thing) and not isinstance(thing, type):
+    for name, thing in candidate.neighbours.items():
+        if makes_causal_mask(name) and callable(thing) and not isinstance(thing, type):
             try:
-                found = sense_of(thing, suspect.engine())
+                found = sense_of(thing, candidate.engine())
             except Exception:
                 continue
             if found is not None:
@@ -117,59 +129,59 @@ def companion_sense(suspect: Suspect) -> str | None:
     return None
 
 
-def sense_of_name(name: str) -> bool:
+def makes_causal_mask(name: str) -> bool:
     from ..names import part_of
 
     return part_of(name) == "causal_mask"
 
 
-def mask_properties(subject: Subject, voice: Voice, run: Runner, how: steps.Steps) -> None:
-    """Empty rows, and readable scores far below the number that hidden ones are filled with."""
-    assert subject.form is not None
-    run = subject.runner(run.engine)
-    ones = (1,) * len(LEADS[subject.rank])
-    if voice.is_wrong:
+def mask_properties(adapter: AttentionAdapter, recorder: Recorder, run: Runner, how: AttentionSteps) -> None:
+    """Check empty rows, NaN in hidden places, and scores below the fill value."""
+    assert adapter.form is not None
+    run = adapter.runner(run.engine)
+    ones = (1,) * len(LEADS[adapter.rank])
+    if recorder.is_wrong:
         return
-    voice.at("fill")
+    recorder.start("fill")
     case = {
         "q": np.full((*ones, 1, 1), 100.0),
         "k": np.reshape([[-200.0], [-200.0]], (*ones, 2, 1)),
         "v": np.reshape([[1.0], [5.0]], (*ones, 2, 1)),
         "allowed": np.array([[[[True, False]]]]),
     }
-    if subject.causal:
+    if adapter.causal:
         return
     want = expected(case, how)
     got, error = run.attempt(case)
     if not equal(got, want, 1e-3):
-        voice.say("fill-too-small", Example(case, want, error or got))
-    voice.at("leak")
+        recorder.add("fill-too-small", Example(case, want, error or got))
+    recorder.start("leak")
     loud = {**case, "q": np.full((*ones, 1, 1), 1.0), "k": np.reshape([[1.0], [1e4]], (*ones, 2, 1))}
     got, error = run.attempt(loud)
     if not equal(got, expected(loud, how), 1e-3) and not error:
-        voice.say("fill-too-small", Example(loud, expected(loud, how), got))
-    voice.at("nan")
+        recorder.add("fill-too-small", Example(loud, expected(loud, how), got))
+    recorder.start("nan")
     ill = {**loud, "k": np.reshape([[1.0], [np.nan]], (*ones, 2, 1)), "v": np.reshape([[1.0], [np.nan]], (*ones, 2, 1))}
     got, _ = run.attempt(ill)
     if got is not None and np.isnan(got).any():
-        voice.say("nan-leaks", Example(ill, loud["v"][..., :1, :], got))
-    voice.at("empty_row")
+        recorder.add("nan-leaks", Example(ill, loud["v"][..., :1, :], got))
+    recorder.start("empty_row")
     empty = {**loud, "k": np.reshape([[1.0], [2.0]], (*ones, 2, 1)), "allowed": np.zeros((1, 1, 1, 2), bool)}
-    got, error = replace(subject, form=subject.form.finite).runner(run.engine).attempt(empty)
+    got, error = replace(adapter, form=adapter.form.finite).runner(run.engine).attempt(empty)
     if error:
-        voice.say("empty-row-raises", Example(empty, expected(empty, how), error), error=error)
+        recorder.add("empty-row-raises", Example(empty, expected(empty, how), error), error=error)
     elif got is not None and np.isnan(got).any():
-        voice.say("empty-row-nan", Example(empty, expected(empty, how), got))
+        recorder.add("empty-row-nan", Example(empty, expected(empty, how), got))
     elif not equal(got, expected(empty, how)):
-        voice.say("empty-row-mean", Example(empty, expected(empty, how), got))
-    voice.at("float16_mask")
+        recorder.add("empty-row-mean", Example(empty, expected(empty, how), got))
+    recorder.start("float16_mask")
     half = type(run.engine)("float16")
     soft = {**empty, "allowed": np.array([[[[True, False]]]])}
     if run.engine.name == "torch":
         try:
             got = run(soft, half)
         except Exception as problem:
-            voice.say("half-mask", Example(soft, expected(soft, how), common.error_text(problem)))
+            recorder.add("half-mask", Example(soft, expected(soft, how), common.error_text(problem)))
             return
         if not equal(got, expected(soft, how), 3e-2):
-            voice.say("half-mask", Example(soft, expected(soft, how), got))
+            recorder.add("half-mask", Example(soft, expected(soft, how), got))

@@ -1,7 +1,7 @@
-"""Encoder and decoder blocks: where the residual starts, where the norm stands, and who may see whom.
+"""Checks of encoder and decoder blocks: residuals, norms and masks.
 
-The block is watched at work. Its sublayers are then put together again in every known way, right and wrong, and the
-one that gives the block's own output is what the learner wrote.
+The check records the block's sublayer calls, combines the sublayers in every known way, right and wrong, and looks
+for the combination that gives the block's own output.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..adapt import MaskForm, mask_forms
+from ..candidate import Caller, Candidate, Sizes, find_forward
+from ..diagnostic import Example
 from ..engine import NumPy, equal
-from ..finding import Example
+from ..mask_forms import MaskForm, mask_forms
 from ..names import plain, role_of
-from ..suspect import Caller, Sizes, Suspect, forward_of
 from . import common
-from .common import Inputs, Runner, Voice
-from .events import Event, watched
-from .residuals import POST, PRE, Array, matching, quiet_grad
+from .common import Inputs, Recorder, Runner
+from .residuals import POST, PRE, Array, match_residuals, no_grad
+from .sublayer_calls import SublayerCall, record_calls
 
 MEMORY = [
     "memory",
@@ -42,12 +42,12 @@ MEMORY = [
     "encx",
 ]
 
-# places in [B, T, D]
+# indices into [B, T, D]
 FIRST, LAST = (slice(None), 0), (slice(None), -1)
 
 
 @dataclass
-class Subject:
+class BlockAdapter:
     thing: Any
     engine: NumPy
     D: int
@@ -57,7 +57,7 @@ class Subject:
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
-        return Caller(forward_of(self.thing), self.engine, ("x",), Sizes()).parameters
+        return Caller(find_forward(self.thing), self.engine, ("x",), Sizes()).parameters
 
     @property
     def memory(self) -> inspect.Parameter | None:
@@ -65,7 +65,7 @@ class Subject:
 
     @property
     def masks(self) -> list[str]:
-        """The masks of the queries' own sequence, the likeliest first."""
+        """The names of the self-attention mask arguments, the likeliest first."""
         found = [p.name for p in self.parameters if "mask" in p.name.lower()]
         if self.memory is None:
             return found
@@ -73,8 +73,8 @@ class Subject:
         return own or [n for n in found if not re.search("src|mem|cross|enc|pad", n.lower())]
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
-        thing = common.halved(self.thing, engine)
-        caller = Caller(forward_of(thing), engine, ("mask", "cache", "training"), Sizes(D=self.D))
+        thing = common.cast_module(self.thing, engine)
+        caller = Caller(find_forward(thing), engine, ("mask", "cache", "training"), Sizes(D=self.D))
         x = inputs["x"][0] if self.unbatched else inputs["x"]
         fixed = {self.parameters[0].name: x}
         fixed |= {p.name: x for p in self.parameters if role_of(p.name, ("q", "k", "v")) and p.default is p.empty}
@@ -82,7 +82,7 @@ class Subject:
             memory = inputs.get("memory", common.rng(9).normal(size=(inputs["x"].shape[0], 5, self.D)))
             fixed[self.memory.name] = memory
         if inputs.get("allowed") is not None and self.form is not None and self.masks:
-            fixed[self.masks[0]] = engine.give(self.form(np.asarray(inputs["allowed"])))
+            fixed[self.masks[0]] = engine.to_native(self.form(np.asarray(inputs["allowed"])))
         for parameter in self.parameters:
             if (
                 "mask" in parameter.name.lower()
@@ -90,7 +90,7 @@ class Subject:
                 and parameter.default is parameter.empty
             ):
                 fixed[parameter.name] = None
-        return caller.having(**fixed)()
+        return caller.with_fixed(**fixed)()
 
     def runner(self) -> Runner:
         def shape(inputs: Inputs) -> tuple[int, ...]:
@@ -99,122 +99,124 @@ class Subject:
         return Runner(self.native, self.engine, shape, lambda a: a[None] if self.unbatched else a)
 
 
-def check(suspect: Suspect, voice: Voice) -> None:
-    voice.at("shapes")
-    engine = suspect.engine()
-    thing = engine.quiet(suspect.made(Sizes()))
-    subject = Subject(thing, engine, width_of(thing))
-    x = common.rng(0).normal(size=(2, 4, subject.D))
-    got, error = subject.runner().attempt({"x": x})
+def check(candidate: Candidate, recorder: Recorder) -> None:
+    recorder.start("shapes")
+    engine = candidate.engine()
+    thing = engine.eval_mode(candidate.instantiate(Sizes()))
+    adapter = BlockAdapter(thing, engine, width_of(thing))
+    x = common.rng(0).normal(size=(2, 4, adapter.D))
+    got, error = adapter.runner().attempt({"x": x})
     if got is None or got.shape != x.shape:
-        single = replace(subject, unbatched=True)
+        single = replace(adapter, unbatched=True)
         alone, _ = single.runner().attempt({"x": x[:1]})
         if alone is not None and alone.shape == x[:1].shape:
-            subject, got, x = single, alone, x[:1]
-            voice.assume("unbatched")
+            adapter, got, x = single, alone, x[:1]
+            recorder.assume("unbatched")
     if got is None or got.shape != x.shape:
-        voice.say(
+        recorder.add(
             "raises" if got is None else "wrong-shape",
             Example({"x": list(x.shape)}, list(x.shape), error or (None if got is None else list(got.shape))),
             error=error,
         )
         return
-    common.all_registered(voice, thing)
-    run = subject.runner()
-    if not common.repeats(voice, run, {"x": x}):
+    common.check_registered(recorder, thing)
+    run = adapter.runner()
+    if not common.check_deterministic(recorder, run, {"x": x}):
         return
-    judge_structure(suspect, subject, voice, x)
-    judge_masks(suspect, subject, voice)
-    judge_rows(suspect, subject, voice)
-    common.keeps_inputs(voice, run, [{"x": x}])
-    common.has_gradient(voice, run, {"x": x})
-    common.keeps_device(voice, run, {"x": x}, thing)
-    if subject.memory is not None:
-        judge_memory(subject, voice, x)
+    check_structure(candidate, adapter, recorder, x)
+    check_masks(candidate, adapter, recorder)
+    check_rows(candidate, adapter, recorder)
+    common.check_inputs_unchanged(recorder, run, [{"x": x}])
+    common.check_gradient(recorder, run, {"x": x})
+    common.check_device(recorder, run, {"x": x}, thing)
+    if adapter.memory is not None:
+        check_memory(adapter, recorder, x)
 
 
 def width_of(thing: Any) -> int:
-    """D, out of the first norm or the widest input that a weight has."""
-    from ..weights import walk
+    """Return the model width, read from the first norm."""
+    from ..weights import iter_weights
 
-    for weight in walk(thing):
+    for weight in iter_weights(thing):
         if re.search("norm|ln", weight.path.lower()) and weight.array.ndim == 1:
             return weight.array.size
     return Sizes().D
 
 
-def judge_structure(suspect: Suspect, subject: Subject, voice: Voice, x: Array) -> None:
-    voice.at("structure")
-    with watched(subject.thing, subject.engine, suspect.neighbours) as events:
-        subject.runner()({"x": x})
-    with quiet_grad(subject.engine):
-        got = subject.runner()({"x": x})
+def check_structure(candidate: Candidate, adapter: BlockAdapter, recorder: Recorder, x: Array) -> None:
+    recorder.start("structure")
+    with record_calls(adapter.thing, adapter.engine, candidate.neighbours) as calls:
+        adapter.runner()({"x": x})
+    with no_grad(adapter.engine):
+        got = adapter.runner()({"x": x})
     assert got is not None
-    events = [e for e in events if e.kind in ("attention", "ffn", "norm")]
-    layers = [e for e in events if e.kind != "norm"]
-    if subject.unbatched:
+    calls = [e for e in calls if e.kind in ("attention", "ffn", "norm")]
+    layers = [e for e in calls if e.kind != "norm"]
+    if adapter.unbatched:
         x, got = x[0], got[0]
     own = [e for e in layers if e.kind == "attention"][:1]
-    for other in (value for event in own for value in event.args[1:3] if differs(value, event.main)):
-        main, value = (subject.engine.take(a) for a in (own[0].main, other))
+    for other in (value for event in own for value in event.args[1:3] if is_other_input(value, event.main)):
+        main, value = (adapter.engine.to_numpy(a) for a in (own[0].main, other))
         assert main is not None
         assert value is not None
-        voice.say("self-inputs-differ", Example({}, main[0, :1, :4], value[0, :1, :4]))
-    wanted = 3 if subject.memory is not None else 2
+        recorder.add("self-inputs-differ", Example({}, main[0, :1, :4], value[0, :1, :4]))
+    wanted = 3 if adapter.memory is not None else 2
     if len(layers) != wanted:
-        voice.assume("sublayers_not_found")
+        recorder.assume("sublayers_not_found")
         return
     try:
-        found = matching(events, layers, x, got, subject.engine)
+        found = match_residuals(calls, layers, x, got, adapter.engine)
     except Exception:
-        voice.assume("sublayers_not_found")
+        recorder.assume("sublayers_not_found")
         return
     if found is None:
-        voice.say("block-value", small(events, layers, subject, suspect))
+        recorder.add("block-value", smallest_example(calls, layers, adapter, candidate))
         return
     for key in found:
         if key in ("pre", "post", "parallel", "sandwich"):
-            voice.assume(f"norm_{key}")
+            recorder.assume(f"norm_{key}")
         else:
-            voice.say(key, small(events, layers, subject, suspect))
-    norms = [e for e in events if e.kind == "norm"]
-    if len(norms) > 1 and len({id(e.target) for e in norms}) < len(norms) and has_spare_norm(subject.thing):
-        voice.say("norm-shared")
+            recorder.add(key, smallest_example(calls, layers, adapter, candidate))
+    norms = [e for e in calls if e.kind == "norm"]
+    if len(norms) > 1 and len({id(e.target) for e in norms}) < len(norms) and has_spare_norm(adapter.thing):
+        recorder.add("norm-shared")
 
 
-def differs(value: Any, main: Any) -> bool:
-    """Another array of the same shape: not a mask, not the same input again."""
+def is_other_input(value: Any, main: Any) -> bool:
+    """Return True for another array of the same shape and dtype: not a mask, not the same input."""
     alike = getattr(value, "shape", None) == main.shape and getattr(value, "dtype", None) == main.dtype
     return alike and not bool((value == main).all())
 
 
 def has_spare_norm(thing: Any) -> bool:
-    """Two norms are kept though one is used."""
-    from .events import kind_of
+    """Return True if the block holds more than one norm."""
+    from .sublayer_calls import kind_of
 
     kept = thing.named_modules() if hasattr(thing, "named_modules") else vars(thing).items()
     return sum(kind_of(name.split(".")[-1], value) == "norm" for name, value in kept if name) > 1
 
 
-def small(events: list[Event], layers: list[Event], subject: Subject, suspect: Suspect) -> Example | None:
-    """Width 2 and one position if the class can be built so; else the first numbers of the first position."""
+def smallest_example(
+    calls: list[SublayerCall], layers: list[SublayerCall], adapter: BlockAdapter, candidate: Candidate
+) -> Example | None:
+    """Return an example at the smallest width with which the class can be constructed."""
     for D in (2, 4, 12):
         try:
-            thing = subject.engine.quiet(suspect.made(Sizes(D=D, H=1 if D == 2 else 2, F=3)))
-            tiny = replace(subject, thing=thing, D=width_of(thing))
+            thing = adapter.engine.eval_mode(candidate.instantiate(Sizes(D=D, H=1 if D == 2 else 2, F=3)))
+            tiny = replace(adapter, thing=thing, D=width_of(thing))
             if tiny.D != D:
                 continue
-            x = common.whole(common.rng(1), 1, 1, D)
-            with watched(thing, subject.engine, suspect.neighbours) as seen:
+            x = common.small_integers(common.rng(1), 1, 1, D)
+            with record_calls(thing, adapter.engine, candidate.neighbours) as seen:
                 got = tiny.runner()({"x": x})
             seen = [e for e in seen if e.kind in ("attention", "ffn", "norm")]
             inner = [e for e in seen if e.kind != "norm"]
-            norms = [e.again for e in seen if e.kind == "norm"] or [lambda h: h]
+            norms = [e.rerun for e in seen if e.kind == "norm"] or [lambda h: h]
             norms = (norms + norms * 3)[: len(inner)]
-            h, p = (x[0], x[0]) if subject.unbatched else (x, x)
-            with quiet_grad(subject.engine):
+            h, p = (x[0], x[0]) if adapter.unbatched else (x, x)
+            with no_grad(adapter.engine):
                 for layer, norm in zip(inner, norms, strict=True):
-                    h, p = PRE(h, layer.again, norm), POST(p, layer.again, norm)
+                    h, p = PRE(h, layer.rerun, norm), POST(p, layer.rerun, norm)
         except Exception:
             continue
         if got is not None and not equal(got.reshape(h.shape), h, 1e-5) and not equal(got.reshape(p.shape), p, 1e-5):
@@ -224,14 +226,14 @@ def small(events: list[Event], layers: list[Event], subject: Subject, suspect: S
     return None
 
 
-def future_leaks(subject: Subject, form: MaskForm | None) -> bool | None:
-    """Whether an earlier position sees a change in the last one; None if it cannot be run."""
-    B = 1 if subject.unbatched else 2
-    x = common.rng(0).normal(size=(B, 4, subject.D))
+def future_leaks(adapter: BlockAdapter, form: MaskForm | None) -> bool | None:
+    """Return whether a change at the last position changes earlier ones; None if it cannot run."""
+    B = 1 if adapter.unbatched else 2
+    x = common.rng(0).normal(size=(B, 4, adapter.D))
     later = x.copy()
     later[:, -1] *= -2
     allowed = np.broadcast_to(causal_mask(4), (B, 1, 4, 4)).copy() if form is not None else None
-    run = replace(subject, form=form).runner()
+    run = replace(adapter, form=form).runner()
     one, _ = run.attempt({"x": x, "allowed": allowed})
     two, _ = run.attempt({"x": later, "allowed": allowed})
     if one is None or two is None or np.isnan(one).any():
@@ -239,42 +241,42 @@ def future_leaks(subject: Subject, form: MaskForm | None) -> bool | None:
     return not equal(one[:, :-1], two[:, :-1], 1e-5)
 
 
-def judge_masks(suspect: Suspect, subject: Subject, voice: Voice) -> None:
-    """A decoder hides the future by itself or by its mask; a mask that is taken is used."""
-    voice.at("future")
-    if subject.masks:
+def check_masks(candidate: Candidate, adapter: BlockAdapter, recorder: Recorder) -> None:
+    """Check that a decoder hides the future, by itself or by its mask, and that a mask argument is used."""
+    recorder.start("future")
+    if adapter.masks:
         answers = {}
         for form in mask_forms():
-            if form.kind == "keys" or (subject.unbatched and form.shape != "T S"):
+            if form.kind == "keys" or (adapter.unbatched and form.shape != "T S"):
                 continue
-            leaks = future_leaks(subject, form)
+            leaks = future_leaks(adapter, form)
             if leaks is False:
-                voice.assume(form.sense)
+                recorder.assume(form.sense)
                 return
             if leaks is not None:
                 answers[form.sense] = leaks
-        if answers and future_leaks(subject, None) is not False:
-            keys_only = any(keys_leak(subject, form) is False for form in mask_forms() if form.kind == "keys")
+        if answers and future_leaks(adapter, None) is not False:
+            keys_only = any(keys_leak(adapter, form) is False for form in mask_forms() if form.kind == "keys")
             if not keys_only:
-                key = "mask-ignored" if unmoved(subject) else "future-leak"
+                key = "mask-ignored" if mask_has_no_effect(adapter) else "future-leak"
                 form = next(form for form in mask_forms() if form.sense in answers and form.kind != "keys")
-                voice.say(key, witness(suspect, replace(subject, form=form), LAST, FIRST))
+                recorder.add(key, leak_example(candidate, replace(adapter, form=form), LAST, FIRST))
         return
-    if suspect.part == "decoder_block" and not is_encoder(suspect) and future_leaks(subject, None):
-        voice.say("future-leak", witness(suspect, subject, LAST, FIRST))
+    if candidate.part == "decoder_block" and not is_encoder(candidate) and future_leaks(adapter, None):
+        recorder.add("future-leak", leak_example(candidate, adapter, LAST, FIRST))
 
 
-def witness(suspect: Suspect, subject: Subject, changed: Any, read: Any) -> Example | None:
-    """The smallest input on which a change in one place shows in another, where it must not."""
-    B = 1 if subject.unbatched or changed is LAST else 2
-    allowed = np.broadcast_to(causal_mask(2), (B, 1, 2, 2)).copy() if subject.form is not None else None
+def leak_example(candidate: Candidate, adapter: BlockAdapter, changed: Any, read: Any) -> Example | None:
+    """Return the smallest input on which a change in one place reaches another that it must not reach."""
+    B = 1 if adapter.unbatched or changed is LAST else 2
+    allowed = np.broadcast_to(causal_mask(2), (B, 1, 2, 2)).copy() if adapter.form is not None else None
     for D, seed in product((2, 4, 12), range(4)):
-        x = common.whole(common.rng(seed), B, 2, D)
+        x = common.small_integers(common.rng(seed), B, 2, D)
         other = x.copy()
-        other[changed] = common.whole(common.rng(seed + 10), *x[changed].shape)
+        other[changed] = common.small_integers(common.rng(seed + 10), *x[changed].shape)
         try:
-            thing = subject.engine.quiet(suspect.made(Sizes(D=D, H=1 if D == 2 else 2, F=3)))
-            tiny = replace(subject, thing=thing, D=width_of(thing))
+            thing = adapter.engine.eval_mode(candidate.instantiate(Sizes(D=D, H=1 if D == 2 else 2, F=3)))
+            tiny = replace(adapter, thing=thing, D=width_of(thing))
             one, two = (tiny.runner()({"x": value, "allowed": allowed}) for value in (x, other))
         except Exception:
             continue
@@ -284,55 +286,57 @@ def witness(suspect: Suspect, subject: Subject, changed: Any, read: Any) -> Exam
     return None
 
 
-def is_encoder(suspect: Suspect) -> bool:
-    """A block without any talk of masks, of a file without a language model, may read both ways."""
-    talk = re.search(r"causal|mask|tril|triu|decoder|gpt|llama|future", suspect.source + suspect.name, re.IGNORECASE)
+def is_encoder(candidate: Candidate) -> bool:
+    """Return True if neither the block nor its file mentions masks or decoders: it may be bidirectional."""
+    talk = re.search(
+        r"causal|mask|tril|triu|decoder|gpt|llama|future", candidate.source + candidate.name, re.IGNORECASE
+    )
     beside = any(
-        re.search(r"causal|gpt|llama|decoder|tril|mask", str(name), re.IGNORECASE) for name in suspect.neighbours
+        re.search(r"causal|gpt|llama|decoder|tril|mask", str(name), re.IGNORECASE) for name in candidate.neighbours
     )
     return not talk and not beside
 
 
-def keys_leak(subject: Subject, form: MaskForm) -> bool | None:
-    B = 1 if subject.unbatched else 2
-    x = common.rng(0).normal(size=(B, 4, subject.D))
+def keys_leak(adapter: BlockAdapter, form: MaskForm) -> bool | None:
+    B = 1 if adapter.unbatched else 2
+    x = common.rng(0).normal(size=(B, 4, adapter.D))
     other = x.copy()
     other[:, -1] *= -2
     allowed = np.broadcast_to(np.arange(4) < 3, (B, 1, 4, 4)).copy()
-    run = replace(subject, form=form).runner()
+    run = replace(adapter, form=form).runner()
     one, two = run.attempt({"x": x, "allowed": allowed})[0], run.attempt({"x": other, "allowed": allowed})[0]
     return None if one is None or two is None else not equal(one[:, :-1], two[:, :-1], 1e-5)
 
 
-def unmoved(subject: Subject) -> bool:
-    """The mask makes no difference at all."""
-    B = 1 if subject.unbatched else 2
-    x = common.rng(0).normal(size=(B, 4, subject.D))
-    plain_out, _ = subject.runner().attempt({"x": x})
+def mask_has_no_effect(adapter: BlockAdapter) -> bool:
+    """Return True if the mask has no effect."""
+    B = 1 if adapter.unbatched else 2
+    x = common.rng(0).normal(size=(B, 4, adapter.D))
+    plain_out, _ = adapter.runner().attempt({"x": x})
     allowed = np.broadcast_to(causal_mask(4), (B, 1, 4, 4)).copy()
     for form in mask_forms():
-        got, _ = replace(subject, form=form).runner().attempt({"x": x, "allowed": allowed})
+        got, _ = replace(adapter, form=form).runner().attempt({"x": x, "allowed": allowed})
         if got is not None and not equal(got, plain_out if plain_out is not None else got, 1e-9):
             return False
     return True
 
 
-def judge_rows(suspect: Suspect, subject: Subject, voice: Voice) -> None:
-    voice.at("batch")
-    if subject.unbatched:
+def check_rows(candidate: Candidate, adapter: BlockAdapter, recorder: Recorder) -> None:
+    recorder.start("batch")
+    if adapter.unbatched:
         return
-    x = common.rng(0).normal(size=(2, 4, subject.D))
+    x = common.rng(0).normal(size=(2, 4, adapter.D))
     other = x.copy()
     other[1] *= -2
-    one, two = subject.runner().attempt({"x": x})[0], subject.runner().attempt({"x": other})[0]
+    one, two = adapter.runner().attempt({"x": x})[0], adapter.runner().attempt({"x": other})[0]
     if one is not None and two is not None and not equal(one[0], two[0], 1e-5):
-        voice.say("batch-mixed", witness(suspect, subject, 1, 0))
+        recorder.add("batch-mixed", leak_example(candidate, adapter, 1, 0))
 
 
-def judge_memory(subject: Subject, voice: Voice, x: Array) -> None:
-    voice.at("memory")
-    memory = common.rng(4).normal(size=(x.shape[0], 5, subject.D))
-    one = subject.runner().attempt({"x": x, "memory": memory})[0]
-    two = subject.runner().attempt({"x": x, "memory": -2 * memory})[0]
+def check_memory(adapter: BlockAdapter, recorder: Recorder, x: Array) -> None:
+    recorder.start("memory")
+    memory = common.rng(4).normal(size=(x.shape[0], 5, adapter.D))
+    one = adapter.runner().attempt({"x": x, "memory": memory})[0]
+    two = adapter.runner().attempt({"x": x, "memory": -2 * memory})[0]
     if one is not None and two is not None and equal(one, two, 1e-9):
-        voice.say("memory-ignored", Example({"memory": memory[0, 0, :2], "and": -2 * memory[0, 0, :2]}, "≠", "="))
+        recorder.add("memory-ignored", Example({"memory": memory[0, 0, :2], "and": -2 * memory[0, 0, :2]}, "≠", "="))

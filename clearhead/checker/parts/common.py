@@ -1,4 +1,4 @@
-"""Properties that every part must have, checked on a closure that runs the learner's code."""
+"""Checks of properties that every part must have, such as determinism and a correct gradient."""
 
 from __future__ import annotations
 
@@ -12,57 +12,57 @@ from typing import Any
 
 import numpy as np
 
-from ..engine import Elsewhere, NumPy, equal
-from ..finding import Example, Finding
-from ..suspect import CannotCall, NotWritten, Sizes, Suspect, pick
-from ..weights import Weight, is_array, walk
+from ..candidate import Candidate, CannotCall, NotWritten, Sizes, pick_array
+from ..diagnostic import Diagnostic, Example
+from ..engine import MetaTorch, NumPy, equal
+from ..weights import Weight, is_array, iter_weights
 
 Inputs = Mapping[str, Any]
 OURS = (
-    r"clearhead[/\\]checker[/\\]|site-packages|dist-packages|[/\\]lib[/\\]python"  # frames that are not the learner's
+    r"clearhead[/\\]checker[/\\]|site-packages|dist-packages|[/\\]lib[/\\]python"  # frames outside the learner's code
 )
 
 
-class Voice:
-    """Collects what is found about one suspect; `tell` hears of everything as it happens."""
+class Recorder:
+    """Records diagnostics and assumptions about one candidate, and sends each of them at once."""
 
-    def __init__(self, suspect: Suspect, tell: Callable[[dict[str, Any]], None] = lambda event: None) -> None:
-        self.suspect, self.tell = suspect, tell
-        self.findings: list[Finding] = []
+    def __init__(self, candidate: Candidate, send: Callable[[dict[str, Any]], None] = lambda event: None) -> None:
+        self.candidate, self.send = candidate, send
+        self.diagnostics: list[Diagnostic] = []
         self.assumed: list[str] = []
 
-    def say(self, key: str, example: Example | None = None, **values: Any) -> None:
-        if any(finding.key == key for finding in self.findings):
+    def add(self, key: str, example: Example | None = None, **values: Any) -> None:
+        if any(diagnostic.key == key for diagnostic in self.diagnostics):
             return
-        finding = Finding(self.suspect.part, self.suspect.name, key, values, example)
-        self.findings.append(finding)
-        self.tell({"finding": finding.to_dict()})
+        diagnostic = Diagnostic(self.candidate.part, self.candidate.name, key, values, example)
+        self.diagnostics.append(diagnostic)
+        self.send({"diagnostic": diagnostic.to_dict()})
 
     def assume(self, key: str) -> None:
         if key not in self.assumed:
             self.assumed.append(key)
-            self.tell({"assumed": key})
+            self.send({"assumed": key})
 
-    def at(self, check: str) -> None:
-        """Which check is running, in case the code never comes back."""
-        self.tell({"at": check})
+    def start(self, check: str) -> None:
+        """Announce which check runs next, in case it never returns."""
+        self.send({"at": check})
 
     @property
     def is_clean(self) -> bool:
-        """Nothing but notes so far."""
-        return all(finding.severity == "note" for finding in self.findings)
+        """True if only notes have been recorded."""
+        return all(diagnostic.severity == "note" for diagnostic in self.diagnostics)
 
     @property
     def is_wrong(self) -> bool:
-        return any(finding.severity == "wrong" for finding in self.findings)
+        return any(diagnostic.severity == "wrong" for diagnostic in self.diagnostics)
 
 
 def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def whole(generator: np.random.Generator, *shape: int, top: int = 2) -> np.ndarray:
-    """Small whole numbers that a reader can follow."""
+def small_integers(generator: np.random.Generator, *shape: int, top: int = 2) -> np.ndarray:
+    """Draw small integers, so that a reader can follow the example."""
     return generator.integers(-top, top + 1, shape).astype(float)
 
 
@@ -73,22 +73,22 @@ def error_text(error: BaseException) -> str:
 
 @dataclass
 class Runner:
-    """`native(inputs, engine)` calls the learner's code on arrays or tensors and returns what it returned."""
+    """Runs the learner's code. `native(inputs, engine)` calls it and returns its result unchanged."""
 
     native: Callable[[Inputs, NumPy], Any]
     engine: NumPy
     shape: Callable[[Inputs], tuple[int, ...]]  # of the result
-    layout: Callable[[np.ndarray], np.ndarray] = field(default=lambda a: a)  # theirs -> ours
+    layout: Callable[[np.ndarray], np.ndarray] = field(default=lambda a: a)  # converts the result to our layout
 
     def __call__(self, inputs: Inputs, engine: NumPy | None = None) -> np.ndarray | None:
         engine = engine or self.engine
         with warnings.catch_warnings(), np.errstate(all="ignore"):
             warnings.simplefilter("ignore")
-            found = pick(self.native(inputs, engine), self.shape(inputs), engine)
+            found = pick_array(self.native(inputs, engine), self.shape(inputs), engine)
         return None if found is None else self.layout(found)
 
     def attempt(self, inputs: Inputs, engine: NumPy | None = None) -> tuple[np.ndarray | None, str]:
-        """The result, or the error in one line. Not knowing how to call is no error of the learner's."""
+        """Return the result and an empty string, or None and the error in one line."""
         try:
             return self(inputs, engine), ""
         except (CannotCall, NotWritten, NotImplementedError):
@@ -97,22 +97,22 @@ class Runner:
             return None, error_text(error)
 
 
-def smallest(
+def smallest_failure(
     cases: Iterable[Inputs],
     run: Runner,
     expected: Callable[[Inputs], np.ndarray],
     weights: Mapping[str, Any] | None = None,
 ) -> Example | None:
-    """The first of the cases, ordered by size, that comes out wrong."""
+    """Return the first failing case; the cases are ordered by size."""
     for inputs in cases:
         want = expected(inputs)
         got, error = run.attempt(inputs)
         if not equal(got, want, run.engine.tolerance):
-            return Example(shown(inputs), want, error or got, weights or {})
+            return Example(shown_inputs(inputs), want, error or got, weights or {})
     return None
 
 
-def shown(inputs: Inputs) -> dict[str, Any]:
+def shown_inputs(inputs: Inputs) -> dict[str, Any]:
     return {name: value for name, value in inputs.items() if value is not None}
 
 
@@ -120,56 +120,59 @@ def arrays_only(inputs: Inputs) -> dict[str, np.ndarray]:
     return {n: a for n, a in inputs.items() if isinstance(a, np.ndarray) and a.dtype.kind == "f"}
 
 
-def keeps_inputs(voice: Voice, run: Runner, cases: Iterable[Inputs]) -> None:
-    """The caller's arrays are the same afterwards."""
-    voice.at("inputs_unchanged")
+def check_inputs_unchanged(recorder: Recorder, run: Runner, cases: Iterable[Inputs]) -> None:
+    """Check that the code does not modify its arguments."""
+    recorder.start("inputs_unchanged")
     for inputs in cases:
-        given = {name: run.engine.give(value) for name, value in inputs.items()}
+        given = {name: run.engine.to_native(value) for name, value in inputs.items()}
         try:
             with warnings.catch_warnings(), np.errstate(all="ignore"):
                 warnings.simplefilter("ignore")
-                run.native(given, _as_is(run.engine))
+                run.native(given, without_copy(run.engine))
         except Exception:
             continue
         for name, value in inputs.items():
-            after = run.engine.take(given[name])
+            after = run.engine.to_numpy(given[name])
             if isinstance(value, np.ndarray) and after is not None and not np.array_equal(after, value, equal_nan=True):
-                voice.say("inputs-changed", Example(shown(inputs), value, after), argument=name)
+                recorder.add("inputs-changed", Example(shown_inputs(inputs), value, after), argument=name)
                 return
 
 
-def _as_is(engine: NumPy) -> NumPy:
-    """The engine without its copying, so that a change reaches our own array; for torch, ours are tensors already."""
+def without_copy(engine: NumPy) -> NumPy:
+    """Return an engine that passes arrays on without a copy, so that in-place changes are visible."""
     same = copy.copy(engine)
     ours = () if engine.name == "numpy" else (np.ndarray, dict)
-    same.give = lambda value: engine.give(value) if isinstance(value, ours) else value  # type: ignore[method-assign]
+    same.to_native = lambda value: engine.to_native(value) if isinstance(value, ours) else value  # type: ignore[method-assign]
     return same
 
 
-def repeats(voice: Voice, run: Runner, inputs: Inputs) -> bool:
-    """The same result twice, in eval mode."""
-    voice.at("deterministic")
+def check_deterministic(recorder: Recorder, run: Runner, inputs: Inputs) -> bool:
+    """Check that two runs in eval mode agree."""
+    recorder.start("deterministic")
     first, second = run.attempt(inputs)[0], run.attempt(inputs)[0]
     if first is None or second is None or np.array_equal(first, second, equal_nan=True):
         return True
-    example = Example(shown(inputs), first, second)
-    voice.say("dropout-in-eval" if drops(first, second, voice.suspect.source) else "not-deterministic", example)
+    example = Example(shown_inputs(inputs), first, second)
+    recorder.add(
+        "dropout-in-eval" if looks_like_dropout(first, second, recorder.candidate.source) else "not-deterministic",
+        example,
+    )
     return False
 
 
-def drops(first: np.ndarray, second: np.ndarray, source: str) -> bool:
+def looks_like_dropout(first: np.ndarray, second: np.ndarray, source: str) -> bool:
     return bool(re.search(r"dropout|drop\(", source, re.IGNORECASE)) or bool((first == 0).any() or (second == 0).any())
 
 
-def takes_views(voice: Voice, run: Runner, inputs: Inputs) -> None:
-    """Arrays that are views of others, as a transpose makes them, work as well."""
-    voice.at("non_contiguous")
+def check_views(recorder: Recorder, run: Runner, inputs: Inputs) -> None:
+    """Check that non-contiguous arrays work."""
+    recorder.start("non_contiguous")
     want, _ = run.attempt(inputs)
     if want is None:
         return
 
     def strided(value: Any) -> Any:
-        given = run.engine.give(value)
+        given = run.engine.to_native(value)
         if not isinstance(value, np.ndarray) or value.ndim < 2 or value.dtype.kind != "f":
             return given
         one, two = {2: (0, 1), 3: (0, 1)}.get(value.ndim, (1, 2))
@@ -177,53 +180,57 @@ def takes_views(voice: Voice, run: Runner, inputs: Inputs) -> None:
             return given.transpose(one, two).contiguous().transpose(one, two)
         return np.ascontiguousarray(given.swapaxes(one, two)).swapaxes(one, two)
 
-    got, error = run.attempt({n: strided(v) for n, v in inputs.items()}, _as_is(run.engine))
+    got, error = run.attempt({n: strided(v) for n, v in inputs.items()}, without_copy(run.engine))
     if error or not equal(got, want, run.engine.tolerance):
-        voice.say("needs-contiguous", Example(shown(inputs), want, error or got))
+        recorder.add("needs-contiguous", Example(shown_inputs(inputs), want, error or got))
 
 
-def keeps_dtype(voice: Voice, run: Runner, inputs: Inputs) -> None:
-    voice.at("dtype")
+def check_dtype(recorder: Recorder, run: Runner, inputs: Inputs) -> None:
+    recorder.start("dtype")
     if run.engine.name != "torch":
         return
     result = run.native(inputs, run.engine)
     first = result[0] if isinstance(result, tuple | list) else result
     got = str(getattr(first, "dtype", "")).removeprefix("torch.")
     if got and got != run.engine.dtype and got.startswith(("float", "bfloat")):
-        voice.say("dtype-changed", Example({}, run.engine.dtype, got), given=run.engine.dtype, got=got)
+        recorder.add("dtype-changed", Example({}, run.engine.dtype, got), given=run.engine.dtype, got=got)
 
 
-def keeps_device(voice: Voice, run: Runner, inputs: Inputs, thing: Any = None) -> None:
-    """With weights and inputs on another device, nothing is left on the CPU. Code that reads numbers is not judged."""
-    voice.at("device")
-    if run.engine.name != "torch" or voice.is_wrong or not (hasattr(thing, "state_dict") or voice.suspect.is_function):
+def check_device(recorder: Recorder, run: Runner, inputs: Inputs, thing: Any = None) -> None:
+    """Check that no tensor stays on the CPU when weights and inputs are on another device."""
+    recorder.start("device")
+    if (
+        run.engine.name != "torch"
+        or recorder.is_wrong
+        or not (hasattr(thing, "state_dict") or recorder.candidate.is_function)
+    ):
         return
-    from ..device import OneDevice, TwoDevices
+    from ..device import DeviceMismatch, RequireOneDevice
 
     try:
-        with warnings.catch_warnings(), OneDevice():
+        with warnings.catch_warnings(), RequireOneDevice():
             warnings.simplefilter("ignore")
-            result = run.native(inputs, Elsewhere(run.engine.dtype))
-    except TwoDevices as error:
+            result = run.native(inputs, MetaTorch(run.engine.dtype))
+    except DeviceMismatch as error:
         theirs = [f for f in traceback.extract_tb(error.__traceback__) if not re.search(OURS, f.filename)]
         if theirs:
-            voice.say("device", line=theirs[-1].lineno, code=theirs[-1].line or "")
+            recorder.add("device", line=theirs[-1].lineno, code=theirs[-1].line or "")
         return
     except Exception:
         return
     first = result[0] if isinstance(result, tuple | list) else result
     if str(getattr(first, "device", "meta")) == "cpu":
-        voice.say("device-changed")
+        recorder.add("device-changed")
 
 
-def has_gradient(voice: Voice, run: Runner, inputs: Inputs) -> None:
-    """autograd against the slope of the learner's own forward, in float64, along random directions."""
-    voice.at("gradient")
+def check_gradient(recorder: Recorder, run: Runner, inputs: Inputs) -> None:
+    """Compare autograd with finite differences of the forward pass, in float64, along random directions."""
+    recorder.start("gradient")
     if run.engine.name != "torch" or run.engine.dtype != "float64":
         return
     import torch
 
-    given = {n: run.engine.give(v) for n, v in inputs.items()}
+    given = {n: run.engine.to_native(v) for n, v in inputs.items()}
     leaves = {n: given[n].clone().requires_grad_() for n in arrays_only(inputs)}
     shape = run.shape(inputs)
 
@@ -238,73 +245,78 @@ def has_gradient(voice: Voice, run: Runner, inputs: Inputs) -> None:
         generator = torch.Generator().manual_seed(0)
         cotangent = torch.randn(result.shape, generator=generator, dtype=result.dtype)
         if not result.requires_grad:
-            voice.say("gradient-cut", argument=", ".join(leaves))
+            recorder.add("gradient-cut", argument=", ".join(leaves))
             return
         gradients = torch.autograd.grad(result, list(leaves.values()), cotangent, allow_unused=True)
     except (RuntimeError, TypeError) as error:
-        voice.say("gradient-fails", error=error_text(error))
+        recorder.add("gradient-fails", error=error_text(error))
         return
     with torch.no_grad():
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
             direction = torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype)
             got = 0.0 if gradient is None else (gradient * direction).sum().item()
             slopes = []
-            for h, room in ((1e-6, 1e-4), (1e-3, 2e-2)):  # the wider step is for code that computes in float32
+            for h, room in ((1e-6, 1e-4), (1e-3, 2e-2)):  # the wider step suits code that computes in float32
                 up, down = (out({**leaves, name: leaf + sign * h * direction}) for sign in (1, -1))
                 slopes.append((((up - down) / (2 * h)) * cotangent).sum().item())
                 if abs(slopes[-1] - got) <= room * max(1.0, abs(slopes[-1])) or not np.isfinite(slopes[-1]):
                     break
             else:
-                voice.say("gradient-wrong", Example({}, round(slopes[0], 5), round(got, 5)), argument=name)
+                recorder.add("gradient-wrong", Example({}, round(slopes[0], 5), round(got, 5)), argument=name)
                 return
 
 
-def works_in_half(
-    voice: Voice, run: Runner, inputs: Inputs, expected: np.ndarray, masked: bool = False, tolerance: float = 3e-2
+def check_float16(
+    recorder: Recorder, run: Runner, inputs: Inputs, expected: np.ndarray, masked: bool = False, tolerance: float = 3e-2
 ) -> None:
-    """float16 in, about the same out: no overflow, no error, no NaN."""
-    voice.at("float16")
+    """Check that float16 inputs give about the same result, without overflow or NaN."""
+    recorder.start("float16")
     half = type(run.engine)("float16")
     try:
         got = run(inputs, half)
     except (CannotCall, NotWritten):
         return
     except Exception as error:
-        voice.say("half-fails", Example(shown(inputs), expected, error_text(error)), error=error_text(error))
+        recorder.add("half-fails", Example(shown_inputs(inputs), expected, error_text(error)), error=error_text(error))
         return
     if got is None or not equal(got, expected, tolerance):
-        voice.say("half-differs", Example(shown(inputs), expected, got))
+        recorder.add("half-differs", Example(shown_inputs(inputs), expected, got))
 
 
-def halved(thing: Any, engine: NumPy) -> Any:
-    """A module's copy in the engine's precision and place, or the module itself if it is there already."""
+def cast_module(thing: Any, engine: NumPy) -> Any:
+    """Return the module in the engine's dtype and device, copied only if necessary."""
     if engine.name != "torch" or not hasattr(thing, "state_dict"):
         return thing
     real = [p for p in thing.parameters() if p.is_floating_point()]
-    if all(str(p.dtype).endswith(engine.dtype) for p in real) and not isinstance(engine, Elsewhere):
+    if all(str(p.dtype).endswith(engine.dtype) for p in real) and not isinstance(engine, MetaTorch):
         return thing
-    for module in thing.modules():  # a map of weights that the last pass left behind cannot be copied with its history
+    for module in thing.modules():  # stored attention maps cannot be copied with their autograd history
         for name, value in list(vars(module).items()):
             if is_array(value) and value.grad_fn is not None:
                 setattr(module, name, value.detach())
-    return engine.quiet(copy.deepcopy(thing))
+    return engine.eval_mode(copy.deepcopy(thing))
 
 
-def dropout_scales(voice: Voice, sizes: Any, value: Callable[[Any, np.ndarray], Any], x: np.ndarray) -> None:
-    """In training, dropout changes the value but not its mean: what is kept is divided by 1 − p."""
-    voice.at("dropout")
-    suspect = voice.suspect
-    if suspect.engine_name != "torch" or not suspect.is_class or "drop" not in suspect.source.lower() or voice.is_wrong:
+def check_dropout_mean(recorder: Recorder, sizes: Any, value: Callable[[Any, np.ndarray], Any], x: np.ndarray) -> None:
+    """Check that dropout keeps the mean: the kept values are divided by 1 − p."""
+    recorder.start("dropout")
+    candidate = recorder.candidate
+    if (
+        candidate.engine_name != "torch"
+        or not candidate.is_class
+        or "drop" not in candidate.source.lower()
+        or recorder.is_wrong
+    ):
         return
     import torch
 
-    module = suspect.made(replace(sizes, dropout=0.5))
+    module = candidate.instantiate(replace(sizes, dropout=0.5))
     if not isinstance(module, torch.nn.Module):
         return
     module = module.double().train()
 
     def of(batch: np.ndarray) -> np.ndarray:
-        found = pick(value(module, batch), batch.shape, suspect.engine())
+        found = pick_array(value(module, batch), batch.shape, candidate.engine())
         return batch if found is None else found
 
     with torch.no_grad():
@@ -313,23 +325,25 @@ def dropout_scales(voice: Voice, sizes: Any, value: Callable[[Any, np.ndarray], 
         quiet = of(x)[0]
     mean, error = sampled.mean(0), sampled.std(0) / len(sampled) ** 0.5
     if (np.abs(mean - quiet) > 6 * error + 1e-6).any():
-        voice.say("dropout-scale", Example({"x": x, "p": 0.5}, quiet, mean.round(3)))
+        recorder.add("dropout-scale", Example({"x": x, "p": 0.5}, quiet, mean.round(3)))
 
 
-def all_registered(voice: Voice, thing: Any) -> None:
-    """The optimiser sees every weight: nothing in plain lists or plain tensors."""
-    suspect = voice.suspect
-    fresh = suspect.made(Sizes()) if suspect.is_class else thing  # a forward pass may have left a map of weights behind
-    loose = [w for w in walk(fresh) if not w.registered and w.array.ndim >= 2]
-    if loose and suspect.is_class:
-        again = {w.path: w.array for w in walk(suspect.made(Sizes(), seed=1))}
+def check_registered(recorder: Recorder, thing: Any) -> None:
+    """Check that the optimizer sees every weight: no plain lists, no plain tensors."""
+    candidate = recorder.candidate
+    fresh = (
+        candidate.instantiate(Sizes()) if candidate.is_class else thing
+    )  # a new object: a forward pass may have stored an attention map
+    loose = [w for w in iter_weights(fresh) if not w.registered and w.array.ndim >= 2]
+    if loose and candidate.is_class:
+        again = {w.path: w.array for w in iter_weights(candidate.instantiate(Sizes(), seed=1))}
         loose = [w for w in loose if not is_constant(w, again.get(w.path))]
     if loose:
-        voice.say("unregistered", weights=", ".join(w.path for w in loose[:3]))
+        recorder.add("unregistered", weights=", ".join(w.path for w in loose[:3]))
 
 
 def is_constant(weight: Weight, again: np.ndarray | None) -> bool:
-    """A mask or a table of sines is the same under every seed; a weight is not, or it starts as all zeros or ones."""
+    """Return True for tables such as masks and sines: they do not depend on the seed."""
     if again is None or getattr(weight.value, "requires_grad", False):
         return False
     return np.array_equal(weight.array, again) and np.unique(again).size > 1

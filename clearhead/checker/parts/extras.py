@@ -1,4 +1,4 @@
-"""The exercises beside the parts: FLOPs of a block, a heat map in characters, and how like two positions are."""
+"""Checks of the extra exercises: FLOPs of a block, a text heat map, and the similarity of positions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import numpy as np
 
 from clearhead.reference import sinusoidal_positions
 
+from ..candidate import Candidate, NotWritten
+from ..diagnostic import Example
 from ..engine import equal
-from ..finding import Example
-from ..suspect import NotWritten, Suspect
-from .common import Voice
+from .common import Recorder
 
 
 def flops(n: int, d: int, f: int) -> int:
@@ -29,47 +29,47 @@ MISTAKES: dict[str, Callable[[int, int, int], float]] = {
 }
 
 
-def check_flops(suspect: Suspect, voice: Voice) -> None:
-    voice.at("value")
+def check_flops(candidate: Candidate, recorder: Recorder) -> None:
+    recorder.start("value")
     case = (3, 5, 7)
-    got = suspect.thing(*case)
+    got = candidate.thing(*case)
     if got is None:
         raise NotWritten
     if got == flops(*case):
         return
     key = next((k for k, wrong in MISTAKES.items() if wrong(*case) == got), "value").split(".")[0]
-    voice.say(key, Example({"n": 3, "d": 5, "d_ff": 7}, flops(*case), got))
+    recorder.add(key, Example({"n": 3, "d": 5, "d_ff": 7}, flops(*case), got))
 
 
 LEVELS = " .:-=+*#%@"
 
 
-def drawn(weights: np.ndarray) -> str:
+def draw_heat_map(weights: np.ndarray) -> str:
     levels = np.minimum((weights * len(LEVELS)).astype(int), len(LEVELS) - 1)
     return "\n".join("".join(LEVELS[level] for level in row) for row in levels)
 
 
-def check_heat_map(suspect: Suspect, voice: Voice) -> None:
-    voice.at("value")
+def check_heat_map(candidate: Candidate, recorder: Recorder) -> None:
+    recorder.start("value")
     weights = np.array([[1.0, 0.0, 0.0], [0.25, 0.75, 0.0]])
-    got = suspect.thing(suspect.engine().give(weights))
+    got = candidate.thing(candidate.engine().to_native(weights))
     if got is None:
         raise NotWritten
     rows = lambda text: [line.rstrip() for line in str(text).rstrip("\n").splitlines()]
-    if rows(got) == rows(drawn(weights)):
+    if rows(got) == rows(draw_heat_map(weights)):
         return
-    key = "heat-map-transposed" if rows(got) == rows(drawn(weights.T)) else "value"
-    voice.say(key, Example({"weights": weights}, drawn(weights), str(got)))
+    key = "heat-map-transposed" if rows(got) == rows(draw_heat_map(weights.T)) else "value"
+    recorder.add(key, Example({"weights": weights}, draw_heat_map(weights), str(got)))
 
 
-def check_likeness(suspect: Suspect, voice: Voice) -> None:
-    """PE(i) · PE(j) for all i and j: what one would plot."""
-    voice.at("value")
+def check_likeness(candidate: Candidate, recorder: Recorder) -> None:
+    """Check the matrix PE(i) · PE(j)."""
+    recorder.start("value")
     table = sinusoidal_positions(5, 8)
-    got = suspect.thing(suspect.engine().give(table))
+    got = candidate.thing(candidate.engine().to_native(table))
     if got is None:
         raise NotWritten
-    array = suspect.engine().take(got)
+    array = candidate.engine().to_numpy(got)
     if not equal(array, table @ table.T, 1e-5):
         shorter = table[:2]
-        voice.say("value", Example({"PE": shorter}, shorter @ shorter.T, None if array is None else array[:2, :2]))
+        recorder.add("value", Example({"PE": shorter}, shorter @ shorter.T, None if array is None else array[:2, :2]))

@@ -1,4 +1,4 @@
-"""Masks made by functions: the causal one and the one for padding."""
+"""Checks of functions that build causal and padding masks."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
+from ..candidate import Caller, Candidate, CannotCall, Sizes, all_arrays, find_forward
+from ..diagnostic import Example
 from ..engine import NumPy, equal
-from ..finding import Example
-from ..suspect import Caller, CannotCall, Sizes, Suspect, arrays, forward_of
 from . import common
-from .common import Voice
+from .common import Recorder
 
 ROLES = ("length", "keys_length", "tokens", "x")
 
 
-def made_for(thing: Any, engine: NumPy, n: int) -> np.ndarray:
-    """The mask for n positions as a square, whatever stands before it."""
-    caller = Caller(forward_of(thing), engine, ROLES, Sizes(L=n))
+def make_mask(thing: Any, engine: NumPy, n: int) -> np.ndarray:
+    """Call the mask function for n positions."""
+    caller = Caller(find_forward(thing), engine, ROLES, Sizes(L=n))
     rows = np.ones((1, n), np.int64)
     for arguments in ({"length": n}, {"length": n, "keys_length": n}, {"x": rows}, {"tokens": rows}):
-        if set(arguments) <= caller.known:
+        if set(arguments) <= caller.argument_roles:
             try:
-                found = arrays(caller(**arguments), engine)
+                found = all_arrays(caller(**arguments), engine)
             except (TypeError, IndexError, AttributeError):
                 continue
             if found:
                 return found[0]
-    found = arrays(caller(n), engine)
+    found = all_arrays(caller(n), engine)
     if not found:
         raise CannotCall("n")
     return found[0]
 
 
 def sense_of(thing: Any, engine: NumPy) -> str | None:
-    """Whether 1 allows or blocks in this right causal mask."""
-    mask = np.squeeze(made_for(thing, engine, 4))
+    """Return whether 1 means "allows" or "blocks" in a correct causal mask."""
+    mask = np.squeeze(make_mask(thing, engine, 4))
     if not is_binary(mask):
         return None
     if np.array_equal(mask.astype(bool), causal_mask(4)):
@@ -68,41 +68,41 @@ WRONG = {
 }
 
 
-def check_causal(suspect: Suspect, voice: Voice) -> None:
-    engine, voice_at = suspect.engine(), voice.at
-    voice_at("value")
+def check_causal(candidate: Candidate, recorder: Recorder) -> None:
+    engine = candidate.engine()
+    recorder.start("value")
     try:
-        mask = made_for(suspect.thing, engine, 4)
+        mask = make_mask(candidate.thing, engine, 4)
     except CannotCall:
         raise
     except NotImplementedError:
         raise
     except Exception as error:
-        voice.say("raises", Example({"n": 4}, None, common.error_text(error)), error=common.error_text(error))
+        recorder.add("raises", Example({"n": 4}, None, common.error_text(error)), error=common.error_text(error))
         return
     square = mask.reshape(mask.shape[-2:]) if mask.ndim >= 2 and mask.size == 16 else mask
     if square.shape != (4, 4):
-        voice.say("wrong-shape", Example({"n": 4}, [4, 4], list(mask.shape)))
+        recorder.add("wrong-shape", Example({"n": 4}, [4, 4], list(mask.shape)))
         return
     for sense, read in readings(square).items():
         if read is not None and np.array_equal(read, causal_mask(4)):
-            voice.assume(sense)
-            one = made_for(suspect.thing, engine, 1)
+            recorder.assume(sense)
+            one = make_mask(candidate.thing, engine, 1)
             alone = one.reshape(1, 1) == (1 if sense == "true_allows" else 0)
             if not alone.all():
-                voice.say("causal-value", Example({"n": 1}, causal_mask(1), one))
+                recorder.add("causal-value", Example({"n": 1}, causal_mask(1), one))
             if sense == "additive" and not np.isinf(square).any() and np.abs(square[~causal_mask(4)]).min() < 1e8:
-                voice.say("fill-too-small", Example({"n": 2}, "-inf", float(square.min())))
-            contradicts(suspect, voice, sense, square)
+                recorder.add("fill-too-small", Example({"n": 2}, "-inf", float(square.min())))
+            check_documented_sense(candidate, recorder, sense, square)
             return
-    key, sense = named(square, suspect)
-    voice.assume(sense)
-    small = made_for(suspect.thing, engine, 2)
-    voice.say(key, Example({"n": 2}, causal_as(sense, 2, small.dtype), small.reshape(2, 2)))
+    key, sense = name_mistake(square, candidate)
+    recorder.assume(sense)
+    small = make_mask(candidate.thing, engine, 2)
+    recorder.add(key, Example({"n": 2}, causal_as(sense, 2, small.dtype), small.reshape(2, 2)))
 
 
 def readings(mask: np.ndarray) -> dict[str, np.ndarray | None]:
-    """What may be read, under each meaning that the numbers allow."""
+    """Return which keys may be read, under each convention that fits the values."""
     if is_binary(mask):
         allowed = mask.astype(bool)
         return {"true_allows": allowed, "true_blocks": ~allowed}
@@ -117,23 +117,23 @@ def causal_as(sense: str, n: int, dtype: Any) -> np.ndarray:
     return (allowed if sense == "true_allows" else ~allowed).astype(dtype)
 
 
-def contradicts(suspect: Suspect, voice: Voice, sense: str, square: np.ndarray) -> None:
-    """The function's own words say the other sense."""
-    from ..adapt import promised
+def check_documented_sense(candidate: Candidate, recorder: Recorder, sense: str, square: np.ndarray) -> None:
+    """Check that the mask means what the function's docstring and comments say."""
+    from ..mask_forms import documented_sense
 
-    said = promised(suspect.source)
+    said = documented_sense(candidate.source)
     if said is not None and sense in ("true_allows", "true_blocks") and not sense.endswith(said):
-        voice.say(
+        recorder.add(
             "mask-inverted",
             Example({"n": 2}, causal_as(f"true_{said}", 2, square.dtype), causal_as(sense, 2, square.dtype)),
         )
 
 
-def named(mask: np.ndarray, suspect: Suspect) -> tuple[str, str]:
-    """The mistake, read in the sense that makes it the commoner one."""
-    from ..adapt import promised
+def name_mistake(mask: np.ndarray, candidate: Candidate) -> tuple[str, str]:
+    """Return the mistake and the convention under which it is the most common one."""
+    from ..mask_forms import documented_sense
 
-    said = promised(suspect.source)
+    said = documented_sense(candidate.source)
     found = {}
     for sense, read in readings(mask).items():
         for key, wrong in WRONG.items():
@@ -146,61 +146,63 @@ def named(mask: np.ndarray, suspect: Suspect) -> tuple[str, str]:
             mask
         ) else "true_allows"
     order = ["true_allows", "true_blocks", "additive"]
-    if said == "blocks" or (said is None and mask.dtype == bool and "triu" in suspect.source):
+    if said == "blocks" or (said is None and mask.dtype == bool and "triu" in candidate.source):
         order = ["true_blocks", "true_allows", "additive"]
     sense = next(s for s in order if s in found)
     return found[sense], sense
 
 
-def check_padding(suspect: Suspect, voice: Voice) -> None:
-    """From token numbers with pads, or from lengths."""
-    engine = suspect.engine()
-    caller = Caller(forward_of(suspect.thing), engine, ("lengths", "tokens", "x", "pad", "length"), Sizes(L=4))
+def check_padding(candidate: Candidate, recorder: Recorder) -> None:
+    """Check a mask built from padded tokens or from lengths."""
+    engine = candidate.engine()
+    caller = Caller(find_forward(candidate.thing), engine, ("lengths", "tokens", "x", "pad", "length"), Sizes(L=4))
     tokens, lengths = np.array([[5, 6, 7, 8], [5, 6, 0, 0]]), np.array([4, 2])
-    if caller.known & {"pad"}:
+    if caller.argument_roles & {"pad"}:
         tokens = np.array([[5, 6, 7, 8], [5, 6, 9, 9]])
     real = np.array([[True, True, True, True], [True, True, False, False]])
-    voice.at("value")
+    recorder.start("value")
     attempts: list[dict[str, Any]] = [{"lengths": lengths, "length": 4}, {"lengths": lengths}]
-    by_tokens = {"pad": 9} if "pad" in caller.known else {}
+    by_tokens = {"pad": 9} if "pad" in caller.argument_roles else {}
     attempts += [{"tokens": tokens, **by_tokens}, {"x": tokens, **by_tokens}]
     result = None
     for arguments in attempts:
-        if set(arguments) <= caller.known and result is None:
-            found = arrays(caller(**arguments), engine)
+        if set(arguments) <= caller.argument_roles and result is None:
+            found = all_arrays(caller(**arguments), engine)
             result = found[0] if found else None
             used = arguments
     if result is None:
         raise CannotCall("tokens")
     flat = np.squeeze(result)
     if result.ndim >= 3 and result.shape[-1] == 1 and result.shape[-2] == 4 and flat.shape == real.shape:
-        voice.say("padding-masks-queries", Example(used, [2, 1, 1, 4], list(result.shape)))
+        recorder.add("padding-masks-queries", Example(used, [2, 1, 1, 4], list(result.shape)))
         return
     if flat.shape == (2, 4, 4) and all((flat == flat[:, :1]).all() for _ in (0,)):
         flat = flat[:, 0]
     if flat.shape != real.shape:
-        voice.say("wrong-shape", Example(used, [2, 1, 1, 4], list(result.shape)))
+        recorder.add("wrong-shape", Example(used, [2, 1, 1, 4], list(result.shape)))
         return
     for sense, read in readings(flat).items():
         if read is not None and np.array_equal(read, real):
-            voice.assume(sense)
-            contradicts_padding(suspect, voice, sense, used, real)
+            recorder.assume(sense)
+            check_documented_padding(candidate, recorder, sense, used, real)
             return
     shorter = real & np.array([[True, True, True, False], [True, False, False, False]])
     longer = np.array([[True] * 4, [True, True, True, False]])
     for read in readings(flat).values():
         if read is not None and any(np.array_equal(read, other) for other in (shorter, longer)):
-            voice.say("padding-off-by-one", Example(used, real, read))
+            recorder.add("padding-off-by-one", Example(used, real, read))
             return
-    voice.say("padding-value", Example(used, real, flat))
+    recorder.add("padding-value", Example(used, real, flat))
 
 
-def contradicts_padding(suspect: Suspect, voice: Voice, sense: str, used: dict[str, Any], real: np.ndarray) -> None:
-    from ..adapt import promised
+def check_documented_padding(
+    candidate: Candidate, recorder: Recorder, sense: str, used: dict[str, Any], real: np.ndarray
+) -> None:
+    from ..mask_forms import documented_sense
 
-    said = promised(suspect.source)
+    said = documented_sense(candidate.source)
     if said is not None and sense in ("true_allows", "true_blocks") and not sense.endswith(said):
-        voice.say(
+        recorder.add(
             "mask-inverted", Example(used, real if said == "allows" else ~real, ~real if said == "allows" else real)
         )
 

@@ -1,4 +1,4 @@
-"""Multi-head attention: self, cross, causal and grouped, against the reference with the learner's own weights."""
+"""Check of multi-head attention (self, cross, causal, grouped) against the reference with the learner's weights."""
 
 from __future__ import annotations
 
@@ -8,71 +8,73 @@ from typing import Any
 
 import numpy as np
 
-from ..adapt import mask_forms
+from ..candidate import Caller, Candidate, CannotCall, Sizes, find_forward, parameters_of
+from ..diagnostic import Example
 from ..engine import equal
-from ..finding import Example
+from ..mask_forms import mask_forms
 from ..names import size_of
-from ..suspect import Caller, CannotCall, Sizes, Suspect, forward_of, parameters_of
 from ..weights import Projections
-from . import common, steps
-from .attention_mask import likeliest
-from .common import Inputs, Runner, Voice
-from .multihead_layer import ROLES, Subject, big, build, small
-from .multihead_mask import judge_mask, masked
+from . import attention_steps as steps
+from . import common
+from .attention_mask import likely_senses
+from .attention_steps import AttentionSteps
+from .common import Inputs, Recorder, Runner
+from .multihead_adapter import ROLES, MultiHeadAdapter, build, random_case, smallest_example
+from .multihead_mask import check_hidden, check_mask
 
 
-def check(suspect: Suspect, voice: Voice) -> None:
-    voice.at("shapes")
-    grouped = suspect.is_class and any(size_of(p.name) == "G" for p in parameters_of(suspect.thing.__init__))
+def check(candidate: Candidate, recorder: Recorder) -> None:
+    recorder.start("shapes")
+    grouped = candidate.is_class and any(size_of(p.name) == "G" for p in parameters_of(candidate.thing.__init__))
     sizes = Sizes(D=16, H=4, G=2) if grouped else Sizes()
     try:
-        subject = build(suspect, sizes)
+        adapter = build(candidate, sizes)
     except CannotCall as unknown:
-        if str(unknown) == "weights" and not suspect.is_function:
-            by_properties(suspect, voice)
+        if str(unknown) == "weights" and not candidate.is_function:
+            check_properties_only(candidate, recorder)
             return
         raise
-    engine = suspect.engine()
-    run = subject.runner(engine)
-    got, error = run.attempt(big(subject))
-    if got is None or got.shape != big(subject)["x"].shape[:2] + got.shape[-1:] or got.ndim != 3:
-        trial = replace(subject, unbatched=True)
-        alone, _ = trial.runner(engine).attempt(big(trial))
-        if alone is not None and alone.shape == (1, 4, trial.shape(big(trial))[-1]):
-            subject, run, got = trial, trial.runner(engine), alone
-            voice.assume("unbatched")
-    if got is None and "mask" in subject.caller.known:
-        subject = with_mask(suspect, subject)
-        run = subject.runner(engine)
-        got, error = run.attempt(big(subject))
+    engine = candidate.engine()
+    run = adapter.runner(engine)
+    got, error = run.attempt(random_case(adapter))
+    if got is None or got.shape != random_case(adapter)["x"].shape[:2] + got.shape[-1:] or got.ndim != 3:
+        trial = replace(adapter, unbatched=True)
+        alone, _ = trial.runner(engine).attempt(random_case(trial))
+        if alone is not None and alone.shape == (1, 4, trial.shape(random_case(trial))[-1]):
+            adapter, run, got = trial, trial.runner(engine), alone
+            recorder.assume("unbatched")
+    if got is None and "mask" in adapter.caller.argument_roles:
+        adapter = with_mask(candidate, adapter)
+        run = adapter.runner(engine)
+        got, error = run.attempt(random_case(adapter))
     if got is None:
         key = transposed_error(error)
-        voice.say(key, Example({"x": f"[2, 4, {subject.D}]"}, None, error), error=error)
+        recorder.add(key, Example({"x": f"[2, 4, {adapter.D}]"}, None, error), error=error)
         return
-    common.all_registered(voice, subject.thing)
-    if not common.repeats(voice, run, big(subject)):
+    common.check_registered(recorder, adapter.thing)
+    if not common.check_deterministic(recorder, run, random_case(adapter)):
         return
-    judge_value(suspect, subject, voice, run)
-    judge_lengths(subject, voice, run)
-    if "causal" in subject.caller.known:
-        judge_flag(suspect, subject, voice, run)
-    if "mask" in subject.caller.known:
-        judge_mask(suspect, subject, voice, engine)
-    properties(suspect, subject, voice, run)
+    check_value(candidate, adapter, recorder, run)
+    check_lengths(adapter, recorder, run)
+    if "causal" in adapter.caller.argument_roles:
+        check_flag(candidate, adapter, recorder, run)
+    if "mask" in adapter.caller.argument_roles:
+        check_mask(candidate, adapter, recorder, engine)
+    properties(candidate, adapter, recorder, run)
 
 
-def with_mask(suspect: Suspect, subject: Subject) -> Subject:
-    """A mask that cannot be left out: the form in which one that hides nothing is right, else the first that runs."""
-    runs = subject
-    for form in sorted(mask_forms(), key=lambda form: likeliest(suspect).index(form.sense)):
-        trial = replace(subject, neutral=form)
-        case, run = big(trial), trial.runner(suspect.engine())
+def with_mask(candidate: Candidate, adapter: MultiHeadAdapter) -> MultiHeadAdapter:
+    """For a required mask, find the form of one that hides nothing."""
+    runs = adapter
+    for form in sorted(mask_forms(), key=lambda form: likely_senses(candidate).index(form.sense)):
+        trial = replace(adapter, neutral=form)
+        case, run = random_case(trial), trial.runner(candidate.engine())
         got, _ = run.attempt(case)
         if got is None or np.isnan(got).any():
             continue
         if any(agrees(trial, got, case, steps.RIGHT, reading, run) for reading in trial.readings):
             return trial
-        runs = trial if runs is subject else runs
+        runs = trial if runs is adapter else runs
     return runs
 
 
@@ -84,29 +86,34 @@ def transposed_error(error: str) -> str:
     )
 
 
-def judge_value(suspect: Suspect, subject: Subject, voice: Voice, run: Runner) -> None:
-    """Right under some reading of the weights, or a known mistake, or wrong in its own way."""
-    voice.at("value")
-    case = big(subject)
+def check_value(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
+    """Compare with the definition under every reading of the weights, then with known mistakes."""
+    recorder.start("value")
+    case = random_case(adapter)
     got, _ = run.attempt(case)
-    wants_causal = says_causal(suspect, subject)
+    wants_causal = says_causal(candidate, adapter)
     for causal in (False, True):
-        subject.causal = causal
-        for name, change in steps.TURNS.items():
-            for reading in subject.readings:
-                if agrees(subject, got, case, replace(steps.RIGHT, **change), reading, run):
-                    subject.reading, subject.how = reading, replace(steps.RIGHT, **change)
+        adapter.causal = causal
+        for name, change in steps.VARIANTS.items():
+            for reading in adapter.readings:
+                if agrees(adapter, got, case, replace(steps.RIGHT, **change), reading, run):
+                    adapter.reading, adapter.how = reading, replace(steps.RIGHT, **change)
                     for key in (*reading.assumed, *([name] if name != "plain" else [])):
-                        voice.assume(key)
+                        recorder.assume(key)
                     if causal:
-                        voice.assume("always_causal")
+                        recorder.assume("always_causal")
                     elif wants_causal:
-                        subject.causal = True
-                        voice.say("causal-missing", small(suspect, subject, voice))
+                        adapter.causal = True
+                        recorder.add("causal-missing", smallest_example(candidate, adapter, recorder))
                     return
     for causal in (False, True) if not wants_causal else (True, False):
-        subject.causal = causal
-        banks: tuple[Any, ...] = (steps.HEADS, steps.SCALES, steps.WEIGHTS, steps.MIXES)
+        adapter.causal = causal
+        banks: tuple[Any, ...] = (
+            steps.HEADS,
+            steps.SCALES,
+            steps.WEIGHTS,
+            steps.MIXES,
+        )
         banks = (
             (
                 steps.CAUSAL,
@@ -124,51 +131,59 @@ def judge_value(suspect: Suspect, subject: Subject, voice: Voice, run: Runner) -
         for keys, how in steps.mistakes(*banks):
             if "causal-missing" in keys and not wants_causal:
                 continue
-            for reading in subject.readings if len(keys) == 1 else subject.readings[:1]:
-                if agrees(subject, got, case, how, reading, run):
-                    subject.reading = reading
-                    example = small(suspect, subject, voice)
-                    subject.how = how
+            for reading in adapter.readings if len(keys) == 1 else adapter.readings[:1]:
+                if agrees(adapter, got, case, how, reading, run):
+                    adapter.reading = reading
+                    example = smallest_example(candidate, adapter, recorder)
+                    adapter.how = how
                     for key in keys:
-                        voice.say(key, example)
+                        recorder.add(key, example)
                     return
-    subject.causal = wants_causal
-    voice.say(
-        over_batch(suspect, subject, got, case, run) or mixing(subject, run) or "value", small(suspect, subject, voice)
+    adapter.causal = wants_causal
+    recorder.add(
+        over_batch(candidate, adapter, got, case, run) or mixing(adapter, run) or "value",
+        smallest_example(candidate, adapter, recorder),
     )
 
 
-def says_causal(suspect: Suspect, subject: Subject) -> bool:
-    """The name, a triangle in the source, or the house style of a decoder says that the future is hidden."""
-    named = bool(re.search(r"causal|masked", suspect.name.lower()))
-    builds = bool(re.search(r"tril|triu", suspect.source))
-    return (named or builds) and not {"mask", "causal"} & subject.caller.known
+def says_causal(candidate: Candidate, adapter: MultiHeadAdapter) -> bool:
+    """Return True if the name, or a triangle in the source, says that the future is hidden."""
+    name_mistake = bool(re.search(r"causal|masked", candidate.name.lower()))
+    builds = bool(re.search(r"tril|triu", candidate.source))
+    return (name_mistake or builds) and not {"mask", "causal"} & adapter.caller.argument_roles
 
 
 def agrees(
-    subject: Subject, got: np.ndarray | None, case: Inputs, how: steps.Steps, reading: Projections, run: Runner
+    adapter: MultiHeadAdapter,
+    got: np.ndarray | None,
+    case: Inputs,
+    how: AttentionSteps,
+    reading: Projections,
+    run: Runner,
 ) -> bool:
     try:
-        return equal(got, subject.expected(case, how, reading), max(run.engine.tolerance, 1e-6))
+        return equal(got, adapter.expected(case, how, reading), max(run.engine.tolerance, 1e-6))
     except ValueError:
         return False
 
 
-def over_batch(suspect: Suspect, subject: Subject, got: np.ndarray | None, case: Inputs, run: Runner) -> str | None:
-    """Attention over the first axis: [T, B, D] was expected."""
+def over_batch(
+    candidate: Candidate, adapter: MultiHeadAdapter, got: np.ndarray | None, case: Inputs, run: Runner
+) -> str | None:
+    """Recognize attention over the first axis: the layer expects [T, B, D]."""
     flipped = {name: value.swapaxes(0, 1) for name, value in case.items()}
-    for reading in subject.readings:
+    for reading in adapter.readings:
         for causal in (False, True):
-            subject.causal = causal
-            if agrees(subject, None if got is None else got.swapaxes(0, 1), flipped, steps.RIGHT, reading, run):
+            adapter.causal = causal
+            if agrees(adapter, None if got is None else got.swapaxes(0, 1), flipped, steps.RIGHT, reading, run):
                 return "attends-over-batch"
     return None
 
 
-def mixing(subject: Subject, run: Runner) -> str | None:
-    """One row of the batch must not change another."""
-    case = big(subject)
-    if subject.unbatched:
+def mixing(adapter: MultiHeadAdapter, run: Runner) -> str | None:
+    """Recognize that one row of the batch changes another."""
+    case = random_case(adapter)
+    if adapter.unbatched:
         return None
     other = {**case, "x": case["x"].copy()}
     other["x"][1] *= -2
@@ -176,127 +191,129 @@ def mixing(subject: Subject, run: Runner) -> str | None:
     return "batch-mixed" if one is not None and two is not None and not equal(one[0], two[0], 1e-5) else None
 
 
-def judge_lengths(subject: Subject, voice: Voice, run: Runner) -> None:
-    """Keys and values from a sequence of another length."""
-    voice.at("cross-length")
-    if subject.mode == "self" or subject.causal or voice.is_wrong:
+def check_lengths(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
+    """Check keys and values from a sequence of another length."""
+    recorder.start("cross-length")
+    if adapter.mode == "self" or adapter.causal or recorder.is_wrong:
         return
-    case = big(subject, 3, 5)
+    case = random_case(adapter, 3, 5)
     got, error = run.attempt(case)
-    if not equal(got, subject.expected(case), max(run.engine.tolerance, 1e-6)):
-        even = big(subject, 4, 4)
+    if not equal(got, adapter.expected(case), max(run.engine.tolerance, 1e-6)):
+        even = random_case(adapter, 4, 4)
         also, _ = run.attempt(even)
-        key = "cross-length" if equal(also, subject.expected(even), 1e-5) else "cross-value"
-        voice.say(
+        key = "cross-length" if equal(also, adapter.expected(even), 1e-5) else "cross-value"
+        recorder.add(
             key,
             Example(
-                {"x": f"[2, 3, {subject.D}]", "source": f"[2, 5, {subject.D}]"},
-                list(subject.shape(case)),
-                error or (None if got is None else list(got.shape) if got.shape != subject.shape(case) else got),
+                {"x": f"[2, 3, {adapter.D}]", "source": f"[2, 5, {adapter.D}]"},
+                list(adapter.shape(case)),
+                error or (None if got is None else list(got.shape) if got.shape != adapter.shape(case) else got),
             ),
             error=error,
         )
 
 
-def judge_flag(suspect: Suspect, subject: Subject, voice: Voice, run: Runner) -> None:
-    voice.at("causal")
-    case = {**big(subject), "causal": True}
+def check_flag(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
+    recorder.start("causal")
+    case = {**random_case(adapter), "causal": True}
     got, error = run.attempt(case)
-    if equal(got, subject.expected(case), max(run.engine.tolerance, 1e-6)):
+    if equal(got, adapter.expected(case), max(run.engine.tolerance, 1e-6)):
         return
     for key, change in {**steps.CAUSAL, **steps.MASKS}.items():
-        if equal(got, subject.expected(case, replace(subject.how, **change)), max(run.engine.tolerance, 1e-6)):
-            voice.say(key, small(suspect, subject, voice, causal=True))
+        if equal(got, adapter.expected(case, replace(adapter.how, **change)), max(run.engine.tolerance, 1e-6)):
+            recorder.add(key, smallest_example(candidate, adapter, recorder, causal=True))
             return
-    voice.say("raises" if error else "causal-value", small(suspect, subject, voice, causal=True), error=error)
+    recorder.add(
+        "raises" if error else "causal-value", smallest_example(candidate, adapter, recorder, causal=True), error=error
+    )
 
 
-def properties(suspect: Suspect, subject: Subject, voice: Voice, run: Runner) -> None:
-    case = big(subject)
-    common.keeps_inputs(voice, run, [case])
-    if any(finding.key == "inputs-changed" for finding in voice.findings):
+def properties(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
+    case = random_case(adapter)
+    common.check_inputs_unchanged(recorder, run, [case])
+    if any(diagnostic.key == "inputs-changed" for diagnostic in recorder.diagnostics):
         return
-    common.takes_views(voice, run, case)
-    common.keeps_dtype(voice, run, case)
-    for flag in (False, True) if "causal" in subject.caller.known else (False,):
-        common.keeps_device(voice, run, {**case, "causal": flag}, subject.thing)
-    common.has_gradient(voice, run, case)
-    if voice.is_wrong:
+    common.check_views(recorder, run, case)
+    common.check_dtype(recorder, run, case)
+    for flag in (False, True) if "causal" in adapter.caller.argument_roles else (False,):
+        common.check_device(recorder, run, {**case, "causal": flag}, adapter.thing)
+    common.check_gradient(recorder, run, case)
+    if recorder.is_wrong:
         return
-    stable(subject, voice, run)
-    masked(subject, voice, run)
-    fills = subject.causal and run.engine.name == "numpy"  # its mask may be -1e9, as in NumPy it may
-    if voice.is_clean and subject.D <= 64 and not fills:
-        mild = {"x": common.whole(common.rng(1), 1, 3, subject.D, top=1)}
-        common.works_in_half(voice, run, mild, subject.expected(mild), tolerance=5e-2)
-    judge_cache(subject, voice, run)
+    check_stability(adapter, recorder, run)
+    check_hidden(adapter, recorder, run)
+    fills = adapter.causal and run.engine.name == "numpy"  # in NumPy a fill value of -1e9 is fine
+    if recorder.is_clean and adapter.D <= 64 and not fills:
+        mild = {"x": common.small_integers(common.rng(1), 1, 3, adapter.D, top=1)}
+        common.check_float16(recorder, run, mild, adapter.expected(mild), tolerance=5e-2)
+    check_cache(adapter, recorder, run)
 
     def value(module: Any, batch: np.ndarray) -> Any:
-        return replace(subject, thing=module, caller=replace(subject.caller, function=forward_of(module))).native(
+        return replace(adapter, thing=module, caller=replace(adapter.caller, function=find_forward(module))).native(
             {"x": batch}, run.engine
         )
 
-    if not subject.unbatched:
-        common.dropout_scales(voice, subject.caller.sizes, value, case["x"][:1, :2])
+    if not adapter.unbatched:
+        common.check_dropout_mean(recorder, adapter.caller.sizes, value, case["x"][:1, :2])
 
 
-def stable(subject: Subject, voice: Voice, run: Runner) -> None:
-    """Large scores: a large x."""
-    voice.at("stability")
-    case = big(subject)
+def check_stability(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
+    """Check large scores, from a large x."""
+    recorder.start("stability")
+    case = random_case(adapter)
     case["x"] = case["x"] * 300
     got, error = run.attempt(case)
-    want = subject.expected(case)
+    want = adapter.expected(case)
     if not equal(got, want, 1e-3):
         key = "softmax-unstable" if got is not None and np.isnan(got).any() else "value-at-extremes"
-        voice.say(
+        recorder.add(
             key,
             Example({"x": case["x"][0, :2, :4]}, want[0, :2, :4], error or (None if got is None else got[0, :2, :4])),
         )
 
 
-def judge_cache(subject: Subject, voice: Voice, run: Runner) -> None:
-    """One token at a time with the cache equals all at once."""
-    voice.at("cache")
-    if "cache" not in subject.caller.known or subject.mode != "self":
+def check_cache(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
+    """Check that one token at a time with the cache equals all at once."""
+    recorder.start("cache")
+    if "cache" not in adapter.caller.argument_roles or adapter.mode != "self":
         return
-    case = big(subject)
-    full = subject.expected({**case, "causal": True})
+    case = random_case(adapter)
+    full = adapter.expected({**case, "causal": True})
     x, cache = case["x"], None
     outs: list[Any] = []
     try:
         for t in range(x.shape[1]):
-            result = subject.caller(x=x[:, t : t + 1], cache=cache)
-            outs.append(run.engine.take(result[0]))
+            result = adapter.caller(x=x[:, t : t + 1], cache=cache)
+            outs.append(run.engine.to_numpy(result[0]))
             cache = result[1]
     except Exception:
-        voice.assume("cache_not_tried")
+        recorder.assume("cache_not_tried")
         return
     got = np.concatenate(outs, 1)
     if not equal(got, full, 1e-5):
         t = int(np.abs(got - full).max((0, 2)).argmax())
-        voice.say("cache-differs", Example({"step": t}, full[0, t], got[0, t]), step=t)
+        recorder.add("cache-differs", Example({"step": t}, full[0, t], got[0, t]), step=t)
 
 
-def by_properties(suspect: Suspect, voice: Voice) -> None:
-    """Weights of unknown arrangement: only what holds for every attention."""
-    voice.assume("weights_not_found")
-    engine, sizes = suspect.engine(), Sizes()
-    thing = engine.quiet(suspect.made(sizes))
-    caller = Caller(forward_of(thing), engine, ROLES, sizes)
+def check_properties_only(candidate: Candidate, recorder: Recorder) -> None:
+    """If the weights are not recognized, check only what holds for every attention."""
+    recorder.assume("weights_not_found")
+    engine, sizes = candidate.engine(), Sizes()
+    thing = engine.eval_mode(candidate.instantiate(sizes))
+    caller = Caller(find_forward(thing), engine, ROLES, sizes)
     eye = np.eye(sizes.D)
-    subject = Subject(thing, caller, sizes.D, sizes.H, sizes.H, [Projections(eye, eye, eye, eye)])
-    run = subject.runner(engine)
-    case = big(subject)
+    adapter = MultiHeadAdapter(thing, caller, sizes.D, sizes.H, sizes.H, [Projections(eye, eye, eye, eye)])
+    run = adapter.runner(engine)
+    case = random_case(adapter)
     got, error = run.attempt(case)
     if got is None:
-        voice.say(transposed_error(error), Example({"x": f"[2, 4, {sizes.D}]"}, None, error), error=error)
+        recorder.add(transposed_error(error), Example({"x": f"[2, 4, {sizes.D}]"}, None, error), error=error)
         return
-    common.all_registered(voice, thing)
-    common.repeats(voice, run, case)
-    key = mixing(subject, run)
+    common.check_registered(recorder, thing)
+    common.check_deterministic(recorder, run, case)
+    key = mixing(adapter, run)
     if key:
-        voice.say(key)
+        recorder.add(key)
     shuffled = {"x": case["x"][:, ::-1].copy()}
     other, _ = run.attempt(shuffled)
     is_equivariant = other is not None and equal(other[:, ::-1], got, 1e-5)
@@ -305,9 +322,9 @@ def by_properties(suspect: Suspect, voice: Voice) -> None:
     changed, _ = run.attempt(later)
     is_causal = changed is not None and equal(changed[:, :-1], got[:, :-1], 1e-6)
     if not is_equivariant and not is_causal:
-        turned = None if other is None else other[0, ::-1, :4]
-        voice.say("positions-mixed", Example({}, got[0, :, :4], turned))
-    if says_causal(suspect, subject) and not is_causal:
-        voice.say("causal-missing", Example({}, got[0, 0, :4], None if changed is None else changed[0, 0, :4]))
-    common.keeps_inputs(voice, run, [case])
-    common.has_gradient(voice, run, case)
+        rotate_pairs = None if other is None else other[0, ::-1, :4]
+        recorder.add("positions-mixed", Example({}, got[0, :, :4], rotate_pairs))
+    if says_causal(candidate, adapter) and not is_causal:
+        recorder.add("causal-missing", Example({}, got[0, 0, :4], None if changed is None else changed[0, 0, :4]))
+    common.check_inputs_unchanged(recorder, run, [case])
+    common.check_gradient(recorder, run, case)

@@ -1,4 +1,4 @@
-"""Layer norm and RMS norm, as functions with γ and β or as classes that hold them."""
+"""Checks of layer norm and RMS norm, as functions or classes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from ..candidate import Caller, Candidate, Sizes, find_forward, parameters_of
+from ..diagnostic import Example
 from ..engine import NumPy, equal
-from ..finding import Example
 from ..names import role_of
-from ..suspect import Caller, Sizes, Suspect, forward_of, parameters_of
-from ..weights import Weight, walk
+from ..weights import Weight, iter_weights
 from . import common
-from .common import Inputs, Runner, Voice
+from .common import Inputs, Recorder, Runner
 
 Array = np.ndarray
 Norm = Callable[[Array, Array, Array, float], Array]
@@ -78,23 +78,23 @@ BANK = {"layer_norm": LAYER, "rms_norm": RMS}
 EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-9, 1e-7, 1e-4, 1e-3, 1e-10)
 
 
-class Subject:
-    """The norm with its own γ, β and ε, all of them known to us."""
+class NormAdapter:
+    """The learner's norm, with its γ, β and ε set by us."""
 
-    def __init__(self, suspect: Suspect, D: int) -> None:
-        self.engine = suspect.engine()
-        self.thing = self.engine.quiet(suspect.made(Sizes(D=D, H=1)))
-        self.caller = Caller(forward_of(self.thing), self.engine, ("x", "gamma", "beta", "eps"), Sizes(D=D, H=1))
+    def __init__(self, candidate: Candidate, D: int) -> None:
+        self.engine = candidate.engine()
+        self.thing = self.engine.eval_mode(candidate.instantiate(Sizes(D=D, H=1)))
+        self.caller = Caller(find_forward(self.thing), self.engine, ("x", "gamma", "beta", "eps"), Sizes(D=D, H=1))
         self.D = D
-        self.held = [w for w in walk(self.thing) if w.array.size == D] if not suspect.is_function else []
+        self.held = [w for w in iter_weights(self.thing) if w.array.size == D] if not candidate.is_function else []
         self.g = np.array([2.0, -1.0, 3.0, 1.0, -2.0, 0.5] * D)[:D]
         self.b = np.array([1.0, 0.0, -1.0, 2.0, 3.0, -2.0] * D)[:D]
         self.is_first = [float(w.array.ravel()[0]) for w in self.held]
-        self.gamma, self.beta = self.place(suspect)
+        self.gamma, self.beta = self.place(candidate)
         self.eps, self.eps_given = self.epsilon()
 
-    def place(self, suspect: Suspect) -> tuple[Weight | None, Weight | None]:
-        """Which held array is γ, which β: by name, else by what they start as."""
+    def place(self, candidate: Candidate) -> tuple[Weight | None, Weight | None]:
+        """Find γ and β: by name, or else by their initial values."""
         gamma: Weight | None = None
         beta: Weight | None = None
         for weight in self.held:
@@ -109,7 +109,7 @@ class Subject:
         return gamma, beta
 
     def epsilon(self) -> tuple[float | None, bool]:
-        if "eps" in self.caller.known:
+        if "eps" in self.caller.argument_roles:
             return 0.25, True
         for name, value in getattr(self.thing, "__dict__", {}).items():
             if role_of(name, ("eps",)) and isinstance(value, float):
@@ -121,16 +121,16 @@ class Subject:
         return None, False
 
     def has(self, role: str) -> bool:
-        return role in self.caller.known or (self.gamma if role == "gamma" else self.beta) is not None
+        return role in self.caller.argument_roles or (self.gamma if role == "gamma" else self.beta) is not None
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
-        thing = common.halved(self.thing, engine)
-        caller = replace(self.caller, engine=engine, function=forward_of(thing))
+        thing = common.cast_module(self.thing, engine)
+        caller = replace(self.caller, engine=engine, function=find_forward(thing))
         given: dict[str, Any] = {}
         for role, value in (("gamma", self.g), ("beta", self.b), ("eps", self.eps)):
-            if role in caller.known and (role != "eps" or self.eps_given):
+            if role in caller.argument_roles and (role != "eps" or self.eps_given):
                 given[role] = value
-        return caller(x=inputs["x"], **given) if "x" in caller.known else caller(inputs["x"], **given)
+        return caller(x=inputs["x"], **given) if "x" in caller.argument_roles else caller(inputs["x"], **given)
 
     def value(self, norm: Norm, x: Array, eps: float) -> Array:
         g = self.g if self.has("gamma") else np.ones(self.D)
@@ -140,116 +140,124 @@ class Subject:
 
 
 def cases(D: int) -> list[Array]:
-    """Of ordinary size, and so small that ε is seen."""
+    """Return inputs of ordinary magnitude, and so small that ε matters."""
     x = common.rng(0).normal(size=(2, 3, D)) + 0.5
     return [x, x * 1e-3]
 
 
-def agrees(subject: Subject, run: Runner, norm: Norm, eps: float, got: list[Any]) -> bool:
+def agrees(adapter: NormAdapter, run: Runner, norm: Norm, eps: float, got: list[Any]) -> bool:
     return all(
-        equal(out, subject.value(norm, x, eps), max(run.engine.tolerance, 1e-7) if x is not None else 0)
-        for x, out in zip(cases(subject.D), got, strict=True)
+        equal(out, adapter.value(norm, x, eps), max(run.engine.tolerance, 1e-7) if x is not None else 0)
+        for x, out in zip(cases(adapter.D), got, strict=True)
     )
 
 
-def check(suspect: Suspect, voice: Voice) -> None:
-    subject = Subject(suspect, 6)
-    run = Runner(subject.native, subject.engine, lambda inputs: inputs["x"].shape)
-    voice.at("shapes")
+def check(candidate: Candidate, recorder: Recorder) -> None:
+    adapter = NormAdapter(candidate, 6)
+    run = Runner(adapter.native, adapter.engine, lambda inputs: inputs["x"].shape)
+    recorder.start("shapes")
     got = []
-    for x in cases(subject.D):
+    for x in cases(adapter.D):
         out, error = run.attempt({"x": x})
         if out is None:
-            voice.say("raises", Example({"x": "[2, 3, 6]"}, None, error), error=error)
+            recorder.add("raises", Example({"x": "[2, 3, 6]"}, None, error), error=error)
             return
         got.append(out)
-    if not common.repeats(voice, run, {"x": cases(6)[0]}):
+    if not common.check_deterministic(recorder, run, {"x": cases(6)[0]}):
         return
-    voice.at("value")
-    right = RIGHT[suspect.part]
-    epsilons = (subject.eps,) if subject.eps is not None else EPSILONS
-    eps = next((e for e in epsilons if agrees(subject, run, right, e, got)), None)
-    is_bare = suspect.part == "layer_norm" and not subject.has("gamma")
+    recorder.start("value")
+    right = RIGHT[candidate.part]
+    epsilons = (adapter.eps,) if adapter.eps is not None else EPSILONS
+    eps = next((e for e in epsilons if agrees(adapter, run, right, e, got)), None)
+    is_bare = candidate.part == "layer_norm" and not adapter.has("gamma")
     if eps is None:
-        report(suspect, subject, voice, run, got, epsilons, is_bare)
+        add_mistake(candidate, adapter, recorder, run, got, epsilons, is_bare)
         return
-    if is_bare and suspect.is_class:
-        voice.say("gamma-beta-missing")
-    elif suspect.is_function and not subject.has("gamma"):
-        voice.assume("without_gamma")
-    starts(suspect, subject, voice)
-    common.keeps_inputs(voice, run, [{"x": cases(6)[0]}])
-    constant_row(subject, voice, run, right, eps)
-    common.has_gradient(voice, run, {"x": cases(6)[0]})
-    common.keeps_device(voice, run, {"x": cases(6)[0]}, subject.thing)
-    if voice.is_clean:
+    if is_bare and candidate.is_class:
+        recorder.add("gamma-beta-missing")
+    elif candidate.is_function and not adapter.has("gamma"):
+        recorder.assume("without_gamma")
+    check_start(candidate, adapter, recorder)
+    common.check_inputs_unchanged(recorder, run, [{"x": cases(6)[0]}])
+    constant_row(adapter, recorder, run, right, eps)
+    common.check_gradient(recorder, run, {"x": cases(6)[0]})
+    common.check_device(recorder, run, {"x": cases(6)[0]}, adapter.thing)
+    if recorder.is_clean:
         whole = np.array([[[1.0, 2.0, 3.0, 6.0, 0.0, 0.0]]])
-        common.works_in_half(voice, run, {"x": whole}, subject.value(right, whole, eps))
+        common.check_float16(recorder, run, {"x": whole}, adapter.value(right, whole, eps))
 
 
-def report(
-    suspect: Suspect, subject: Subject, voice: Voice, run: Runner, got: list[Any], epsilons: Any, is_bare: bool
+def add_mistake(
+    candidate: Candidate,
+    adapter: NormAdapter,
+    recorder: Recorder,
+    run: Runner,
+    got: list[Any],
+    epsilons: Any,
+    is_bare: bool,
 ) -> None:
-    right, eps = RIGHT[suspect.part], epsilons[0]
+    right, eps = RIGHT[candidate.part], epsilons[0]
     key = "value"
     for e in epsilons:
-        for name, norm in BANK[suspect.part].items():
-            if key == "value" and agrees(subject, run, norm, e, got):
+        for name, norm in BANK[candidate.part].items():
+            if key == "value" and agrees(adapter, run, norm, e, got):
                 key, eps = name.split(".")[0], e
     if got[0].shape != (2, 3, 6):
         key = "wrong-shape"
     example = None
     for D in (2, 3, 6):
         try:
-            small = Subject(suspect, D)
+            small = NormAdapter(candidate, D)
         except Exception:
             continue
         if small.eps is None:
             small.eps = eps
         runner = Runner(small.native, small.engine, lambda inputs: inputs["x"].shape)
-        example = example or common.smallest(ladder(D), runner, partial(wanted, small, right), held(small))
-    voice.say(key, example)
-    if is_bare and suspect.is_class:
-        voice.say("gamma-beta-missing")
+        example = example or common.smallest_failure(
+            ladder(D), runner, partial(expected_value, small, right), held(small)
+        )
+    recorder.add(key, example)
+    if is_bare and candidate.is_class:
+        recorder.add("gamma-beta-missing")
 
 
-def wanted(subject: Subject, right: Norm, case: Inputs) -> Array:
-    return subject.value(right, case["x"], subject.eps or 0)
+def expected_value(adapter: NormAdapter, right: Norm, case: Inputs) -> Array:
+    return adapter.value(right, case["x"], adapter.eps or 0)
 
 
-def held(subject: Subject) -> dict[str, Any]:
-    found: dict[str, Any] = {"γ": subject.g} if subject.has("gamma") else {}
-    return found | ({"β": subject.b} if subject.has("beta") else {}) | {"ε": subject.eps}
+def held(adapter: NormAdapter) -> dict[str, Any]:
+    found: dict[str, Any] = {"γ": adapter.g} if adapter.has("gamma") else {}
+    return found | ({"β": adapter.b} if adapter.has("beta") else {}) | {"ε": adapter.eps}
 
 
 def ladder(D: int) -> Iterator[dict[str, Any]]:
     for rows in (1, 2):
         for seed in range(3):
-            yield {"x": common.whole(common.rng(seed + 1), 1, rows, D, top=3)}
+            yield {"x": common.small_integers(common.rng(seed + 1), 1, rows, D, top=3)}
     yield {"x": cases(D)[0]}
     yield {"x": cases(D)[1]}
 
 
-def starts(suspect: Suspect, subject: Subject, voice: Voice) -> None:
-    """γ starts at 1 and β at 0, so that a new norm only norms."""
-    voice.at("start")
-    if not suspect.is_class:
+def check_start(candidate: Candidate, adapter: NormAdapter, recorder: Recorder) -> None:
+    """Check that γ starts at 1 and β at 0."""
+    recorder.start("start")
+    if not candidate.is_class:
         return
-    values = dict(zip([w.path for w in subject.held], subject.is_first, strict=True))
-    for weight, wanted in ((subject.gamma, 1.0), (subject.beta, 0.0)):
-        if weight is not None and values.get(weight.path) != wanted:
-            voice.say("norm-start", Example({}, wanted, values.get(weight.path)), weight=weight.path)
-    unregistered = [w.path for w in subject.held if not w.registered]
+    values = dict(zip([w.path for w in adapter.held], adapter.is_first, strict=True))
+    for weight, expected_value in ((adapter.gamma, 1.0), (adapter.beta, 0.0)):
+        if weight is not None and values.get(weight.path) != expected_value:
+            recorder.add("norm-start", Example({}, expected_value, values.get(weight.path)), weight=weight.path)
+    unregistered = [w.path for w in adapter.held if not w.registered]
     if unregistered:
-        voice.say("unregistered", weights=", ".join(unregistered))
+        recorder.add("unregistered", weights=", ".join(unregistered))
 
 
-def constant_row(subject: Subject, voice: Voice, run: Runner, right: Norm, eps: float) -> None:
-    voice.at("constant_row")
+def constant_row(adapter: NormAdapter, recorder: Recorder, run: Runner, right: Norm, eps: float) -> None:
+    recorder.start("constant_row")
     x = np.zeros((1, 1, 6))
     got, error = run.attempt({"x": x})
-    if not equal(got, subject.value(right, x, eps)):
-        voice.say("no-eps", Example({"x": x}, subject.value(right, x, eps), error or got))
+    if not equal(got, adapter.value(right, x, eps)):
+        recorder.add("no-eps", Example({"x": x}, adapter.value(right, x, eps), error or got))
 
 
 __all__ = ["check", "parameters_of"]

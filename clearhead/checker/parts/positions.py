@@ -1,4 +1,4 @@
-"""Positions added to the input: the sinusoidal table and the learned one."""
+"""Checks of position embeddings: sinusoidal and learned."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 
 from clearhead.reference import sinusoidal_positions
 
+from ..candidate import Caller, Candidate, CannotCall, NotWritten, Sizes, all_arrays, find_forward
+from ..diagnostic import Example
 from ..engine import NumPy, equal
-from ..finding import Example
 from ..names import size_of
-from ..suspect import Caller, CannotCall, NotWritten, Sizes, Suspect, arrays, forward_of
-from ..weights import walk
+from ..weights import iter_weights
 from . import common
-from .common import Inputs, Runner, Voice
+from .common import Inputs, Recorder, Runner
 
 Array = np.ndarray
 
@@ -32,7 +32,7 @@ def table(
     odd: Callable[[Array], Array] = np.cos,
     layout: str = "interleaved",
 ) -> Array:
-    """PE with one thing changed; `power` is the exponent of pair i."""
+    """The sinusoidal table with one thing changed; `power` is the exponent of pair i."""
     pairs = np.arange((D + 1) // 2)
     exponent = 2 * pairs / D if power is None else power(pairs, D)
     angles = (np.arange(T) + start)[:, None] * base**-exponent
@@ -70,31 +70,31 @@ MISTAKES: dict[str, Callable[[int, int], Array]] = {
 
 
 def column_exponents(T: int, D: int, times: float = 1.0) -> Array:
-    """pos / 10000^(column/d): sine and cosine of a pair do not turn together."""
+    """The mistake pos / 10000^(column/d): sine and cosine of a pair get different angles."""
     columns = np.arange(D)
     angles = np.arange(T)[:, None] * 10000.0 ** (-times * columns / D)
     return np.where(columns % 2, np.cos(angles), np.sin(angles))
 
 
-class Subject:
-    """Gives the table for T positions, whether it returns it or adds it."""
+class PositionsAdapter:
+    """Extracts the position table, whether the code returns it or adds it to its input."""
 
-    def __init__(self, suspect: Suspect, D: int, L: int = 16) -> None:
-        self.engine = suspect.engine()
+    def __init__(self, candidate: Candidate, D: int, L: int = 16) -> None:
+        self.engine = candidate.engine()
         self.sizes = Sizes(D=D, H=1, L=L)
-        self.thing = self.engine.quiet(suspect.made(self.sizes))
+        self.thing = self.engine.eval_mode(candidate.instantiate(self.sizes))
         self.D, self.added, self.first_axis = D, False, False
-        self.covers = False  # the result has the shape of the whole batch
+        self.covers = False  # the result has the shape of the input
 
     def __call__(self, T: int) -> Array | None:
-        caller = Caller(forward_of(self.thing), self.engine, ("positions", "x", "length"), self.sizes)
+        caller = Caller(find_forward(self.thing), self.engine, ("positions", "x", "length"), self.sizes)
         parameters = [p for p in caller.parameters if p.default is p.empty]
         if parameters and {size_of(p.name) for p in parameters} - {"L", None, "N"} and len(parameters) >= 2:
-            return self.squared(self.by_numbers(caller, T), T)
+            return self.as_table(self.by_numbers(caller, T), T)
         x = np.zeros((2, T, self.D))
         for arguments in ((x,), (T,), (np.arange(T),), (np.zeros((2, T), np.int64),)):
             try:
-                found = arrays(self.one(caller, arguments[0]), self.engine)
+                found = all_arrays(self.call_with(caller, arguments[0]), self.engine)
             except (NotWritten, NotImplementedError):
                 raise
             except Exception:
@@ -102,30 +102,30 @@ class Subject:
             if found and found[0].dtype.kind == "f" and found[0].size % (T * self.D) == 0:
                 self.added = isinstance(arguments[0], np.ndarray) and arguments[0].ndim == 3 and self.adds(caller, x)
                 self.covers = isinstance(arguments[0], np.ndarray) and found[0].shape == x.shape == arguments[0].shape
-                result = self.squared(found[0], T)
+                result = self.as_table(found[0], T)
                 if result is None and found[0].shape == x.shape:
                     return self.over_rows(caller, T)
                 return result
         raise CannotCall("x")
 
-    def one(self, caller: Caller, argument: Any) -> Any:
+    def call_with(self, caller: Caller, argument: Any) -> Any:
         first = caller.parameters[0].name if caller.parameters else ""
-        return caller.having(**{first: argument})()
+        return caller.with_fixed(**{first: argument})()
 
     def adds(self, caller: Caller, x: Array) -> bool:
-        found = arrays(self.one(caller, x + 1), self.engine)
-        return bool(found) and not equal(found[0], arrays(self.one(caller, x), self.engine)[0])
+        found = all_arrays(self.call_with(caller, x + 1), self.engine)
+        return bool(found) and not equal(found[0], all_arrays(self.call_with(caller, x), self.engine)[0])
 
     def by_numbers(self, caller: Caller, T: int) -> Array | None:
         given = {}
         for index, parameter in enumerate(p for p in caller.parameters if p.default is p.empty):
             size = size_of(parameter.name)
             given[parameter.name] = self.D if size == "D" or (index == 1 and size is None) else T
-        found = arrays(caller.having(**given)(), self.engine)
+        found = all_arrays(caller.with_fixed(**given)(), self.engine)
         return found[0] if found else None
 
-    def squared(self, result: Array | None, T: int) -> Array | None:
-        """[T, D] out of whatever stands around it, if all rows of a batch are alike."""
+    def as_table(self, result: Array | None, T: int) -> Array | None:
+        """Reduce a result to [T, D] if all rows of the batch agree."""
         if result is None or result.shape[-1] != self.D:
             return result
         if result.ndim == 3 and result.shape[1] == 1 and result.shape[0] >= T:
@@ -135,51 +135,51 @@ class Subject:
         return result if result.ndim == 2 else None
 
     def over_rows(self, caller: Caller, T: int) -> Array | None:
-        """A module whose first axis is the position: [T, B, D]."""
-        found = arrays(self.one(caller, np.zeros((T, 2, self.D))), self.engine)[0]
+        """Call a module whose first axis is the position: [T, B, D]."""
+        found = all_arrays(self.call_with(caller, np.zeros((T, 2, self.D))), self.engine)[0]
         self.first_axis = True
         return found[:, 0] if (found == found[:, :1]).all() else None
 
 
-def check_sinusoidal(suspect: Suspect, voice: Voice) -> None:
-    voice.at("value")
-    subject = Subject(suspect, 8)
-    got = subject(5)
-    tolerance = max(subject.engine.tolerance, 1e-5)
+def check_sinusoidal(candidate: Candidate, recorder: Recorder) -> None:
+    recorder.start("value")
+    adapter = PositionsAdapter(candidate, 8)
+    got = adapter(5)
+    tolerance = max(adapter.engine.tolerance, 1e-5)
     if got is None or got.shape != (5, 8):
-        voice.say("wrong-shape", Example({"T": 5, "D": 8}, [5, 8], None if got is None else list(got.shape)))
+        recorder.add("wrong-shape", Example({"T": 5, "D": 8}, [5, 8], None if got is None else list(got.shape)))
         return
     layout = next((name for name, right in RIGHT.items() if equal(got, right(5, 8), tolerance)), None)
     if layout is None:
         key = next((k for k, wrong in MISTAKES.items() if equal(got, wrong(5, 8), tolerance)), "value").split(".")[0]
         scaled = [f for f in (8**0.5, 8**-0.5) if equal(got, sinusoidal_positions(5, 8) * f, tolerance)]
-        voice.say("pe-scaled" if scaled else key, small_table(suspect))
+        recorder.add("pe-scaled" if scaled else key, smallest_table(candidate))
         return
-    voice.assume(layout)
-    if subject.first_axis:
-        voice.assume("positions_first")
-    adds_to_input(suspect, voice, subject, tolerance, layout)
-    voice.at("odd-sizes")
+    recorder.assume(layout)
+    if adapter.first_axis:
+        recorder.assume("positions_first")
+    check_addition(candidate, recorder, adapter, tolerance, layout)
+    recorder.start("odd-sizes")
     try:
-        odd = Subject(suspect, 5)(4)
+        odd = PositionsAdapter(candidate, 5)(4)
     except (CannotCall, NotWritten):
         raise
     except Exception as error:
-        voice.say(
+        recorder.add(
             "odd-sizes", Example({"T": 4, "D": 5}, [4, 5], common.error_text(error)), error=common.error_text(error)
         )
         return
     wants = [right(4, 5) for right in RIGHT.values()] + [table(4, 6)[:, :5], table(4, 5, power=lambda i, d: 2 * i / 6)]
     if odd is None or odd.shape != (4, 5):
-        voice.say("odd-sizes", Example({"T": 4, "D": 5}, [4, 5], None if odd is None else list(odd.shape)), error="")
+        recorder.add("odd-sizes", Example({"T": 4, "D": 5}, [4, 5], None if odd is None else list(odd.shape)), error="")
     elif not any(equal(odd, want, tolerance) for want in wants) and layout == "pe_interleaved":
-        voice.say("odd-sizes", Example({"T": 4, "D": 5}, wants[0][1], odd[1]), error="")
+        recorder.add("odd-sizes", Example({"T": 4, "D": 5}, wants[0][1], odd[1]), error="")
 
 
-def small_table(suspect: Suspect) -> Example | None:
+def smallest_table(candidate: Candidate) -> Example | None:
     for T, D in ((1, 2), (2, 2), (2, 4), (3, 4), (5, 8)):
         try:
-            got = Subject(suspect, D)(T)
+            got = PositionsAdapter(candidate, D)(T)
         except Exception:
             continue
         want = sinusoidal_positions(T, D)
@@ -188,64 +188,66 @@ def small_table(suspect: Suspect) -> Example | None:
     return None
 
 
-def adds_to_input(suspect: Suspect, voice: Voice, subject: Subject, tolerance: float, layout: str) -> None:
-    """A module that takes x returns x + PE, with or without the paper's factor √D on x, and its table is no weight."""
-    voice.at("adds")
-    if not subject.added:
-        if subject.covers:
+def check_addition(
+    candidate: Candidate, recorder: Recorder, adapter: PositionsAdapter, tolerance: float, layout: str
+) -> None:
+    """Check that a module returns x + PE, with or without the factor √D on x, and does not train its table."""
+    recorder.start("adds")
+    if not adapter.added:
+        if adapter.covers:
             pe = RIGHT[layout](2, 4)
-            voice.say("pe-replaces", Example({"x": np.ones((2, 4))}, 1 + pe, pe))
+            recorder.add("pe-replaces", Example({"x": np.ones((2, 4))}, 1 + pe, pe))
         return
-    run_on = Caller(forward_of(subject.thing), subject.engine, ("positions", "x"), subject.sizes)
-    x = common.rng(0).normal(size=(5, 2, 8) if subject.first_axis else (2, 5, 8))
-    got = arrays(subject.one(run_on, x), subject.engine)[0]
+    run_on = Caller(find_forward(adapter.thing), adapter.engine, ("positions", "x"), adapter.sizes)
+    x = common.rng(0).normal(size=(5, 2, 8) if adapter.first_axis else (2, 5, 8))
+    got = all_arrays(adapter.call_with(run_on, x), adapter.engine)[0]
     pe = RIGHT[layout](5, 8)
-    pe = pe[:, None] if subject.first_axis else pe
+    pe = pe[:, None] if adapter.first_axis else pe
     if equal(got, x + pe, tolerance):
         pass
     elif equal(got, x * 8**0.5 + pe, tolerance):
-        voice.assume("scaled_embedding")
+        recorder.assume("scaled_embedding")
     elif equal(got, np.broadcast_to(pe, x.shape), tolerance):
-        voice.say("pe-replaces", Example({"x": x[:1, :1]}, (x + pe)[:1, :1], got[:1, :1]))
+        recorder.add("pe-replaces", Example({"x": x[:1, :1]}, (x + pe)[:1, :1], got[:1, :1]))
     else:
-        voice.say("pe-not-added", Example({"x": x[:1, :1]}, (x + pe)[:1, :1], got[:1, :1]))
-    loose = [w for w in walk(subject.thing) if w.value is not None and getattr(w.value, "requires_grad", False)]
+        recorder.add("pe-not-added", Example({"x": x[:1, :1]}, (x + pe)[:1, :1], got[:1, :1]))
+    loose = [w for w in iter_weights(adapter.thing) if w.value is not None and getattr(w.value, "requires_grad", False)]
     if loose:
-        voice.say("pe-trained", weights=loose[0].path)
-    keeps_device(voice, run_on, subject.thing, x)
+        recorder.add("pe-trained", weights=loose[0].path)
+    check_device(recorder, run_on, adapter.thing, x)
 
 
-def keeps_device(voice: Voice, caller: Caller, thing: Any, argument: Any) -> None:
-    """The table goes where the module and its input go."""
+def check_device(recorder: Recorder, caller: Caller, thing: Any, argument: Any) -> None:
+    """Check that the table moves with the module to another device."""
 
     def native(inputs: Inputs, engine: NumPy) -> Any:
-        function = forward_of(common.halved(thing, engine))
+        function = find_forward(common.cast_module(thing, engine))
         first = caller.parameters[0].name if caller.parameters else ""
-        return replace(caller, engine=engine, function=function).having(**{first: inputs["x"]})()
+        return replace(caller, engine=engine, function=function).with_fixed(**{first: inputs["x"]})()
 
-    common.keeps_device(voice, Runner(native, caller.engine, lambda inputs: ()), {"x": argument}, thing)
+    common.check_device(recorder, Runner(native, caller.engine, lambda inputs: ()), {"x": argument}, thing)
 
 
-def check_learned(suspect: Suspect, voice: Voice) -> None:
-    """x + E[0..T−1], with the learner's own table E."""
-    voice.at("value")
-    engine, sizes = suspect.engine(), Sizes(D=4, H=1, L=7)
-    thing = engine.quiet(suspect.made(sizes))
-    tables = [w for w in walk(thing) if w.array.ndim >= 2 and w.array.shape[-1] == 4]
+def check_learned(candidate: Candidate, recorder: Recorder) -> None:
+    """Check x + E[0 … T−1], with the learner's own table E."""
+    recorder.start("value")
+    engine, sizes = candidate.engine(), Sizes(D=4, H=1, L=7)
+    thing = engine.eval_mode(candidate.instantiate(sizes))
+    tables = [w for w in iter_weights(thing) if w.array.ndim >= 2 and w.array.shape[-1] == 4]
     if not tables:
-        voice.say("unregistered", weights="position table")
+        recorder.add("unregistered", weights="position table")
         return
     if not all(w.registered for w in tables):
-        voice.say("unregistered", weights=tables[0].path)
+        recorder.add("unregistered", weights=tables[0].path)
     E = common.rng(1).normal(size=(tables[0].array.size // 4, 4))
     tables[0].set(E.reshape(tables[0].array.shape))
-    caller = Caller(forward_of(thing), engine, ("positions", "x", "tokens", "length"), sizes)
+    caller = Caller(find_forward(thing), engine, ("positions", "x", "tokens", "length"), sizes)
     x = common.rng(0).normal(size=(2, 5, 4))
     first = caller.parameters[0].name if caller.parameters else ""
     got, T, error = None, 5, ""
     for argument in (x, np.zeros((2, 5), np.int64), 5, np.arange(5)):
         try:
-            found = arrays(caller.having(**{first: argument})(), engine)
+            found = all_arrays(caller.with_fixed(**{first: argument})(), engine)
         except Exception as problem:
             error = error or common.error_text(problem)
             continue
@@ -254,14 +256,14 @@ def check_learned(suspect: Suspect, voice: Voice) -> None:
             base = x if isinstance(argument, np.ndarray) and argument.ndim == 3 else np.zeros((1, 1, 4))
             break
     if got is None:
-        voice.say("raises", Example({"x": "[2, 5, 4]"}, None, error), error=error)
+        recorder.add("raises", Example({"x": "[2, 5, 4]"}, None, error), error=error)
         return
     wants = {"": base + E[:T], "table": E[:T] + 0 * base}
     if any(
         equal(got.reshape(-1, 4)[: want.reshape(-1, 4).shape[0]], want.reshape(-1, 4), 1e-5) for want in wants.values()
     ):
-        longest(suspect, voice, thing, engine, sizes, first)
-        keeps_device(voice, caller, thing, argument)
+        check_longest(candidate, recorder, thing, engine, sizes, first)
+        check_device(recorder, caller, thing, argument)
         return
     key = "value"
     if len(E) > T and equal(got, base + E[1 : T + 1], 1e-5):
@@ -270,15 +272,17 @@ def check_learned(suspect: Suspect, voice: Voice) -> None:
         key = "pe-same-everywhere"
     elif equal(got, base + E[: got.shape[0], None], 1e-5):
         key = "pe-over-batch"
-    voice.say(key, Example({"x": base[:1, :2], "E": E[:3]}, wants[""][:1, :2], got[:1, :2]))
+    recorder.add(key, Example({"x": base[:1, :2], "E": E[:3]}, wants[""][:1, :2], got[:1, :2]))
 
 
-def longest(suspect: Suspect, voice: Voice, thing: Any, engine: NumPy, sizes: Sizes, first: str) -> None:
-    """A sequence as long as the table still fits."""
-    voice.at("longest")
-    caller = Caller(forward_of(thing), engine, ("positions", "x", "tokens", "length"), sizes)
+def check_longest(
+    candidate: Candidate, recorder: Recorder, thing: Any, engine: NumPy, sizes: Sizes, first: str
+) -> None:
+    """Check that a sequence as long as the table works."""
+    recorder.start("longest")
+    caller = Caller(find_forward(thing), engine, ("positions", "x", "tokens", "length"), sizes)
     try:
-        caller.having(**{first: np.zeros((1, sizes.L, 4))})()
+        caller.with_fixed(**{first: np.zeros((1, sizes.L, 4))})()
     except Exception as error:
         if "index" in str(error).lower() or "size" in str(error).lower():
-            voice.say("pe-too-short", error=common.error_text(error))
+            recorder.add("pe-too-short", error=common.error_text(error))

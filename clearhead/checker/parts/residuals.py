@@ -1,4 +1,4 @@
-"""Residual branches: the sublayers of a block put together in every known way, right and wrong."""
+"""Residual branches: combine the sublayers of a block in every known way, right and wrong."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..engine import NumPy, equal
-from .events import Event
+from .sublayer_calls import SublayerCall
 
 Array = np.ndarray
 Layer = Callable[[Array], Array]
@@ -34,7 +34,7 @@ FORMS: dict[str, Form] = {
 RIGHT = ("pre", "post")
 
 
-def quiet_grad(engine: NumPy) -> Any:
+def no_grad(engine: NumPy) -> Any:
     if engine.name == "torch":
         import torch
 
@@ -42,21 +42,23 @@ def quiet_grad(engine: NumPy) -> Any:
     return np.errstate()
 
 
-def matching(events: list[Event], layers: list[Event], x: Array, got: Array, engine: NumPy) -> tuple[str, ...] | None:
-    """What the block did, branch by branch; the plain names if it is right, mistakes if not."""
-    norms: list[Layer] = [e.again for e in events if e.kind == "norm"]
+def match_residuals(
+    calls: list[SublayerCall], layers: list[SublayerCall], x: Array, got: Array, engine: NumPy
+) -> tuple[str, ...] | None:
+    """Return how the block combines its sublayers: "pre", "post" … or the keys of its mistakes; None if unknown."""
+    norms: list[Layer] = [e.rerun for e in calls if e.kind == "norm"]
     unnormed: Layer = lambda h: h
     tolerance = max(engine.tolerance, 1e-6)
-    with quiet_grad(engine):
+    with no_grad(engine):
         if len(norms) == 2 * len(layers):
             h = x
             for i, layer in enumerate(layers):
-                h = h + norms[2 * i + 1](layer.again(norms[2 * i](h)))
+                h = h + norms[2 * i + 1](layer.rerun(norms[2 * i](h)))
             if equal(got, h, tolerance):
                 return ("sandwich",)
         padded = (norms + [norms[-1] if norms else unnormed] * len(layers))[: len(layers)]
         if len(layers) == 2:
-            first, second = (layer.again for layer in layers)
+            first, second = (layer.rerun for layer in layers)
             for n, m in ((padded[0], padded[0]), (padded[0], padded[1])):
                 if equal(got, x + first(n(x)) + second(m(x)), tolerance):
                     return ("parallel",)
@@ -66,47 +68,47 @@ def matching(events: list[Event], layers: list[Event], x: Array, got: Array, eng
         for order in ([*range(len(layers))],):
             found = search(order, layers, padded, norms, x, got, tolerance)
             if found:
-                return named(found, layers, norms)
+                return name_mistake(found, layers, norms)
     return None
 
 
 def search(
     order: list[int],
-    layers: list[Event],
+    layers: list[SublayerCall],
     padded: list[Layer],
     norms: list[Layer],
     x: Array,
     got: Array,
     tolerance: float,
 ) -> tuple[str, ...] | None:
-    """Right ones first, then with the fewest mistakes."""
-    choices = [padded] if len(norms) >= len(layers) else [padded, *shifted(norms, len(layers))]
-    combos = sorted(product(FORMS, repeat=len(layers)), key=badness)
+    """Try all combinations, those with the fewest mistakes first."""
+    choices = [padded] if len(norms) >= len(layers) else [padded, *norm_assignments(norms, len(layers))]
+    combos = sorted(product(FORMS, repeat=len(layers)), key=count_mistakes)
     for assigned in choices:
         for forms in combos:
             h = x
             for index, form in zip(order, forms, strict=True):
-                h = FORMS[form](h, layers[index].again, assigned[index])
+                h = FORMS[form](h, layers[index].rerun, assigned[index])
             if equal(got, h, tolerance):
                 return forms
     return None
 
 
-def shifted(norms: list[Layer], count: int) -> Iterator[list[Layer]]:
-    """One norm fewer than branches: it may belong to any of them."""
+def norm_assignments(norms: list[Layer], count: int) -> Iterator[list[Layer]]:
+    """Yield every assignment of too few norms to the branches."""
     for gap in range(count):
         filled = [*norms[:gap], norms[0] if norms else (lambda h: h), *norms[gap:]]
         if len(filled) >= count:
             yield filled[:count]
 
 
-def badness(forms: tuple[str, ...]) -> tuple[int, int, int]:
+def count_mistakes(forms: tuple[str, ...]) -> tuple[int, int, int]:
     wrong = sum(form not in RIGHT for form in forms)
     rank = sum(list(FORMS).index(form) for form in forms)
     return wrong, len(set(forms)), rank
 
 
-def named(forms: tuple[str, ...], layers: list[Event], norms: list[Layer]) -> tuple[str, ...]:
+def name_mistake(forms: tuple[str, ...], layers: list[SublayerCall], norms: list[Layer]) -> tuple[str, ...]:
     keys = tuple(dict.fromkeys(form.split(".")[0] for form in forms))
     wrong = tuple(key for key in keys if key not in RIGHT)
     if wrong:

@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of coordinates turned by position · θ^(−2i/K)."""
+"""Check of rotary positions: pairs of coordinates rotated by position · θ^(−2i/K)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import numpy as np
 
 from clearhead.reference import rotate
 
+from ..candidate import Caller, Candidate, CannotCall, NotWritten, Sizes, all_arrays, find_forward
+from ..diagnostic import Example
 from ..engine import NumPy, equal
-from ..finding import Example
 from ..names import plain
-from ..suspect import Caller, CannotCall, NotWritten, Sizes, Suspect, arrays, forward_of
 from . import common
-from .common import Inputs, Runner, Voice
+from .common import Inputs, Recorder, Runner
 
 Array = np.ndarray
 LAYOUTS = ("halves", "interleaved")
-# `B, H, T, d = x.shape`: the learner says where the heads are
+# `B, H, T, d = x.shape` in the source shows that heads come second
 HEADS_SECOND = r"(?i)b\w*,\s*(h|n_?h|num_h|heads)\w*,\s*[tnlsq]\w*,\s*\w+\s*=\s*\w+\.(shape|size)"
 
 
@@ -35,25 +35,25 @@ def pairs(x: Array, layout: str) -> tuple[Array, Array]:
     return (x[..., : K // 2], x[..., K // 2 :]) if layout == "halves" else (x[..., ::2], x[..., 1::2])
 
 
-def joined(a: Array, b: Array, layout: str) -> Array:
+def join_pairs(a: Array, b: Array, layout: str) -> Array:
     if layout == "halves":
         return np.concatenate((a, b), -1)
     return np.stack((a, b), -1).reshape(*a.shape[:-1], -1)
 
 
-def turned(x: Array, phi: Array, layout: str, sign: int = 1) -> Array:
+def rotate_pairs(x: Array, phi: Array, layout: str, sign: int = 1) -> Array:
     a, b = pairs(x, layout)
     cos, sin = np.cos(phi), sign * np.sin(phi)
-    return joined(a * cos - b * sin, a * sin + b * cos, layout)
+    return join_pairs(a * cos - b * sin, a * sin + b * cos, layout)
 
 
 def mixed_layout(x: Array, angle_layout: str) -> Array:
-    """cos and sin repeated for one layout, the halves swapped for the other: no rotation at all."""
+    """cos and sin laid out for one layout, pairs for the other: not a rotation."""
     T, K = x.shape[-2:]
     phi = angles(T, K)
-    wide = joined(phi, phi, angle_layout)
+    wide = join_pairs(phi, phi, angle_layout)
     a, b = pairs(x, "halves" if angle_layout == "interleaved" else "interleaved")
-    swapped = joined(-b, a, "halves" if angle_layout == "interleaved" else "interleaved")
+    swapped = join_pairs(-b, a, "halves" if angle_layout == "interleaved" else "interleaved")
     return x * np.cos(wide) + swapped * np.sin(wide)
 
 
@@ -66,8 +66,8 @@ def call_with(make: Callable[[Array, str], Array], layout: str, x: Array) -> Arr
 
 
 def by_angles(layout: str, x: Array, sign: int = 1, **changed: Any) -> Array:
-    """Turned by angles with one thing changed."""
-    return turned(x, angles(x.shape[-2], x.shape[-1], **changed), layout, sign)
+    """Rotate by angles with one parameter changed."""
+    return rotate_pairs(x, angles(x.shape[-2], x.shape[-1], **changed), layout, sign)
 
 
 def wrong_angles(**changed: Any) -> dict[str, Callable[[Array], Array]]:
@@ -89,28 +89,28 @@ BANK: dict[str, dict[str, Callable[[Array], Array]]] = {
 
 def only_cosine(x: Array, layout: str) -> Array:
     phi = angles(x.shape[-2], x.shape[-1])
-    return x * np.cos(joined(phi, phi, layout))
+    return x * np.cos(join_pairs(phi, phi, layout))
 
 
 def no_minus(x: Array, layout: str) -> Array:
-    """a cos + b sin, a sin + b cos: the minus sign is lost."""
+    """The rotation without its minus sign: a cos + b sin, a sin + b cos."""
     phi = angles(*x.shape[-2:])
     a, b = pairs(x, layout)
-    return joined(a * np.cos(phi) + b * np.sin(phi), a * np.sin(phi) + b * np.cos(phi), layout)
+    return join_pairs(a * np.cos(phi) + b * np.sin(phi), a * np.sin(phi) + b * np.cos(phi), layout)
 
 
-class Subject:
-    """Turns x [B, H, T, K] however the learner's function wants it."""
+class RotaryAdapter:
+    """Calls the learner's rotary function on x [B, H, T, K]."""
 
-    def __init__(self, suspect: Suspect, K: int) -> None:
-        self.suspect, self.engine, self.K = suspect, suspect.engine(), K
+    def __init__(self, candidate: Candidate, K: int) -> None:
+        self.candidate, self.engine, self.K = candidate, candidate.engine(), K
         self.sizes = Sizes(D=K, H=1, L=16)
-        self.thing = self.engine.quiet(suspect.made(self.sizes))
-        self.function = forward_of(self.thing)
+        self.thing = self.engine.eval_mode(candidate.instantiate(self.sizes))
+        self.function = find_forward(self.thing)
         self.heads_third = False
 
     def __call__(self, x: Array) -> Array:
-        found = arrays(self.raw(x), self.engine)
+        found = all_arrays(self.raw(x), self.engine)
         if not found:
             raise CannotCall("x")
         self.all = [a.transpose(0, 2, 1, 3) if self.heads_third and a.ndim == 4 else a for a in found]
@@ -131,19 +131,19 @@ class Subject:
                 fixed[parameter.name] = np.arange(T)
             elif name in ("seqlen", "length", "t", "n") and required:
                 fixed[parameter.name] = T
-        caller = caller.having(**fixed)
-        if {"q", "k"} <= caller.known:
-            values = {"v": given} if "v" in caller.known else {}
+        caller = caller.with_fixed(**fixed)
+        if {"q", "k"} <= caller.argument_roles:
+            values = {"v": given} if "v" in caller.argument_roles else {}
             return caller(q=given, k=given, **values)
-        return caller(x=given) if "x" in caller.known else caller(given)
+        return caller(x=given) if "x" in caller.argument_roles else caller(given)
 
-    def elsewhere(self, inputs: Inputs, engine: NumPy) -> Any:
+    def run_on(self, inputs: Inputs, engine: NumPy) -> Any:
         moved = copy(self)
-        moved.engine, moved.function = engine, forward_of(common.halved(self.thing, engine))
+        moved.engine, moved.function = engine, find_forward(common.cast_module(self.thing, engine))
         return moved.raw(inputs["x"])
 
     def trig(self, which: str, T: int) -> Array:
-        """cos and sin as this function wants them: half as wide, or repeated."""
+        """Return cos or sin in the layout of `style`: half as wide, or repeated."""
         phi = angles(T, self.K)
         wide = np.concatenate((phi, phi), -1) if self.style != "half" else phi
         wide = np.repeat(phi, 2, -1) if self.style == "repeated" else wide
@@ -152,8 +152,8 @@ class Subject:
     style = "wide"
 
     def frequencies(self, T: int) -> Any:
-        """The file's own table if it makes one, else complex numbers e^{iφ}."""
-        for name, thing in self.suspect.neighbours.items():
+        """Return the file's own frequency table if it builds one, or else complex numbers e^{iφ}."""
+        for name, thing in self.candidate.neighbours.items():
             if inspect.isfunction(thing) and any(word in name.lower() for word in ("freq", "precompute", "build_rope")):
                 made = Caller(thing, self.engine, ("length",), Sizes(D=self.K, H=1, L=T))
                 parameters = [p.name for p in made.parameters if p.default is p.empty]
@@ -161,93 +161,93 @@ class Subject:
         return np.exp(1j * angles(T, self.K))
 
 
-def check(suspect: Suspect, voice: Voice) -> None:
-    voice.at("value")
+def check(candidate: Candidate, recorder: Recorder) -> None:
+    recorder.start("value")
     x = common.rng(0).normal(size=(2, 3, 5, 8))
-    error, got, subject = "", None, Subject(suspect, 8)
-    results: list[tuple[Array, Subject]] = []
+    error, got, adapter = "", None, RotaryAdapter(candidate, 8)
+    results: list[tuple[Array, RotaryAdapter]] = []
     for style in ("wide", "half", "repeated"):
         for heads_third in (False, True):
             for rank in (4, 3, 2):
-                subject = Subject(suspect, 8)
-                subject.style, subject.heads_third = style, heads_third
-                if heads_third and (rank < 4 or re.search(HEADS_SECOND, suspect.source)):
+                adapter = RotaryAdapter(candidate, 8)
+                adapter.style, adapter.heads_third = style, heads_third
+                if heads_third and (rank < 4 or re.search(HEADS_SECOND, candidate.source)):
                     continue
                 value = x if rank == 4 else x[0] if rank == 3 else x[0, 0]
                 try:
-                    got = subject(value)
+                    got = adapter(value)
                 except (NotWritten, NotImplementedError):
                     raise
                 except Exception as problem:
                     error = error or common.error_text(problem)
                     continue
                 if got.shape == value.shape:
-                    results.append((got, subject))
-                    if matches_right(voice, subject, value, got):
-                        after(suspect, voice, subject, value)
-                        run = Runner(subject.elsewhere, subject.engine, lambda inputs: ())
-                        common.keeps_device(voice, run, {"x": value}, subject.thing)
+                    results.append((got, adapter))
+                    if matches_right(recorder, adapter, value, got):
+                        check_keys_and_values(candidate, recorder, adapter, value)
+                        run = Runner(adapter.run_on, adapter.engine, lambda inputs: ())
+                        common.check_device(recorder, run, {"x": value}, adapter.thing)
                         return
     if not results:
-        voice.say("raises" if error else "wrong-shape", Example({"x": "[2, 3, 5, 8]"}, None, error), error=error)
+        recorder.add("raises" if error else "wrong-shape", Example({"x": "[2, 3, 5, 8]"}, None, error), error=error)
         return
-    for got, subject in results:
+    for got, adapter in results:
         value = x if got.ndim == 4 else x[0] if got.ndim == 3 else x[0, 0]
         for key, forms in BANK.items():
             for wrong in forms.values():
                 if equal(got, wrong(value), 1e-5):
-                    voice.say(key.split(".")[0], small(suspect, subject))
+                    recorder.add(key.split(".")[0], smallest_example(candidate, adapter))
                     return
         if equal(got, np.swapaxes(rotate(np.swapaxes(value, 0, -2), np.arange(value.shape[0])), 0, -2), 1e-5) or (
             got.ndim == 4 and any(equal(got, over_heads(value, layout), 1e-5) for layout in LAYOUTS)
         ):
-            voice.say("rope-wrong-axis", small(suspect, subject))
+            recorder.add("rope-wrong-axis", smallest_example(candidate, adapter))
             return
-    got, subject = results[0]
+    got, adapter = results[0]
     value = x if got.ndim == 4 else x[0] if got.ndim == 3 else x[0, 0]
     lengths = np.allclose(np.linalg.norm(got, axis=-1), np.linalg.norm(value, axis=-1), atol=1e-5)
-    voice.say("value" if lengths else "rope-changes-length", small(suspect, subject))
+    recorder.add("value" if lengths else "rope-changes-length", smallest_example(candidate, adapter))
 
 
 def over_heads(x: Array, layout: str) -> Array:
-    """Turned by the number of the head, not by the position."""
+    """Rotate by the head index in place of the position."""
     return np.swapaxes(rotate(np.swapaxes(x, 1, 2), np.arange(x.shape[1]), layout=layout), 1, 2)
 
 
-def matches_right(voice: Voice, subject: Subject, x: Array, got: Array) -> bool:
+def matches_right(recorder: Recorder, adapter: RotaryAdapter, x: Array, got: Array) -> bool:
     for layout in LAYOUTS:
         if equal(got, rotate(x, np.arange(x.shape[-2]), layout=layout), 1e-5):
-            voice.assume(f"rope_{layout}")
-            if subject.heads_third:
-                voice.assume("heads_third")
+            recorder.assume(f"rope_{layout}")
+            if adapter.heads_third:
+                recorder.assume("heads_third")
             return True
     return False
 
 
-def after(suspect: Suspect, voice: Voice, subject: Subject, x: Array) -> None:
-    """Keys are turned like queries, values not at all."""
-    voice.at("queries_keys_values")
-    same = [equal(a, subject.all[0], 1e-6) for a in subject.all if a.shape == subject.all[0].shape]
+def check_keys_and_values(candidate: Candidate, recorder: Recorder, adapter: RotaryAdapter, x: Array) -> None:
+    """Check that keys are rotated like queries, and values are not."""
+    recorder.start("queries_keys_values")
+    same = [equal(a, adapter.all[0], 1e-6) for a in adapter.all if a.shape == adapter.all[0].shape]
     if len(same) >= 2 and not same[1]:
-        voice.say(
+        recorder.add(
             "rope-on-queries-only",
-            Example({"x": x[..., :2, :2]}, subject.all[0][..., :2, :2], subject.all[1][..., :2, :2]),
+            Example({"x": x[..., :2, :2]}, adapter.all[0][..., :2, :2], adapter.all[1][..., :2, :2]),
         )
     if len(same) >= 3 and same[2]:
-        voice.say("rope-on-values", Example({"v": x[..., :2, :2]}, x[..., :2, :2], subject.all[2][..., :2, :2]))
+        recorder.add("rope-on-values", Example({"v": x[..., :2, :2]}, x[..., :2, :2], adapter.all[2][..., :2, :2]))
 
 
-def small(suspect: Suspect, like: Subject) -> Example | None:
-    """One head of two coordinates at two positions, if that shows it; else four coordinates."""
+def smallest_example(candidate: Candidate, like: RotaryAdapter) -> Example | None:
+    """Return the smallest failing example, starting from one pair of coordinates."""
     for K in (2, 4, 8):
         for T in (1, 2, 3):
             try:
-                subject = Subject(suspect, K)
-                subject.style, subject.heads_third = like.style, like.heads_third
+                adapter = RotaryAdapter(candidate, K)
+                adapter.style, adapter.heads_third = like.style, like.heads_third
                 x = np.zeros((1, 1, T, K))
                 x[..., 0], x[..., -1] = 1.0, 2.0
                 value = x if like.all[0].ndim == 4 else x[0] if like.all[0].ndim == 3 else x[0, 0]
-                got = subject(value)
+                got = adapter(value)
             except Exception:
                 continue
             wants = [rotate(value, np.arange(T), layout=layout) for layout in LAYOUTS]

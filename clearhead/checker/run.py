@@ -1,4 +1,4 @@
-"""Which check belongs to which part, and one suspect through its check."""
+"""The table of checks by part, and running one of them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from .parts.common import OURS, Voice
-from .suspect import CannotCall, NotWritten, Suspect
+from .candidate import Candidate, CannotCall, NotWritten
+from .parts.common import OURS, Recorder
 
-# part -> where its check is, in the order a learner meets the parts
+# part -> its check function, in the order in which learners meet the parts
 PARTS = {
     "softmax": "softmax.check",
     "attention": "attention.check",
@@ -35,29 +35,29 @@ PARTS = {
 }
 
 
-def check_of(part: str) -> Callable[[Suspect, Voice], None]:
+def check_for(part: str) -> Callable[[Candidate, Recorder], None]:
     module, _, name = PARTS[part].partition(".")
     return getattr(import_module(f"clearhead.checker.parts.{module}"), name)
 
 
-def examine(suspect: Suspect, tell: Callable[[dict[str, Any]], None] = lambda event: None) -> Voice:
-    """Every check of this part. What the learner's code throws outside a check is a finding as well."""
-    voice = Voice(suspect, tell)
+def run_check(candidate: Candidate, send: Callable[[dict[str, Any]], None] = lambda event: None) -> Recorder:
+    """Run the check of this part and record its diagnostics, including errors that escape it."""
+    recorder = Recorder(candidate, send)
     try:
-        check_of(suspect.part)(suspect, voice)
+        check_for(candidate.part)(candidate, recorder)
     except (NotWritten, NotImplementedError):
-        voice.say("not-written")
+        recorder.add("not-written")
     except CannotCall as unknown:
-        voice.say("cannot-call", argument=str(unknown))
+        recorder.add("cannot-call", argument=str(unknown))
     except MemoryError:
-        voice.say("memory")
+        recorder.add("memory")
     except Exception as error:
         said = str(error).strip().splitlines()
         text = f"{type(error).__name__}: {said[0] if said else ''}"[:160]
         frames = traceback.extract_tb(error.__traceback__)
         theirs = [frame for frame in frames if not re.search(OURS, frame.filename)]
         if theirs:
-            voice.say("raises", error=text, line=theirs[-1].lineno)
+            recorder.add("raises", error=text, line=theirs[-1].lineno)
         else:  # the checker failed, not the learner
-            voice.say("not-understood", error=text)
-    return voice
+            recorder.add("not-understood", error=text)
+    return recorder

@@ -1,4 +1,4 @@
-"""One thing to be checked: the learner's function, class or object, and how to make and call it."""
+"""A function, class or object to check, and how to construct and call it."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .names import role_of, size_of
 
 
 class CannotCall(Exception):
-    """We do not know what to give to a required argument."""
+    """The checker does not know what to pass for a required argument."""
 
 
 class NotWritten(Exception):
-    """The body raises NotImplementedError, or returns nothing."""
+    """The code raises NotImplementedError or returns None."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a class is built with. Distinct numbers, so that one cannot stand for another by chance."""
+    """The sizes that a class is constructed with. All differ, so that no size can stand in for another by chance."""
 
     D: int = 12
     H: int = 3
@@ -46,8 +46,8 @@ class Sizes:
         return getattr(self, size)
 
 
-class Anything:
-    """Stands for a config object: answers to every name of a size."""
+class AnyConfig:
+    """A config object that answers to every known name of a size."""
 
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
@@ -64,7 +64,7 @@ class Anything:
 
 
 @dataclass(frozen=True)
-class Suspect:
+class Candidate:
     name: str
     part: str
     thing: Any
@@ -82,12 +82,12 @@ class Suspect:
 
     def engine(self, dtype: str = "float64") -> NumPy:
         made = engine(self.engine_name, dtype)
-        if re.search(r"float32|\.float\(\)", self.source):  # norms and softmax are often taken in float32 on purpose
+        if re.search(r"float32|\.float\(\)", self.source):  # norms and softmax often compute in float32 on purpose
             made.slack = 30.0
         return made
 
-    def made(self, sizes: Sizes, seed: int = 0) -> Any:
-        """The object itself, or one built from the class."""
+    def instantiate(self, sizes: Sizes, seed: int = 0) -> Any:
+        """Return the object, or construct one from the class."""
         seed_all(seed, self.engine_name)
         return construct(self.thing, sizes, self.neighbours) if self.is_class else self.thing
 
@@ -109,7 +109,7 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 
 def construct(cls: Any, sizes: Sizes, neighbours: Mapping[str, Any], depth: int = 0) -> Any:
-    """An instance with these sizes; a config or a sublayer that the constructor asks for is made as well."""
+    """Construct a class with these sizes. Configs and sublayers that its constructor needs are constructed too."""
     given: dict[str, Any] = {}
     names = [p.name for p in parameters_of(cls.__init__)[1:]]
     for parameter in parameters_of(cls.__init__)[1:]:
@@ -151,7 +151,7 @@ def constructor_value(
 
 
 def config_for(parameter: inspect.Parameter, sizes: Sizes, neighbours: Mapping[str, Any]) -> Any:
-    """The file's own config class with our sizes, or an object that knows every size."""
+    """Return the file's own config with our sizes, or an object that has every size."""
     for cls in neighbours.values():
         if inspect.isclass(cls) and re.search(r"config|args|params", cls.__name__.lower()):
             fields = parameters_of(cls.__init__)[1:]
@@ -165,11 +165,11 @@ def config_for(parameter: inspect.Parameter, sizes: Sizes, neighbours: Mapping[s
             known = {key: sizes[s] for key in value if (s := size_of(key)) and not isinstance(value[key], bool)}
             if known:
                 return value | known
-    return Anything(sizes)
+    return AnyConfig(sizes)
 
 
 def sublayer_for(name: str, sizes: Sizes, neighbours: Mapping[str, Any], depth: int) -> Any:
-    """Annotated-Transformer style: EncoderLayer(size, self_attn, feed_forward, dropout) is handed its sublayers."""
+    """Construct a sublayer that the constructor takes, as in EncoderLayer(size, self_attn, feed_forward, dropout)."""
     from .names import part_of
 
     low = name.lower()
@@ -190,7 +190,7 @@ def sublayer_for(name: str, sizes: Sizes, neighbours: Mapping[str, Any], depth: 
 
 @dataclass(frozen=True)
 class Caller:
-    """Calls a function with arguments by role, whatever their names and order."""
+    """Calls a function with arguments by role, whatever they are named and however they are ordered."""
 
     function: Callable[..., Any]
     engine: NumPy
@@ -202,19 +202,19 @@ class Caller:
         return role_of(parameter.name, self.roles)
 
     @property
-    def known(self) -> set[str]:
-        """The roles that this function has an argument for."""
+    def argument_roles(self) -> set[str]:
+        """The roles for which this function has an argument."""
         return {role for p in self.parameters if (role := self.role(p))}
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
         return parameters_of(self.function)
 
-    def having(self, **fixed: Any) -> Caller:
+    def with_fixed(self, **fixed: Any) -> Caller:
         return replace(self, fixed={**self.fixed, **fixed})
 
     def __call__(self, *unnamed: Any, **given: Any) -> Any:
-        """Arguments by role; `unnamed` fill the first parameters whose role is not known."""
+        """Pass arguments by role; `unnamed` fill the first parameters without a known role."""
         rest, arguments, used = list(unnamed), {}, set()
         for parameter in self.parameters:
             role, required = self.role(parameter), parameter.default is inspect.Parameter.empty
@@ -228,8 +228,8 @@ class Caller:
             elif not required:
                 continue
             else:
-                value = self.stand_in(parameter, role)
-            arguments[parameter.name] = self.engine.give(value)
+                value = self.placeholder(parameter, role)
+            arguments[parameter.name] = self.engine.to_native(value)
         if rest or set(given) - used:
             raise CannotCall(", ".join([*sorted(set(given) - used), *(["?"] * len(rest))]))
         positional = [arguments.pop(p.name) for p in self.parameters if p.kind is p.POSITIONAL_ONLY]
@@ -238,8 +238,8 @@ class Caller:
             raise NotWritten
         return result
 
-    def stand_in(self, parameter: inspect.Parameter, role: str | None) -> Any:
-        """For a required argument that the check has nothing for."""
+    def placeholder(self, parameter: inspect.Parameter, role: str | None) -> Any:
+        """Return a value for a required argument that the check has no value for."""
         if role in ("mask", "memory_mask", "cache", "dropout") or role_of(parameter.name, ("lengths",)):
             return None
         size = size_of(parameter.name)
@@ -250,8 +250,8 @@ class Caller:
         raise CannotCall(parameter.name)
 
 
-def forward_of(thing: Any) -> Callable[..., Any]:
-    """What is called: the function itself, `__call__`, or a method with a telling name; a module through its hooks."""
+def find_forward(thing: Any) -> Callable[..., Any]:
+    """Return what to call: the function itself, `forward`, `__call__`, or a method with a telling name."""
     if inspect.isfunction(thing) or inspect.ismethod(thing) or inspect.isbuiltin(thing):
         return thing
     for name in ("forward", "__call__", "call", "apply", "attention", "run", "compute", "encode", "get", "transform"):
@@ -264,16 +264,16 @@ def forward_of(thing: Any) -> Callable[..., Any]:
     return thing
 
 
-def arrays(result: Any, engine: NumPy) -> list[np.ndarray]:
-    """Every array in what was returned."""
+def all_arrays(result: Any, engine: NumPy) -> list[np.ndarray]:
+    """Return every array in a result."""
     items = result if isinstance(result, tuple | list) else result.values() if isinstance(result, dict) else [result]
     if isinstance(result, SimpleNamespace):
         items = vars(result).values()
-    return [taken for item in items if (taken := engine.take(item)) is not None]
+    return [taken for item in items if (taken := engine.to_numpy(item)) is not None]
 
 
-def pick(result: Any, shape: tuple[int, ...], engine: NumPy) -> np.ndarray | None:
-    """The first array of the wanted shape, else the first array at all."""
-    found = arrays(result, engine)
+def pick_array(result: Any, shape: tuple[int, ...], engine: NumPy) -> np.ndarray | None:
+    """Return the first array of the expected shape, or else the first array."""
+    found = all_arrays(result, engine)
     fitting = [a for a in found if a.shape == shape]
     return next(iter(fitting or found), None)

@@ -1,4 +1,4 @@
-"""What a file defines, by name, by signature and by trial."""
+"""Load a file and find the parts it defines, by name, by signature and by trial."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from .candidate import Candidate, Sizes, construct, find_forward, parameters_of
 from .names import part_of, plain, role_of, weight_role
-from .suspect import Sizes, Suspect, construct, forward_of, parameters_of
-from .weights import keys_of, walk
+from .weights import dict_keys, iter_weights
 
-# statements that define something; loops, prints and training at the top level are not run
+# only these top-level statements run: loops, prints and training code do not
 DEFINING = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Try)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A line of the file that could not be run."""
+    """A top-level statement that failed."""
 
     line: int
     error: str
@@ -38,7 +38,7 @@ class Loaded:
 
 
 def load(path: Path) -> Loaded:
-    """Run the definitions of the file one by one, so that one that fails does not take the others with it."""
+    """Run the file's definitions one by one, so that a failing line does not hide the others."""
     source = path.read_text(encoding="utf-8-sig")
     tree = ast.parse(source, str(path))
     module = types.ModuleType("learner")
@@ -62,8 +62,8 @@ def uses_torch(source: str) -> bool:
     return bool(re.search(r"^\s*(import|from)\s+torch\b", source, re.MULTILINE))
 
 
-def text_of(thing: Any, source: str) -> str:
-    """The lines that define it."""
+def source_of(thing: Any, source: str) -> str:
+    """Return the source lines that define this function or class."""
     name = getattr(thing, "__name__", "")
     try:
         tree = ast.parse(source)
@@ -85,50 +85,50 @@ def engine_of(thing: Any, text: str, source: str) -> str:
     return "torch" if uses_torch(source) else "numpy"
 
 
-def suspects(loaded: Loaded, name: str | None = None, part: str | None = None) -> list[Suspect]:
-    """Everything in the file that is a part, in the order of its definition."""
+def find_candidates(loaded: Loaded, name: str | None = None, part: str | None = None) -> list[Candidate]:
+    """Return the functions and classes that are parts of a Transformer, in file order."""
     found = []
     for own, thing in loaded.names.items():
         is_ours = getattr(thing, "__module__", None) == "learner"
         if not is_ours or not (inspect.isfunction(thing) or inspect.isclass(thing)) or (name and own != name):
             continue
-        text = text_of(thing, loaded.source)
+        text = source_of(thing, loaded.source)
         engine = engine_of(thing, text, loaded.source)
-        suspect = Suspect(own, part or "", thing, engine, text, loaded.names)
+        candidate = Candidate(own, part or "", thing, engine, text, loaded.names)
         try:
-            kind = part or classified(suspect, tries=bool(name))
-        except Exception:  # a trial that fails says nothing; the name still does
+            kind = part or classify(candidate, tries=bool(name))
+        except Exception:  # if the trial fails, go by the name
             kind = part_of(own)
         if kind is not None:
-            found.append(Suspect(own, kind, thing, engine, text, loaded.names))
+            found.append(Candidate(own, kind, thing, engine, text, loaded.names))
     if not found and not name:
         for own, thing in loaded.names.items():
             if getattr(thing, "__module__", None) == "learner" and inspect.isfunction(thing):
-                text = text_of(thing, loaded.source)
-                suspect = Suspect(own, "", thing, engine_of(thing, text, loaded.source), text, loaded.names)
-                kind = by_trial(suspect)
+                text = source_of(thing, loaded.source)
+                candidate = Candidate(own, "", thing, engine_of(thing, text, loaded.source), text, loaded.names)
+                kind = classify_by_trial(candidate)
                 if kind is not None:
-                    found.append(Suspect(own, kind, thing, suspect.engine_name, text, loaded.names))
+                    found.append(Candidate(own, kind, thing, candidate.engine_name, text, loaded.names))
     return found
 
 
-def classified(suspect: Suspect, tries: bool = False) -> str | None:
-    """The part that this is: the name says so, the signature corrects it."""
-    part = part_of(suspect.name)
-    if suspect.name.startswith("_") or re.search("config|args$", suspect.name.lower()):
+def classify(candidate: Candidate, tries: bool = False) -> str | None:
+    """Return which part this is: first by its name, then by its signature or weights."""
+    part = part_of(candidate.name)
+    if candidate.name.startswith("_") or re.search("config|args$", candidate.name.lower()):
         return None
-    if suspect.is_function:
-        return by_signature(suspect, part) or (by_trial(suspect) if tries else None)
-    if not hasattr(suspect.thing, "forward") and "__call__" not in vars(suspect.thing) and part is None:
+    if candidate.is_function:
+        return classify_function(candidate, part) or (classify_by_trial(candidate) if tries else None)
+    if not hasattr(candidate.thing, "forward") and "__call__" not in vars(candidate.thing) and part is None:
         return None
-    return by_weights(suspect, part)
+    return classify_class(candidate, part)
 
 
-def by_signature(suspect: Suspect, part: str | None) -> str | None:
-    names = [p.name for p in parameters_of(suspect.thing)]
+def classify_function(candidate: Candidate, part: str | None) -> str | None:
+    names = [p.name for p in parameters_of(candidate.thing)]
     roles = {role_of(n, ("q", "k", "v")) for n in names}
     has_weights = sum(bool(re.match(r"^w_?[qkvo]|^w_?(query|key|value|qkv)", n.lower())) for n in names) >= 1
-    has_weights = has_weights or any(weight_role(n) and keys_of(n, suspect) for n in names)
+    has_weights = has_weights or any(weight_role(n) and dict_keys(n, candidate) for n in names)
     if part in ("attention", "multi_head"):
         return "multi_head" if has_weights else "attention" if {"q", "k", "v"} <= roles else None
     if part is None and {"q", "k", "v"} <= roles:
@@ -142,34 +142,34 @@ def by_signature(suspect: Suspect, part: str | None) -> str | None:
     if part == "feed_forward" and sum(n.lower().startswith("w") for n in names) == 3:
         return "swiglu"
     if part == "rotary" and not any(plain(n) in ("x", "q", "xq", "k", "query", "vec", "t") for n in names):
-        return None  # makes the table, does not turn
+        return None  # it builds the angle table and does not rotate
     return part
 
 
-def by_weights(suspect: Suspect, part: str | None) -> str | None:
-    """A class called attention that holds W_Q, W_K, W_V is multi-head; a table that is trained is learned."""
+def classify_class(candidate: Candidate, part: str | None) -> str | None:
+    """Refine the part of a class by the weights it holds."""
     if part == "sinusoidal":
-        is_learned = not re.search(r"\bsin\b|\.sin\(|cos\(", suspect.source)
-        return "learned" if is_learned and re.search("Embedding|Parameter|randn|normal", suspect.source) else part
+        is_learned = not re.search(r"\bsin\b|\.sin\(|cos\(", candidate.source)
+        return "learned" if is_learned and re.search("Embedding|Parameter|randn|normal", candidate.source) else part
     if part in ("attention", "multi_head", "rotary", None):
         try:
-            thing = construct(suspect.thing, Sizes(), suspect.neighbours)
+            thing = construct(candidate.thing, Sizes(), candidate.neighbours)
         except Exception:
             return part
-        held = [w for w in walk(thing) if w.array.ndim >= 2]
+        held = [w for w in iter_weights(thing) if w.array.ndim >= 2]
         roles = {weight_role(w.path) for w in held}
         if {"q", "k", "v"} <= roles or ("qkv" in roles and part is not None):
             return "multi_head" if part != "lm" else part
-        asked = {role_of(p.name, ("q", "k", "v")) for p in parameters_of(forward_of(thing))}
+        asked = {role_of(p.name, ("q", "k", "v")) for p in parameters_of(find_forward(thing))}
         if not held and {"q", "k", "v"} <= asked:
             return "attention"
         return part if held else None
     return part
 
 
-def by_trial(suspect: Suspect) -> str | None:
-    """A function with a name that says nothing, by what it does to numbers."""
-    engine = suspect.engine()
+def classify_by_trial(candidate: Candidate) -> str | None:
+    """Guess the part of a function from what it does to numbers."""
+    engine = candidate.engine()
     x = np.random.default_rng(0).normal(size=(3, 5))
     trials: list[tuple[str, tuple[Any, ...], Any]] = [
         ("softmax", (x,), lambda y: y.shape == x.shape and np.isclose(y.sum(-1), 1).all() and (y >= 0).all()),
@@ -183,13 +183,13 @@ def by_trial(suspect: Suspect) -> str | None:
         ("causal_mask", (4,), lambda y: y.size == 16 and len(np.unique(y)) == 2),
         ("attention", (x, x, x), lambda y: y.shape == x.shape),
     ]
-    required = [p for p in parameters_of(suspect.thing) if p.default is p.empty]
+    required = [p for p in parameters_of(candidate.thing) if p.default is p.empty]
     for part, arguments, looks in trials:
         if len(arguments) != len(required):
             continue
         try:
-            result = suspect.thing(*map(engine.give, arguments))
-            value = engine.take(result[0] if isinstance(result, tuple) else result)
+            result = candidate.thing(*map(engine.to_native, arguments))
+            value = engine.to_numpy(result[0] if isinstance(result, tuple) else result)
             if value is not None and looks(value):
                 return part
         except Exception:

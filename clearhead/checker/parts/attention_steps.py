@@ -1,6 +1,6 @@
 """Attention step by step in NumPy, and what each step looks like when it is wrong.
 
-A mistake is a step put in the place of the right one; two mistakes are two steps.
+A mistake replaces one step; two mistakes replace two.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Array = np.ndarray
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """What a scale may be made of."""
+class HeadSizes:
+    """The sizes from which a scale can be computed."""
 
     K: int
     U: int
@@ -29,11 +29,11 @@ class Sizes:
     H: int
 
 
-def scaled(sizes: Sizes) -> float:
+def inverse_root(sizes: HeadSizes) -> float:
     return sizes.K**-0.5
 
 
-def product(q: Array, k: Array, v: Array) -> Array:
+def query_key_scores(q: Array, k: Array, v: Array) -> Array:
     return q @ k.swapaxes(-1, -2)
 
 
@@ -41,7 +41,7 @@ def hide(scores: Array, allowed: Array) -> Array:
     return np.where(allowed, scores, -np.inf)
 
 
-def weigh(scores: Array, allowed: Array, sizes: Sizes) -> Array:
+def weigh(scores: Array, allowed: Array, sizes: HeadSizes) -> Array:
     return softmax(scores)
 
 
@@ -77,12 +77,12 @@ def same(allowed: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Steps:
+class AttentionSteps:
     allow: Callable[[Array], Array] = same
-    scale: Callable[[Sizes], float] = scaled
-    score: Callable[[Array, Array, Array], Array] = product
+    scale: Callable[[HeadSizes], float] = inverse_root
+    score: Callable[[Array, Array, Array], Array] = query_key_scores
     hide: Callable[[Array, Array], Array] = hide
-    weigh: Callable[[Array, Array, Sizes], Array] = weigh
+    weigh: Callable[[Array, Array, HeadSizes], Array] = weigh
     mix: Callable[[Array, Array, Array], Array] = mix
     split: Callable[[Array, int], Array] = split
     turn: Callable[[Array, Array, Array], tuple[Array, Array, Array]] = turn
@@ -91,12 +91,14 @@ class Steps:
     finish: Callable[[Array, Projections, Array, Array], Array] = finish
 
 
-RIGHT = Steps()
+RIGHT = AttentionSteps()
 
 
-def attend(q: Array, k: Array, v: Array, allowed: Array, steps: Steps, D: int = 0, H: int = 1) -> tuple[Array, Array]:
-    """Mixed values and weights. Rows that may read nothing get zeros."""
-    sizes = Sizes(q.shape[-1], v.shape[-1], D or q.shape[-1], H)
+def attend(
+    q: Array, k: Array, v: Array, allowed: Array, steps: AttentionSteps, D: int = 0, H: int = 1
+) -> tuple[Array, Array]:
+    """Return the mixed values and the weights. Rows that may read nothing get zeros."""
+    sizes = HeadSizes(q.shape[-1], v.shape[-1], D or q.shape[-1], H)
     with np.errstate(all="ignore"):
         allowed = steps.allow(allowed)
         scores = steps.hide(steps.score(q, k, v) * steps.scale(sizes), allowed)
@@ -105,9 +107,16 @@ def attend(q: Array, k: Array, v: Array, allowed: Array, steps: Steps, D: int = 
 
 
 def multi_head(
-    x: Array, source: Array, value_source: Array, w: Projections, H: int, G: int, allowed: Array, steps: Steps = RIGHT
+    x: Array,
+    source: Array,
+    value_source: Array,
+    w: Projections,
+    H: int,
+    G: int,
+    allowed: Array,
+    steps: AttentionSteps = RIGHT,
 ) -> Array:
-    """x [B,T,D], source [B,S,D], allowed [B,1,T,S]: the layer with the learner's weights."""
+    """Compute the layer with the learner's weights. x [B,T,D], source [B,S,D], allowed [B,1,T,S]."""
     q, k, v = x @ w.q.T + w.q_bias, source @ w.k.T + w.k_bias, value_source @ w.v.T + w.v_bias
     q, k, v = steps.split(q, H), steps.split(k, G), steps.split(v, G)
     q, k, v = steps.turn(q, k, v)
@@ -118,9 +127,9 @@ def multi_head(
     return steps.finish(steps.merge(mixed), w, x, mixed)
 
 
-def over(axis: int | tuple[int, ...]) -> Callable[[Array, Array, Sizes], Array]:
-    def wrong(scores: Array, allowed: Array, sizes: Sizes) -> Array:
-        if isinstance(axis, int) and axis < -2 and scores.ndim < 4:  # no such axis here
+def softmax_over(axis: int | tuple[int, ...]) -> Callable[[Array, Array, HeadSizes], Array]:
+    def wrong(scores: Array, allowed: Array, sizes: HeadSizes) -> Array:
+        if isinstance(axis, int) and axis < -2 and scores.ndim < 4:  # there is no such axis
             return np.full_like(scores, np.nan)
         top = np.nan_to_num(scores.max(axis, keepdims=True), neginf=0.0)
         powers = np.exp(scores - top)
@@ -133,8 +142,8 @@ def over_positions_and_heads(x: Array, heads: int) -> Array:
     return x.reshape(x.shape[0], heads, -1, x.shape[-1] // heads)
 
 
-def shifted(by: int) -> Callable[[Array], Array]:
-    """The causal mask one diagonal off."""
+def shifted_causal(by: int) -> Callable[[Array], Array]:
+    """A causal mask shifted by some diagonals."""
 
     def wrong(allowed: Array) -> Array:
         T, S = allowed.shape[-2:]
@@ -144,10 +153,10 @@ def shifted(by: int) -> Callable[[Array], Array]:
     return wrong
 
 
-def rotated(
+def rotary_variant(
     values: bool = False, only_q: bool = False, layout: str = "halves", late: int = 0
 ) -> Callable[[Array, Array, Array], tuple[Array, Array, Array]]:
-    def turned(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
+    def rotate_pairs(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
         def at(x: Array) -> Array:
             return rotate(x, np.arange(x.shape[-2]) + late, layout=layout)
 
@@ -155,10 +164,10 @@ def rotated(
             return q, k, v
         return at(q), k if only_q else at(k), at(v) if values and v.shape[-1] % 2 == 0 else v
 
-    return turned
+    return rotate_pairs
 
 
-def keep(*_: Any) -> float:
+def unscaled(*_: Any) -> float:
     return 1.0
 
 
@@ -179,13 +188,13 @@ SCALES: dict[str, Change] = {
     "scale-constant.64": {"scale": lambda s: 1 / 8},
     "scale-constant.512": {"scale": lambda s: 512**-0.5},
     "scale-twice": {"scale": lambda s: s.K**-0.25},
-    "scale-after-softmax": {"scale": keep, "weigh": lambda x, a, s: softmax(x) * s.K**-0.5},
+    "scale-after-softmax": {"scale": unscaled, "weigh": lambda x, a, s: softmax(x) * s.K**-0.5},
 }
 WEIGHTS: dict[str, Change] = {
-    "softmax-queries": {"weigh": over(-2)},
-    "softmax-heads": {"weigh": over(-3)},
-    "softmax-batch": {"weigh": over(0)},
-    "softmax-all": {"weigh": over((-1, -2))},
+    "softmax-queries": {"weigh": softmax_over(-2)},
+    "softmax-heads": {"weigh": softmax_over(-3)},
+    "softmax-batch": {"weigh": softmax_over(0)},
+    "softmax-all": {"weigh": softmax_over((-1, -2))},
     "no-softmax": {"weigh": lambda x, a, s: np.where(np.isfinite(x), x, 0)},
     "not-normalised": {"weigh": lambda x, a, s: np.exp(x)},
     "sigmoid": {"weigh": lambda x, a, s: 1 / (1 + np.exp(-x))},
@@ -195,9 +204,13 @@ WEIGHTS: dict[str, Change] = {
 MIXES: dict[str, Change] = {
     "mixes-keys": {"mix": lambda w, v, k: w @ k},
     "weights-transposed": {"mix": lambda w, v, k: w.swapaxes(-1, -2) @ v if w.shape[-1] == w.shape[-2] else w @ v},
-    "queries-only": {"score": lambda q, k, v: q @ q.swapaxes(-1, -2) if q.shape == k.shape else product(q, k, v)},
-    "keys-only": {"score": lambda q, k, v: k @ k.swapaxes(-1, -2) if q.shape == k.shape else product(q, k, v)},
-    "scores-from-values": {"score": lambda q, k, v: q @ v.swapaxes(-1, -2) if k.shape == v.shape else product(q, k, v)},
+    "queries-only": {
+        "score": lambda q, k, v: q @ q.swapaxes(-1, -2) if q.shape == k.shape else query_key_scores(q, k, v)
+    },
+    "keys-only": {"score": lambda q, k, v: k @ k.swapaxes(-1, -2) if q.shape == k.shape else query_key_scores(q, k, v)},
+    "scores-from-values": {
+        "score": lambda q, k, v: q @ v.swapaxes(-1, -2) if k.shape == v.shape else query_key_scores(q, k, v)
+    },
 }
 MASKS: dict[str, Change] = {
     "mask-ignored": {"hide": unmasked},
@@ -215,8 +228,8 @@ MASKS: dict[str, Change] = {
 CAUSAL: dict[str, Change] = {
     "causal-transposed": {"allow": lambda a: np.broadcast_to(causal_mask(a.shape[-1]).T, a.shape)},
     "causal-inverted": {"allow": lambda a: np.broadcast_to(~causal_mask(a.shape[-1]), a.shape)},
-    "causal-strict": {"allow": shifted(-1)},
-    "causal-one-ahead": {"allow": shifted(1)},
+    "causal-strict": {"allow": shifted_causal(-1)},
+    "causal-one-ahead": {"allow": shifted_causal(1)},
     "causal-missing": {"allow": lambda a: np.ones_like(a)},
 }
 HEADS: dict[str, Change] = {
@@ -236,23 +249,23 @@ HEADS: dict[str, Change] = {
     "residual-inside": {"finish": lambda merged, w, x, mixed: x + finish(merged, w, x, mixed)},
     "out-transposed": {"finish": lambda merged, w, x, mixed: merged @ (w.o if w.o is not None else 1) + w.o_bias},
     "one-head": {"split": lambda x, h: split(x, 1)},
-    "rope-on-values": {"turn": rotated(values=True)},
-    "rope-on-values.interleaved": {"turn": rotated(values=True, layout="interleaved")},
-    "rope-on-queries-only": {"turn": rotated(only_q=True)},
-    "rope-on-queries-only.interleaved": {"turn": rotated(only_q=True, layout="interleaved")},
+    "rope-on-values": {"turn": rotary_variant(values=True)},
+    "rope-on-values.interleaved": {"turn": rotary_variant(values=True, layout="interleaved")},
+    "rope-on-queries-only": {"turn": rotary_variant(only_q=True)},
+    "rope-on-queries-only.interleaved": {"turn": rotary_variant(only_q=True, layout="interleaved")},
 }
-# what is right though it is not the plainest: not a mistake but an assumption
-TURNS: dict[str, Change] = {
+# right variants: recorded as an assumption, not as a mistake
+VARIANTS: dict[str, Change] = {
     "plain": {},
-    "rope_halves": {"turn": rotated()},
-    "rope_interleaved": {"turn": rotated(layout="interleaved")},
+    "rope_halves": {"turn": rotary_variant()},
+    "rope_interleaved": {"turn": rotary_variant(layout="interleaved")},
     "merged_width_first": {"merge": lambda x: x.transpose(0, 2, 3, 1).reshape(x.shape[0], x.shape[2], -1)},
     "groups_interleaved": {"share": lambda x, times: np.tile(x, (1, times, 1, 1))},
 }
 
 
-def mistakes(*banks: Mapping[str, Change]) -> Iterator[tuple[tuple[str, ...], Steps]]:
-    """Every single mistake, then every two that change different steps."""
+def mistakes(*banks: Mapping[str, Change]) -> Iterator[tuple[tuple[str, ...], AttentionSteps]]:
+    """Yield every mistake, then every pair of mistakes in different steps."""
     changes = [(key, change) for bank in banks for key, change in bank.items()]
     for key, change in changes:
         yield (key.split(".")[0],), replace(RIGHT, **change)

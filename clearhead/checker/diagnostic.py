@@ -1,4 +1,4 @@
-"""What a check has to say."""
+"""Diagnostics: one mistake, warning or note about a part, with the smallest example that shows it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .mistakes import BY_PART as ANY_PART_PAGES
 
 @dataclass(frozen=True)
 class Example:
-    """The smallest input on which it fails, and what should have come out."""
+    """The smallest input that fails, with the expected and the actual result."""
 
     inputs: Mapping[str, Any]
     expected: Any = None
@@ -23,10 +23,10 @@ class Example:
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "inputs": {name: listed(value) for name, value in self.inputs.items()},
-            "weights": {name: listed(value) for name, value in self.weights.items()},
-            "expected": listed(self.expected),
-            "got": listed(self.got),
+            "inputs": {name: to_jsonable(value) for name, value in self.inputs.items()},
+            "weights": {name: to_jsonable(value) for name, value in self.weights.items()},
+            "expected": to_jsonable(self.expected),
+            "got": to_jsonable(self.got),
         }
 
     @classmethod
@@ -35,8 +35,8 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A mistake by its key, where it is, and how it shows."""
+class Diagnostic:
+    """One result of a check: its key, the part it belongs to, and an example."""
 
     part: str
     name: str
@@ -64,19 +64,19 @@ class Finding:
         }
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Finding:
+    def from_dict(cls, data: Mapping[str, Any]) -> Diagnostic:
         example = None if data["example"] is None else Example.from_dict(data["example"])
         return cls(data["part"], data["name"], data["key"], data["values"], example)
 
 
-def listed(value: Any) -> Any:
-    """Arrays as lists, numbers that JSON lacks as words."""
+def to_jsonable(value: Any) -> Any:
+    """Convert to JSON types: arrays become lists, NaN and infinity become strings."""
     if isinstance(value, np.ndarray):
-        return listed(value.tolist())
+        return to_jsonable(value.tolist())
     if isinstance(value, list | tuple):
-        return [listed(item) for item in value]
+        return [to_jsonable(item) for item in value]
     if isinstance(value, np.generic):
-        return listed(value.item())
+        return to_jsonable(value.item())
     if isinstance(value, float):
         return value if np.isfinite(value) else str(value)
     return value

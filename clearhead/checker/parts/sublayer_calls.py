@@ -1,4 +1,4 @@
-"""Watching a block at work: which sublayer was called, on what, and calling it again on something else."""
+"""Record the sublayer calls of a block, and call the sublayers again on other inputs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ KINDS = {
 
 
 @dataclass
-class Event:
+class SublayerCall:
     """One call of a sublayer."""
 
     kind: str
@@ -43,16 +43,16 @@ class Event:
     def main(self) -> Any:
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
 
-    def again(self, h: np.ndarray) -> np.ndarray:
-        """The sublayer on h, in every place where its first argument stood."""
+    def rerun(self, h: np.ndarray) -> np.ndarray:
+        """Call the sublayer again with h in place of its first argument, wherever that was passed."""
         first = self.main
-        new = self.engine.give(h)
+        new = self.engine.to_native(h)
 
         def swap(value: Any) -> Any:
             return new if value is first or same(value, first) else value
 
         result = self.target(*map(swap, self.args), **{n: swap(v) for n, v in self.kwargs.items()})
-        taken = self.engine.take(result[0] if isinstance(result, tuple | list) else result)
+        taken = self.engine.to_numpy(result[0] if isinstance(result, tuple | list) else result)
         assert taken is not None
         return taken
 
@@ -64,7 +64,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def kind_of(name: str, thing: Any) -> str | None:
-    """What a sublayer is, by its class, else by the name it is kept under."""
+    """Return the kind of a sublayer, by its class or else by its attribute name."""
     cls = type(thing).__name__
     if cls in ("Dropout", "ModuleList", "ModuleDict", "Identity", "Embedding"):
         return None
@@ -82,9 +82,9 @@ def kind_of(name: str, thing: Any) -> str | None:
 
 
 @contextmanager
-def watched(thing: Any, engine: NumPy, neighbours: Mapping[str, Any]) -> Iterator[list[Event]]:
-    """The events of the outermost sublayers while the block runs."""
-    events: list[Event] = []
+def record_calls(thing: Any, engine: NumPy, neighbours: Mapping[str, Any]) -> Iterator[list[SublayerCall]]:
+    """Record the calls of the outermost sublayers while the block runs."""
+    calls: list[SublayerCall] = []
     depth = [0]
 
     def around(kind: str, target: Callable[..., Any]) -> Callable[..., Any]:
@@ -95,7 +95,7 @@ def watched(thing: Any, engine: NumPy, neighbours: Mapping[str, Any]) -> Iterato
             finally:
                 depth[0] -= 1
             if depth[0] == 0 and (args or kwargs):
-                events.append(Event(kind, target, args, kwargs, result, engine))
+                calls.append(SublayerCall(kind, target, args, kwargs, result, engine))
             return result
 
         return call
@@ -114,27 +114,27 @@ def watched(thing: Any, engine: NumPy, neighbours: Mapping[str, Any]) -> Iterato
         ]:
             kind = kind_of(name, value) if callable(value) or hasattr(value, "forward") else None
             if kind is not None:
-                undo.append(proxied(thing, name, value, kind, around))
+                undo.append(wrap_attribute(thing, name, value, kind, around))
         for name, value in list(neighbours.items()):
             kind = KINDS.get(part_of(name) or "") if inspect.isfunction(value) else None
             if kind in ("norm", "attention", "ffn") and isinstance(neighbours, dict):
                 neighbours[name] = around(kind, value)
                 undo.append(partial(neighbours.__setitem__, name, value))
     try:
-        yield events
+        yield calls
     finally:
         for back in undo:
             back()
 
 
-def proxied(thing: Any, name: str, value: Any, kind: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """A NumPy sublayer is an object with __call__ or forward: a stand-in of it watches."""
+def wrap_attribute(thing: Any, name: str, value: Any, kind: str, around: Callable[..., Any]) -> Callable[[], None]:
+    """Replace a sublayer of a NumPy object by a wrapper that records its calls."""
     if inspect.ismethod(value) or inspect.isfunction(value):
         setattr(thing, name, around(kind, value))
         return lambda: delattr(thing, name) if inspect.ismethod(value) else setattr(thing, name, value)
     run = value.forward if hasattr(value, "forward") else value
 
-    class StandIn:
+    class RecordedSublayer:
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             return around(kind, run)(*args, **kwargs)
 
@@ -143,5 +143,5 @@ def proxied(thing: Any, name: str, value: Any, kind: str, around: Callable[..., 
         def __getattr__(self, inner: str) -> Any:
             return getattr(value, inner)
 
-    setattr(thing, name, StandIn())
+    setattr(thing, name, RecordedSublayer())
     return lambda: setattr(thing, name, value)

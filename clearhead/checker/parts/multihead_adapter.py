@@ -1,4 +1,4 @@
-"""A multi-head layer in our convention: its weights, its heads, how it is called, and what should come out."""
+"""Adapt a multi-head layer to our convention: its weights, its heads, how to call it, and the expected result."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..adapt import MaskForm
-from ..adapt import pattern as mask_pattern
+from ..candidate import Caller, Candidate, CannotCall, Sizes, find_forward, parameters_of
+from ..diagnostic import Example
 from ..engine import NumPy
-from ..finding import Example
+from ..mask_forms import MaskForm
+from ..mask_forms import pattern as mask_pattern
 from ..names import plain, size_of, weight_role
-from ..suspect import Caller, CannotCall, Sizes, Suspect, forward_of, parameters_of
-from ..weights import Projections, Weight, is_bias, keys_of, projections, walk
-from . import common, steps
-from .common import Inputs, Runner, Voice
+from ..weights import Projections, Weight, dict_keys, is_bias, iter_weights, projections
+from . import attention_steps as steps
+from . import common
+from .attention_steps import AttentionSteps
+from .common import Inputs, Recorder, Runner
 
 ROLES = ("q", "k", "v", "x", "memory", "mask", "causal", "cache", "weights_too", "training")
 
 
 @dataclass
-class Subject:
-    """The layer with its weights read, its number of heads, and how it is called."""
+class MultiHeadAdapter:
+    """The learner's layer, with its weights, its number of heads, and how to call it."""
 
     thing: Any
     caller: Caller
@@ -35,15 +37,15 @@ class Subject:
     readings: list[Projections]
     given: dict[str, Any] = field(default_factory=dict)  # weights that are passed as arguments
     reading: Projections | None = None
-    how: steps.Steps = steps.RIGHT
+    how: AttentionSteps = steps.RIGHT
     unbatched: bool = False
     form: MaskForm | None = None
-    neutral: MaskForm | None = None  # of a mask that must be given, and is to hide nothing
+    neutral: MaskForm | None = None  # for a required mask: the form of one that hides nothing
     causal: bool = False
 
     @property
     def mode(self) -> str:
-        known = self.caller.known
+        known = self.caller.argument_roles
         if {"q", "k", "v"} <= known:
             return "qkv"
         if "memory" in known or {"q", "k"} <= known:
@@ -51,8 +53,8 @@ class Subject:
         return "self"
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
-        thing = common.halved(self.thing, engine)
-        caller = replace(self.caller, engine=engine, function=forward_of(thing)).having(**self.given)
+        thing = common.cast_module(self.thing, engine)
+        caller = replace(self.caller, engine=engine, function=find_forward(thing)).with_fixed(**self.given)
         x, source = inputs["x"], inputs.get("source")
         source = x if source is None else source
         if self.unbatched:
@@ -64,7 +66,7 @@ class Subject:
             given["mask"] = self.neutral(np.ones((inputs["x"].shape[0], 1, x.shape[-2], source.shape[-2]), bool))
         if inputs.get("causal"):
             given["causal"] = True
-        known = caller.known
+        known = caller.argument_roles
         if self.mode == "qkv":
             return caller(q=x, k=source, v=source, **given)
         if self.mode == "cross" and "memory" in known:
@@ -86,7 +88,7 @@ class Subject:
         return Runner(self.native, engine, self.shape, lambda a: a[None] if self.unbatched else a)
 
     def expected(
-        self, inputs: Inputs, how: steps.Steps | None = None, reading: Projections | None = None
+        self, inputs: Inputs, how: AttentionSteps | None = None, reading: Projections | None = None
     ) -> np.ndarray:
         x = inputs["x"]
         source = x if inputs.get("source") is None else inputs["source"]
@@ -99,49 +101,49 @@ class Subject:
         return steps.multi_head(x, source, source, w, self.H, self.G, allowed, how or self.how)
 
 
-def build(suspect: Suspect, sizes: Sizes) -> Subject:
-    engine = suspect.engine()
-    thing = engine.quiet(suspect.made(sizes))
-    caller = Caller(forward_of(thing), engine, ROLES, sizes)
-    if suspect.is_function:
-        return build_function(thing, caller, sizes, suspect)
+def build(candidate: Candidate, sizes: Sizes) -> MultiHeadAdapter:
+    engine = candidate.engine()
+    thing = engine.eval_mode(candidate.instantiate(sizes))
+    caller = Caller(find_forward(thing), engine, ROLES, sizes)
+    if candidate.is_function:
+        return build_function(thing, caller, sizes, candidate)
     if any(type(p).__name__ == "UninitializedParameter" for p in getattr(thing, "parameters", list)()):
         first_pass(thing, caller, sizes)
-        thing = engine.quiet(thing)
-    held = [w for w in walk(thing) if w.array.ndim <= 3]
-    H, G = heads_of(thing, held, sizes, suspect)
+        thing = engine.eval_mode(thing)
+    held = [w for w in iter_weights(thing) if w.array.ndim <= 3]
+    H, G = count_heads(thing, held, sizes, candidate)
     readings = list(projections(held, H, G))
     if not readings:
         raise CannotCall("weights")
-    simplify(held, sizes)
-    readings = list(projections([w for w in walk(thing) if w.array.ndim <= 3], H, G))
-    return Subject(thing, caller, readings[0].q.shape[1], H, G, readings)
+    set_small_weights(held, sizes)
+    readings = list(projections([w for w in iter_weights(thing) if w.array.ndim <= 3], H, G))
+    return MultiHeadAdapter(thing, caller, readings[0].q.shape[1], H, G, readings)
 
 
 def first_pass(thing: Any, caller: Caller, sizes: Sizes) -> None:
-    """Lazy layers learn their width from the first input."""
+    """Run lazy layers once, so that they learn their width."""
     x = np.ones((1, 2, sizes.D))
-    wanted = {role: x for role in ("q", "k", "v", "x", "memory") if role in caller.known}
+    wanted = {role: x for role in ("q", "k", "v", "x", "memory") if role in caller.argument_roles}
     caller(**wanted)
 
 
-def simplify(held: list[Weight], sizes: Sizes) -> None:
-    """Weights of small whole numbers for small layers, so that the example can be followed."""
+def set_small_weights(held: list[Weight], sizes: Sizes) -> None:
+    """Give small layers small integer weights, so that a reader can follow the example."""
     generator = common.rng(7)
     if sizes.D > 4:
         return
     for weight in held:
         if weight.array.ndim >= 1 and weight_role(weight.path) is not None:
-            weight.set(common.whole(generator, *weight.array.shape))
+            weight.set(common.small_integers(generator, *weight.array.shape))
 
 
-def build_function(thing: Any, caller: Caller, sizes: Sizes, suspect: Suspect) -> Subject:
-    """mha(x, Wq, Wk, Wv, Wo, heads), or dicts of matrix and bias: the weights are arguments, and ours."""
+def build_function(thing: Any, caller: Caller, sizes: Sizes, candidate: Candidate) -> MultiHeadAdapter:
+    """Adapt a function that takes its weights as arguments: mha(x, Wq, Wk, Wv, Wo, heads)."""
     generator = common.rng(7)
     held: list[Weight] = []
     given: dict[str, Any] = {}
     draw = (
-        (lambda *shape: common.whole(generator, *shape))
+        (lambda *shape: common.small_integers(generator, *shape))
         if sizes.D <= 4
         else lambda *shape: generator.normal(size=shape)
     )
@@ -152,7 +154,7 @@ def build_function(thing: Any, caller: Caller, sizes: Sizes, suspect: Suspect) -
         bias = re.fullmatch(r"b(q|k|v|o|qkv|out)", name)
         if size_of(parameter.name) == "H":
             heads = sizes.H
-        keys = keys_of(parameter.name, suspect) if weight_role(parameter.name) else None
+        keys = dict_keys(parameter.name, candidate) if weight_role(parameter.name) else None
         if keys:
             out = sizes.D * {"qkv": 3, "kv": 2}.get(weight_role(parameter.name) or "", 1)
             given[parameter.name] = dict(zip(keys, (draw(sizes.D, out), draw(out)), strict=True))
@@ -169,20 +171,20 @@ def build_function(thing: Any, caller: Caller, sizes: Sizes, suspect: Suspect) -
     readings = list(projections(held, heads, heads))
     if not readings:
         raise CannotCall("weights")
-    return Subject(thing, caller, sizes.D, heads, heads, readings, given)
+    return MultiHeadAdapter(thing, caller, sizes.D, heads, heads, readings, given)
 
 
-def heads_of(thing: Any, held: list[Weight], sizes: Sizes, suspect: Suspect) -> tuple[int, int]:
-    """How many heads: an attribute says so, or a list of them, or the constructor was told."""
+def count_heads(thing: Any, held: list[Weight], sizes: Sizes, candidate: Candidate) -> tuple[int, int]:
+    """Return the number of query and key heads: from attributes, from a list of heads, or from the constructor."""
     numbers = {size_of(n): v for n, v in vars(thing).items() if isinstance(v, int) and not isinstance(v, bool)}
     queries = [w for w in held if w.array.ndim >= 2 and weight_role(w.path) == "q" and not is_bias(w.path)]
     if len(queries) > 1:
         return len(queries), len(queries)
     if queries and queries[0].array.ndim == 3:
         return queries[0].array.shape[0], queries[0].array.shape[0]
-    told = suspect.is_class and any(size_of(p.name) == "H" for p in parameters_of(suspect.thing.__init__))
-    has_config = suspect.is_class and any(
-        re.search("conf|cfg|args", p.name) for p in parameters_of(suspect.thing.__init__)
+    told = candidate.is_class and any(size_of(p.name) == "H" for p in parameters_of(candidate.thing.__init__))
+    has_config = candidate.is_class and any(
+        re.search("conf|cfg|args", p.name) for p in parameters_of(candidate.thing.__init__)
     )
     H = numbers.get("H") or (sizes.H if told or has_config else 1)
     G = numbers.get("G") or H
@@ -192,47 +194,49 @@ def heads_of(thing: Any, held: list[Weight], sizes: Sizes, suspect: Suspect) -> 
     return H, G
 
 
-def big(subject: Subject, T: int = 4, S: int | None = None, seed: int = 0) -> dict[str, Any]:
+def random_case(adapter: MultiHeadAdapter, T: int = 4, S: int | None = None, seed: int = 0) -> dict[str, Any]:
     generator = common.rng(seed)
-    B = 1 if subject.unbatched else 2
-    case = {"x": generator.normal(size=(B, T, subject.D))}
+    B = 1 if adapter.unbatched else 2
+    case = {"x": generator.normal(size=(B, T, adapter.D))}
     if S is not None:
-        case["source"] = generator.normal(size=(B, S, subject.D))
+        case["source"] = generator.normal(size=(B, S, adapter.D))
     return case
 
 
-def small(suspect: Suspect, subject: Subject, voice: Voice, mask: bool = False, **flags: bool) -> Example | None:
-    """The smallest layer and input that fail: width 2, one head, and up."""
+def smallest_example(
+    candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recorder, mask: bool = False, **flags: bool
+) -> Example | None:
+    """Return the smallest failing layer and input, starting from width 2 and one head."""
     for sizes in (Sizes(D=2, H=1), Sizes(D=2, H=2), Sizes(D=4, H=2), Sizes(D=4, H=2, G=1)):
         try:
-            tiny = build(suspect, sizes)
+            tiny = build(candidate, sizes)
         except Exception:
             continue
-        if tiny.D != sizes.D or (tiny.H // tiny.G != subject.H // subject.G and tiny.D < 4):
+        if tiny.D != sizes.D or (tiny.H // tiny.G != adapter.H // adapter.G and tiny.D < 4):
             continue
-        index = next((i for i, r in enumerate(subject.readings) if r is subject.reading), 0)
+        index = next((i for i, r in enumerate(adapter.readings) if r is adapter.reading), 0)
         tiny.reading = tiny.readings[index] if index < len(tiny.readings) else tiny.readings[0]
         tiny = replace(
             tiny,
-            causal=subject.causal,
-            unbatched=subject.unbatched,
-            form=subject.form,
-            neutral=subject.neutral,
-            how=subject.how,
+            causal=adapter.causal,
+            unbatched=adapter.unbatched,
+            form=adapter.form,
+            neutral=adapter.neutral,
+            how=adapter.how,
         )
         weights = {n: getattr(tiny.reading, n[-1].lower()) for n in ("W_Q", "W_K", "W_V", "W_O")}
         weights |= {f"b_{n}": getattr(tiny.reading, f"{n.lower()}_bias") for n in "QKVO"}
         weights = {n: w for n, w in weights.items() if isinstance(w, np.ndarray)}
         for T in (1, 2, 3):
             for seed in range(4):
-                case: dict[str, Any] = {"x": common.whole(common.rng(seed), 1, T, tiny.D), **flags}
+                case: dict[str, Any] = {"x": common.small_integers(common.rng(seed), 1, T, tiny.D), **flags}
                 if mask:
                     case["allowed"] = np.arange(T)[None, None, None] < max(1, T - 1)
                     case["allowed"] = np.broadcast_to(case["allowed"], (1, 1, T, T))
-                found = common.smallest([case], tiny.runner(suspect.engine()), tiny.expected, weights)
+                found = common.smallest_failure([case], tiny.runner(candidate.engine()), tiny.expected, weights)
                 if found is not None:
                     return found
-    case = {**big(subject), **flags}
+    case = {**random_case(adapter), **flags}
     if mask:
-        case["allowed"] = mask_pattern(subject.form.kind if subject.form else "any", case["x"].shape[0], 4, 4)
-    return common.smallest([case], subject.runner(suspect.engine()), subject.expected)
+        case["allowed"] = mask_pattern(adapter.form.kind if adapter.form else "any", case["x"].shape[0], 4, 4)
+    return common.smallest_failure([case], adapter.runner(candidate.engine()), adapter.expected)

@@ -1,4 +1,4 @@
-"""Conventions that are a matter of taste: what a mask says, and in which shape it comes."""
+"""The conventions for attention masks: what their values mean, and their shape."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 Array = np.ndarray
-# what learners mean by a mask; ours, `allowed`, is True where a query may read a key
+# what a mask's values can mean; our own convention, `allowed`, is True where a query may read a key
 SENSES: dict[str, Callable[[Array], Array]] = {
     "true_allows": lambda allowed: allowed,
     "true_blocks": lambda allowed: ~allowed,
@@ -24,7 +24,7 @@ BLOCKING = ("true_blocks", "one_blocks")
 
 @dataclass(frozen=True)
 class MaskForm:
-    """A sense and a shape. `kind` is what such a mask can say: the same for all rows, keys only, or anything."""
+    """A convention for masks. `kind` is what the shape can express: "shared" over the batch, "keys" only, or "any"."""
 
     sense: str
     shape: str
@@ -32,11 +32,11 @@ class MaskForm:
 
     @property
     def finite(self) -> MaskForm:
-        """Which number to add is the caller's choice: -inf on a whole row is no fault of the function."""
+        """The same form with -1e9 in place of -inf: a row of -inf is the caller's fault."""
         return replace(self, sense="additive_finite") if self.sense == "additive" else self
 
     def __call__(self, allowed: Array) -> Array:
-        """allowed is [B, 1, T, S]."""
+        """Convert our mask, allowed [B, 1, T, S], to this form."""
         heads_off = allowed[:, 0]
         by_shape = {
             "T S": allowed[0, 0],
@@ -70,7 +70,7 @@ def mask_forms(shapes: tuple[tuple[str, str], ...] = SHAPES) -> Iterator[MaskFor
 
 
 def pattern(kind: str, B: int, T: int, S: int, seed: int = 3) -> Array:
-    """[B, 1, T, S], every query with something to read and something hidden, and no two keys alike."""
+    """Return a random mask [B, 1, T, S] in which every query may read at least one key and not read at least one."""
     generator = np.random.default_rng(seed)
     shape = {"shared": (1, 1, T, S), "keys": (B, 1, 1, S), "any": (B, 1, T, S)}[kind]
     allowed = generator.random(shape) < 0.55
@@ -91,8 +91,8 @@ BLOCKS = (
 )
 
 
-def promised(source: str) -> str | None:
-    """Which sense the learner's own words promise: "allows", "blocks", or nothing said."""
+def documented_sense(source: str) -> str | None:
+    """Return the convention that comments and docstrings state: "allows", "blocks" or None."""
     words = [m.group(0) for m in re.finditer(r"#.*|\"\"\"[\s\S]*?\"\"\"|'''[\s\S]*?'''", source)]
     text = " ".join(words).lower()
     allows, blocks = bool(re.search(ALLOWS, text)), bool(re.search(BLOCKS, text))
