@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import PICTURE, WHOLES, bytes_text, console, count_text, find_config, json_option, print_json, progress
+from .options import (
+    PICTURE,
+    WHOLES,
+    bytes_text,
+    console,
+    count_text,
+    find_config,
+    force_option,
+    json_option,
+    print_json,
+    progress,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -39,6 +50,7 @@ ONE_OR_MORE = click.IntRange(min=1)
 )
 @click.option("--rounds", type=ONE_OR_MORE, default=3, show_default=True, help="Runs, of which the median is told.")
 @click.option("--out", type=PICTURE, metavar="FILE", help="Draw the curves into a .png, .svg or .pdf.")
+@force_option
 @click.option("--train", "data", multiple=True, metavar="PATH", help="Train each on this text and tell its loss.")
 @click.option("--steps", type=ONE_OR_MORE, default=200, show_default=True, help="With --train: steps for each.")
 @click.option("--context", type=ONE_OR_MORE, default=128, show_default=True, help="With --train: tokens in a row.")

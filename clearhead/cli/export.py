@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import read_model, require_free
+from .options import check_free, check_free_folder, force_option, read_model
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -21,6 +21,7 @@ DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
     help="The precision of the matrices; as they are, if not said. Only GGUF holds quantised ones.",
 )
 @click.argument("out")
+@force_option
 def command(model: str, form: str, dtype: str | None, out: str) -> None:
     """Write MODEL, a checkpoint folder or a GGUF file, to OUT for another program.
 
@@ -34,8 +35,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     """
     if form != "gguf" and dtype is not None and dtype not in DTYPES:
         raise ValueError(f"{dtype} is a precision of GGUF; {form} takes {', '.join(DTYPES)}")
-    if form == "hf":
-        require_free(out)
+    force = check_free_folder(out) if form == "hf" else check_free(out)
     loaded = read_model(model)
     if loaded.precision is not None:
         raise ValueError(f"{model} is quantised, which only clearhead reads; export the model that it was made from")
@@ -47,11 +47,11 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
 
     if form == "gguf":
         kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(next(loaded.parameters()).dtype, "f32")
-        save_gguf(loaded, Path(out), own_tokenizer(loaded), dtype or kept)
+        save_gguf(loaded, Path(out), own_tokenizer(loaded), dtype or kept, force)
         return
     if dtype is not None:
         loaded.to(getattr(torch, DTYPES[dtype]))
     if form == "onnx":
-        save_onnx(loaded, Path(out))
+        save_onnx(loaded, Path(out), force)
     else:
-        loaded.save(out)
+        loaded.save(out, force=force)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import FLOATS, PICTURES, WHOLES, console, json_option, print_json, progress
+from .options import FLOATS, PICTURES, WHOLES, check_free, console, force_option, json_option, print_json, progress
 
 if TYPE_CHECKING:
     from clearhead.lab.result import Result
@@ -34,6 +34,10 @@ def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
         name = function.__name__
 
         def run(out: str | None, form: str, theme: str, as_json: bool, **sizes: Any) -> None:
+            path = Path(out or "lab")
+            path = path if path.suffix else path / f"{name}.{form}"
+            if out is not None:
+                check_free(path)
             made = getattr(import_module(f"clearhead.lab.{name}"), name)
             if name in LONG:
                 sizes["say"] = progress()
@@ -45,8 +49,6 @@ def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
             else:
                 show(result)
             if out is not None or not as_json:
-                path = Path(out or "lab")
-                path = path if path.suffix else path / f"{name}.{form}"
                 result.save(path, theme)
                 click.echo(path, err=as_json)
 
@@ -61,6 +63,7 @@ def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
 
 COMMON = (
     json_option,
+    force_option,
     click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True),
     click.option("form", "--format", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True),
     click.option("--out", type=PICTURES, metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),

@@ -257,6 +257,7 @@ class Picture(click.ParamType):
         if Path(value).suffix or not self.folders:
             try:
                 check_file(value, self.also)
+                check_free(value)
             except ValueError as error:
                 self.fail(str(error), param, ctx)
         return value
@@ -272,6 +273,29 @@ def progress() -> Callable[[str], None]:
     if not sys.stderr.isatty():
         return lambda text: None
     return lambda text: click.echo(f"\r\x1b[K{text} ", nl=False, err=True)
+
+
+def remember_force(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    ctx.meta["force"] = value
+
+
+force_option = click.option(
+    "--force",
+    is_flag=True,
+    is_eager=True,  # before the options that name files, which are checked when they are parsed
+    expose_value=False,
+    callback=remember_force,
+    help="Replace files that exist already.",
+)
+
+
+def check_free(path: str | Path) -> bool:
+    """Refuse a file that exists, unless --force was given; return whether it was."""
+    from clearhead.files import check_target
+
+    force = click.get_current_context().meta.get("force", False)
+    check_target(path, force)
+    return force
 
 
 json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON.")
@@ -351,12 +375,16 @@ def console() -> Console:
     return Console(highlight=False)
 
 
-def require_free(folder: str) -> None:
-    """A folder that holds a model or a run is not written over by another command's."""
+def check_free_folder(folder: str) -> bool:
+    """Refuse a folder that holds a run, or without --force a model; return whether --force was given."""
     from clearhead.training.run import Run
 
-    if held := Run(folder).held_names():
-        raise ValueError(f"{folder} holds {held[0]}, so there is a model or a run already; choose another folder")
+    force = click.get_current_context().meta["force"]
+    held = [name for name in Run(folder).held_names() if not force or name in ("recipe.json", "metrics.jsonl")]
+    if held:
+        way = "choose another folder" if force or held[0] == "recipe.json" else "choose another folder, or add --force"
+        raise ValueError(f"{folder} holds {held[0]}, so there is a model or a run already; {way}")
+    return force
 
 
 def count_text(count: int) -> str:

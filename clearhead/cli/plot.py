@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import click
 
-from .options import PICTURE
+from .options import PICTURE, force_option
 
 
 @click.command("plot")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--out", type=PICTURE, metavar="FILE", help="A .png, .svg or .pdf.  [default: loss.png in the first RUN]")
+@force_option
 def command(runs: tuple[str, ...], out: str | None) -> None:
     """Draw the loss curves of one or more RUN folders into one picture.
 

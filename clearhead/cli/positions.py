@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
-from .options import PICTURES, json_option, print_json
+from .options import PICTURES, check_free, force_option, json_option, print_json
 
 NAMES = ("curves", "table", "products", "rotation", "rotary", "alibi")
+DEFAULT = "positions"
 
 
 @click.command("positions")
@@ -16,7 +17,7 @@ NAMES = ("curves", "table", "products", "rotation", "rotary", "alibi")
 @click.option(
     "--out",
     type=PICTURES,
-    default="positions",
+    default=DEFAULT,
     show_default=True,
     metavar="PATH",
     help="A folder, or a file for one FIGURE.",
@@ -30,6 +31,7 @@ NAMES = ("curves", "table", "products", "rotation", "rotary", "alibi")
 @click.option("--heads", type=int, default=8, show_default=True, help="Heads of ALiBi.")
 @click.option("--factor", type=float, default=8.0, show_default=True, help="How far rotary is stretched.")
 @click.option("--trained", type=int, default=4096, show_default=True, help="The context that it was trained at.")
+@force_option
 @json_option
 def command(figures: tuple[str, ...], out: str, form: str, as_json: bool, **sizes: float | str) -> None:
     """Draw how positions are told apart, as pictures or, with --json, as numbers; all FIGUREs unless some are named.
@@ -56,7 +58,10 @@ def command(figures: tuple[str, ...], out: str, form: str, as_json: bool, **size
         return
     if Path(out).suffix and len(figures) != 1:
         raise click.UsageError(f"{out} is one file, and {len(figures or NAMES)} figures are drawn: name a folder")
-    for name in figures or NAMES:
-        path = Path(out) if Path(out).suffix else Path(out, f"{name}.{form}")
+    paths = {name: Path(out) if Path(out).suffix else Path(out, f"{name}.{form}") for name in figures or NAMES}
+    if out != DEFAULT:
+        for path in paths.values():
+            check_free(path)
+    for name, path in paths.items():
         draw_positions(name, path, asked)
         click.echo(path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import bytes_text, cache_option, read_model, read_text, require_free
+from .options import bytes_text, cache_option, check_free_folder, force_option, read_model, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,6 +30,7 @@ ROWS, ROW = 64, 256  # of a text that tells how to round: rows at most, and toke
 @click.option("--group", type=int, default=32, show_default=True, help="Columns that share a scale, of int8 and int4.")
 @cache_option
 @click.option("--text", default=None, metavar="FILE", help="Half of it tells int4 how to round; the rest is foreseen.")
+@force_option
 def command(model: str, out: str, weights: str, group: int, cache: Cache | None, text: str | None) -> None:
     """Write MODEL, a checkpoint folder, to the folder OUT with its matrices in fewer bits.
 
@@ -41,7 +42,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     from clearhead.configs import precision
     from clearhead.configs.precision import Grouped
 
-    require_free(out)
+    force = check_free_folder(out)
     kind = precision(weights)
     kind = replace(kind, group=group) if isinstance(kind, Grouped) else kind
     kind = kind if cache is None else replace(kind, cache=cache)
@@ -64,7 +65,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     length = min(ROW, context_length(loaded) or ROW)
     tokens = None if read is None or tokenizer is None else rows(tokenizer.encode(read[:half]), length)
     made = quantize(loaded, kind, tokens=tokens)
-    made.save(out, tokenizer=tokenizer)
+    made.save(out, tokenizer=tokenizer, force=force)
     before, after = (sum(tensor.nbytes for tensor in each.state_dict().values()) for each in (loaded, made))
     click.echo(f"{out}: {bytes_text(after)} in {weights}, {bytes_text(before)} before")
     if read is not None:

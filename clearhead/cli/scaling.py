@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import PICTURE, changed, console, count_text, json_option, print_json
+from .options import PICTURE, changed, check_free, console, count_text, force_option, json_option, print_json
 
 if TYPE_CHECKING:
     from clearhead.scaling import Fit, Plan, Table
@@ -38,6 +38,7 @@ def command() -> None:
     "--save", type=click.Path(dir_okay=False), metavar="FILE", help="Write the fit as JSON, for `plan --from`."
 )
 @figure_option
+@force_option
 @theme_option
 @json_option
 def fit_command(
@@ -67,6 +68,8 @@ def fit_command(
         return
     from clearhead.scaling import fit
 
+    if save is not None:
+        check_free(save)
     found = fit(runs, law, draws=draws, seed=seed)
     if save is not None:
         found.save(save)
@@ -219,6 +222,7 @@ def show_plan(plan: Plan) -> None:
 @click.option("changes", "--set", multiple=True, metavar="PATH=VALUE", help="Change a field of the recipe.")
 @click.option("--resume", is_flag=True, help="Go on with the sweep in --out.")
 @figure_option
+@force_option
 @theme_option
 def sweep_command(
     data: tuple[str, ...],

@@ -10,6 +10,7 @@ import click
 from .options import (
     Picture,
     beam_options,
+    force_option,
     json_option,
     load_model,
     print_json,
@@ -43,6 +44,7 @@ BREAKS = str.maketrans("\n\r\t", "   ")  # a translation is one line, whatever i
     metavar="FILE",
     help="Draw what the first line's translation was written from: .html, .png, .svg, .pdf, .csv or .npz.",
 )
+@force_option
 @weights_option
 @json_option
 def command(

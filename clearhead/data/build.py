@@ -17,6 +17,7 @@ from typing import IO
 import numpy as np
 from tokenizers import Encoding
 
+from clearhead.files import open_own
 from clearhead.tokenize import Tokenizer, TokenizerError
 
 from .chat import ANSWER
@@ -27,6 +28,7 @@ from .shards import REMOVE, Index, Shard, Shards, ignored_file, is_whole, token_
 Progress = Callable[[int, int], object]  # bytes of text and tokens so far
 
 BATCH = 4 * PART * (os.cpu_count() or 1)  # characters handed to the tokenizer's threads in one go
+SHARD_FILES = ("documents.bin", "tokens-*.bin", "tokens-*.ignored")
 IN_FLIGHT = 2  # batches being encoded while a third is written: no core waits for the last part of a batch
 
 
@@ -63,6 +65,7 @@ def build(
         return Shards.open(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        index.save(folder)  # marks the folder as ours before anything else is written there
         with ExitStack() as files:
             writer = Writer(folder, index, tokenizer.end, text, files)
             for batch in encode_in_parallel(stream, tokenizer):
@@ -88,6 +91,11 @@ def begun(folder: Path, new: Index) -> Index:
     """What an earlier call left in the folder, as far as it is whole, or the new index."""
     old = Index.load(folder)
     if old is None:
+        found = sorted(path for pattern in SHARD_FILES for path in folder.glob(pattern))
+        if found:
+            raise DataError(
+                f"{found[0]} was not written by Clearhead: there is no index.json beside it; name another folder"
+            )
         return new
     if old.tokenizer != new.tokenizer:
         raise DataError(f"the token shards in {folder} were made by another tokenizer; {REMOVE}")
@@ -186,7 +194,7 @@ class Writer:
 
     def __init__(self, folder: Path, index: Index, end: int | None, text: hashlib.blake2b, files: ExitStack) -> None:
         self.folder, self.index, self.end, self.text, self.files = folder, index, end, text, files
-        self.documents = files.enter_context((folder / "documents.bin").open("ab"))
+        self.documents = files.enter_context(open_own(folder / "documents.bin", "ab"))
         self.documents.truncate(index.total("documents") * np.dtype(np.int64).itemsize)
         self.bytes_before, self.tokens_before = index.total("bytes"), index.total("tokens")
         self.open()
@@ -194,7 +202,7 @@ class Writer:
     def open(self) -> None:
         number = len(self.index.shards)
         self.token_path, self.ignored_path = self.folder / token_file(number), self.folder / ignored_file(number)
-        self.file = self.files.enter_context(part_of(self.token_path).open("wb"))
+        self.file = self.files.enter_context(open_own(part_of(self.token_path), "wb"))
         self.ignored: IO[bytes] | None = None
         self.ids, self.starts = array("I"), array("q")  # not yet in the files
         self.tokens = self.begun = self.bytes = self.scored_bytes = self.parts = 0
@@ -221,7 +229,7 @@ class Writer:
     def ignore(self, count: int) -> None:
         """Marks the next tokens; all that is never marked is a hole in the file, which reads as zeros."""
         if self.ignored is None:
-            self.ignored = self.files.enter_context(part_of(self.ignored_path).open("wb"))
+            self.ignored = self.files.enter_context(open_own(part_of(self.ignored_path), "wb"))
         self.ignored.seek(self.tokens)
         self.ignored.write(b"\1" * count)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.files import stage_file
+
 SUFFIXES = (".png", ".svg", ".pdf")
 LETTERS = 11  # of a title in an inch
 THEMES = ("light", "dark")
@@ -157,6 +159,7 @@ def save(picture: Any, path: str | Path) -> None:
     """The suffix decides the format."""
     path = Path(path)
     check_file(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    undated = {"Date": None} if path.suffix.lower() == ".svg" else {}
-    picture.savefig(path, dpi=144, metadata=undated)
+    kind = path.suffix.lower().removeprefix(".")
+    undated = {"Date": None} if kind == "svg" else {}
+    with stage_file(path) as part:
+        picture.savefig(part, format=kind, dpi=144, metadata=undated)

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
+from clearhead.files import stage_file
+
 from .draw import DIVERGING, SEQUENTIAL, check_file, escaped, figure, heat, label, save
 
 TABLES = (".csv", ".npz")
@@ -46,18 +48,17 @@ class Grid:
         path = Path(path)
         suffix = path.suffix.lower()
         check_file(path, TABLES)
-        path.parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".csv":
             self.write_csv(path)
         elif suffix == ".npz":
-            with path.open("wb") as file:  # of a name, NumPy would make one that ends in small letters
+            with stage_file(path) as part, part.open("wb") as file:
                 np.savez_compressed(file, values=self.values, rows=np.array(self.rows), columns=np.array(self.columns))
         else:
             self.draw(path, theme)
 
     def write_csv(self, path: Path) -> None:
         """A line for each cell that has a value."""
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with stage_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
             out = csv.writer(file)
             out.writerow(
                 ["row", self.row_axis, "column", self.column_axis, self.unit, *(["text"] if self.texts else [])]

@@ -12,6 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.configs import PatchEmbeddingConfig
+from clearhead.files import stage_file
 from clearhead.models.assemble import Model
 from clearhead.nn.attention_view import AttentionView
 from clearhead.nn.tap import Taps
@@ -137,7 +138,6 @@ class Inspection:
 
         path, suffix = Path(path), Path(path).suffix.lower()
         check_file(path, (*TABLES, ".html"))
-        path.parent.mkdir(parents=True, exist_ok=True)
         if suffix == ".html":
             write_page(self, path, **options)
         elif suffix in TABLES:
@@ -158,10 +158,10 @@ class Inspection:
             labels = {"tokens": np.array(self.subject.labels)}
             if self.subject.source_labels is not None:
                 labels["source"] = np.array(self.subject.source_labels)
-            with path.open("wb") as file:  # of a name, NumPy would make one that ends in small letters
+            with stage_file(path) as part, part.open("wb") as file:
                 np.savez_compressed(file, allow_pickle=False, **arrays, **heads, **labels)
             return
-        with path.open("w", encoding="utf-8", newline="") as file:
+        with stage_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
             out = csv.writer(file)
             out.writerow(("place", "layer", "head", "query", "query token", "key", "key token", "weight"))
             for map in self.maps:

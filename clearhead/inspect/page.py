@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.files import write_atomically
 from clearhead.nn.attention_view import SoftmaxView, bias_of_rows
 
 from .draw import DIVERGING, SEQUENTIAL, STOPS
@@ -34,7 +36,7 @@ WEB = Path(__file__).with_name("web")
 
 
 def write_page(inspection: Inspection, path: Path, grids: Sequence[Grid] = (), limit: int = LIMIT) -> None:
-    path.write_text(page(inspection, limit, grids), encoding="utf-8")
+    write_atomically(path, page(inspection, limit, grids))
 
 
 def page(inspection: Inspection, limit: int = LIMIT, grids: Sequence[Grid] = ()) -> str:
@@ -49,9 +51,7 @@ def page(inspection: Inspection, limit: int = LIMIT, grids: Sequence[Grid] = ())
         "data": data,
         "script": script,
     }
-    for name, text in parts.items():
-        frame = frame.replace(f"{{{{{name}}}}}", text)
-    return frame
+    return re.sub(r"\{\{(title|style|data|script)\}\}", lambda found: parts[found[1]], frame)  # in one pass
 
 
 def as_script(data: Any) -> str:

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 
 from clearhead.configs import ConfigError
 from clearhead.configs.adapter import ADAPTER, LoRAConfig, read_adapter
-from clearhead.files import digest
+from clearhead.files import file_digest
 
 from .assemble import Model
 from .convert import CheckpointError
@@ -133,4 +133,6 @@ def unmerge(model: Model, folder: str | Path) -> None:
 
 def base_digest(folder: Path) -> str:
     """One digest over the weights of a checkpoint, which may itself be an adapter."""
-    return "-".join(digest(path)[:16] for path in sorted([*folder.glob("model*.safetensors"), *folder.glob(WEIGHTS)]))
+    return "-".join(
+        file_digest(path)[:16] for path in sorted([*folder.glob("model*.safetensors"), *folder.glob(WEIGHTS)])
+    )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clearhead.configs import Llama3Scaling, ModelConfig, RotaryConfig, YarnScaling
-from clearhead.files import written_aside
+from clearhead.files import check_target, stage_file
 from clearhead.tokenize import Tokenizer
 from clearhead.tokenize.gguf import NONE, ROLES, TOKENS, gguf_package, metadata, open_gguf, write_tokenizer
 
@@ -239,10 +239,13 @@ def shifted(array: Tensor, part: str, hf: Mapping[str, Any], by: int) -> Tensor:
 # ---- writing
 
 
-def save_gguf(model: Model, path: Path, tokenizer: Tokenizer | None, precision: str = "f32") -> None:
-    """Write the file that llama.cpp runs; matrices in `precision`, vectors in float32."""
+def save_gguf(
+    model: Model, path: Path, tokenizer: Tokenizer | None, precision: str = "f32", force: bool = False
+) -> None:
+    """Write the file that llama.cpp runs; matrices in `precision`, vectors in float32. `force` replaces a file."""
     from .load import as_theirs, kept_fields, named_weights
 
+    check_target(path, force)
     if precision not in PRECISIONS:
         raise ValueError(f"the precision {precision!r} cannot be written to GGUF; {', '.join(PRECISIONS)} can")
     package = gguf_package()
@@ -255,8 +258,8 @@ def save_gguf(model: Model, path: Path, tokenizer: Tokenizer | None, precision: 
     if hf.get("sliding_window") or hf.get("mlp_bias"):
         raise CheckpointError("llama.cpp's llama has neither windows nor biases in its feed-forward layers")
     check_turning(rotary(hf))
-    with written_aside(path) as aside:  # which may be the file that the weights are still read from
-        writer = package.GGUFWriter(str(aside), WRITTEN[hf["model_type"]])
+    with stage_file(path) as part:  # the weights may still be read from the old file
+        writer = package.GGUFWriter(str(part), WRITTEN[hf["model_type"]])
         write_metadata(writer, hf)
         if tokenizer is None:
             writer.add_tokenizer_model(NONE)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from shutil import copyfile
@@ -35,7 +35,7 @@ from clearhead.configs import (
     loads,
 )
 from clearhead.configs.base import parse
-from clearhead.files import let_read, settle
+from clearhead.files import TargetError, flush_to_disk, stage_file
 from clearhead.models.convert.resolve import differences
 from clearhead.tokenize.gguf import from_gguf
 
@@ -50,6 +50,7 @@ Writers = dict[str, Callable[[Path], object]]
 
 SHARD_BYTES = 5 * 10**9
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHT_FILES = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 TOKENIZER = {
     "tokenizer.json",
     "tokenizer_config.json",
@@ -121,12 +122,14 @@ def save(
     tokenizer: Any = None,
     shard_bytes: int = SHARD_BYTES,
     extra: Mapping[str, Any] | None = None,
+    force: bool = False,
 ) -> None:
     """Write the model to a folder that `load` reads, and `transformers` too where it has the architecture.
 
     tokenizer    anything with a method `save(folder)`; its `end`, if it has one, becomes `eos_token_id`
     shard_bytes  weights beyond this size are spread over several files
     extra        more of `config.json` that the config does not know: `eos_token_id`, `max_position_embeddings`, …
+    force        replace a model that the folder holds already; without it, that is an error
 
     All files are first written under other names and then renamed: a crash leaves the old ones, whole.
     """
@@ -159,6 +162,8 @@ def save(
         if tokenizer is not None:
             tokenizer.save(Path(aside))
         files |= {path.name: partial(copyfile, path) for path in Path(aside).iterdir()}
+        if not force:
+            refuse_model(folder, set(files))
         replace_files(folder, files)
     remove_stale(folder, keep=set(files))
 
@@ -398,33 +403,35 @@ def tensor_writer(tensors: Mapping[str, Tensor]) -> Callable[[Path], object]:
     def write(path: Path) -> None:
         try:
             save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, {"format": "pt"})
-            let_read(path)
         except SafetensorError as error:
             raise OSError(f"the weights could not be written to {path.parent}: {error}") from None
 
     return write
 
 
+def refuse_model(folder: Path, names: set[str]) -> None:
+    """Raise if the folder holds one of the files that a save would write, or weights that it would remove."""
+    for path in sorted(folder.iterdir()):
+        if path.name in names or re.fullmatch(WEIGHT_FILES, path.name):
+            raise TargetError(
+                f"{folder} holds {path.name}; add --force (in Python: force=True) to replace the model there, "
+                "or choose another folder"
+            )
+
+
 def replace_files(folder: Path, files: Writers) -> None:
-    """Write all under temporary names, let them reach the disk, then rename each to its own."""
-    temporary = {name: folder / f".{name}.partial" for name in files}
-    try:
-        for name, write in files.items():
-            write(temporary[name])
-            settle(temporary[name])
-    except BaseException:
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
-        raise
-    for name, path in temporary.items():
-        path.replace(folder / name)
-    settle(folder)
+    """Write all files under temporary names, flush them to the disk, then rename each."""
+    with ExitStack() as staged:
+        for name, write in reversed(files.items()):  # they are renamed in the opposite order: the weights first
+            part = staged.enter_context(stage_file(folder / name))
+            write(part)
+            flush_to_disk(part)
+    flush_to_disk(folder)
 
 
 def remove_stale(folder: Path, keep: set[str]) -> None:
-    """Weights of an earlier save that this one does not overwrite, and what a killed one left half-written."""
-    weights = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
-    stale = re.compile(rf"{weights}|\.({weights}|config\.json|clearhead\.json|README\.md|tokenizer.*)\.partial")
+    """Remove weights of an earlier save that this one does not replace, and files that a killed save left."""
+    unfinished = re.compile(rf"\.({WEIGHT_FILES}|config\.json|clearhead\.json|README\.md|tokenizer.*)\.\w{{8}}\.part")
     for path in folder.iterdir():
-        if path.name not in keep and stale.fullmatch(path.name):
+        if path.name not in keep and (re.fullmatch(WEIGHT_FILES, path.name) or unfinished.fullmatch(path.name)):
             path.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from clearhead.configs import (
     SequenceModelConfig,
     TokenEmbeddingConfig,
 )
+from clearhead.files import check_target, flush_to_disk
 
 from .assemble import Model, SequenceModel
 from .convert import CheckpointError
@@ -36,8 +38,11 @@ class Graph(nn.Module):
         return self.model(input_ids, fused=False)  # kernels are chosen by lengths, which are not known yet
 
 
-def save_onnx(model: Model, path: Path) -> None:
-    """Write `path`, and its weights beside it; the input is `input_ids`, the output `logits`."""
+def save_onnx(model: Model, path: Path, force: bool = False) -> None:
+    """Write `path`, and its weights beside it; the input is `input_ids`, the output `logits`. `force` replaces both."""
+    weights = path.with_name(f"{path.name}.data")
+    check_target(path, force)
+    check_target(weights, force)
     config = model.config
     if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, TokenEmbeddingConfig):
         raise CheckpointError(f"a {config.kind()} that reads no tokens alone is not written to ONNX yet")
@@ -69,4 +74,10 @@ def save_onnx(model: Model, path: Path) -> None:
             verbose=False,
         )
     assert program is not None
-    program.save(str(path), external_data=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=f".{path.name}.", suffix=".part", dir=path.parent) as folder:
+        staged = Path(folder, path.name)  # the graph names its weights file, so both are written under their own names
+        program.save(str(staged), external_data=True)
+        for name in (weights.name, path.name):
+            flush_to_disk(Path(folder, name))
+            Path(folder, name).replace(path.with_name(name))

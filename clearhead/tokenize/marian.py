@@ -12,6 +12,8 @@ from typing import Any
 
 import tokenizers
 
+from clearhead.files import write_atomically
+
 from .pieces import SPACE, Pieces, from_pieces, read_pieces
 from .tokenizer import Tokenizer, TokenizerError
 
@@ -91,7 +93,7 @@ class MarianTokenizer(Tokenizer):
             if Path(folder, name).resolve() != (self.folder / name).resolve():
                 copyfile(self.folder / name, Path(folder, name))
         settings = {"tokenizer_class": "MarianTokenizer"} | self.settings
-        Path(folder, "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        write_atomically(Path(folder, "tokenizer_config.json"), json.dumps(settings, indent=2) + "\n")
 
     @cached_property
     def alphabet(self) -> None:

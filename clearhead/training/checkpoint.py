@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from clearhead.files import digest, let_read, settle
+from clearhead.files import apply_umask, file_digest, flush_to_disk
 
 from .distributed import World, in_parts
 
@@ -48,14 +48,14 @@ def write(
         write_tensors(part, tensors, world)
         world.wait()
         if world.first:
-            digests = {path.name: digest(path) for path in sorted(part.glob("*.safetensors"))}
+            digests = {path.name: file_digest(path) for path in sorted(part.glob("*.safetensors"))}
             state = {"step": step, "facts": facts, "digests": digests}
             (part / STATE).write_text(json.dumps(state, indent=2))
             for path in part.iterdir():
-                settle(path)
+                flush_to_disk(path)
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
-            settle(folder)
+            flush_to_disk(folder)
             for old in set(listed(folder)[:-KEPT]) - set(keep()):
                 shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
@@ -76,7 +76,7 @@ def write_tensors(folder: Path, tensors: dict[str, Tensor], world: World) -> Non
             raise OSError("; ".join(str(failure) for failure, _ in error.failures.values())) from None
     elif world.first:
         save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, folder / TENSORS)
-        let_read(folder / TENSORS)
+        apply_umask(folder / TENSORS)
 
 
 def listed(folder: Path) -> list[Path]:
@@ -103,7 +103,7 @@ def damage_of(path: Path) -> str:
     """What is wrong with a checkpoint; nothing where it is whole."""
     try:
         digests = json.loads((path / STATE).read_text())["digests"]
-        changed = [name for name, expected in digests.items() if digest(path / name) != expected]
+        changed = [name for name, expected in digests.items() if file_digest(path / name) != expected]
     except (OSError, ValueError, KeyError) as error:
         return str(error)
     return f"{changed[0]} is not what was written" if changed else ""

@@ -11,7 +11,7 @@ from typing import Any
 from clearhead.configs import dumps, read
 from clearhead.configs.train import RecipeConfig
 from clearhead.data.sources import LOCK, RECIPE
-from clearhead.files import write_atomically
+from clearhead.files import open_own, write_atomically
 
 from .checkpoint import ResumeError
 
@@ -52,7 +52,7 @@ class Run:
             raise ResumeError(f"{self.folder} is not a folder, nor can it be one; choose another --out") from None
         ours = False
         try:
-            with self.lock.open("w") as file:
+            with open_own(self.lock, "wb") as file:
                 if fcntl is not None:
                     try:
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

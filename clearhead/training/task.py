@@ -105,7 +105,7 @@ class Task:
         """The model and all that belongs to it, as an ordinary checkpoint; of adapters, the differences alone."""
         belonging: dict[str, Any] = {"tokenizer": self.tokenizer, "extra": self.facts()}
         if recipe.adapter is None:
-            save(model, folder, **belonging)
+            save(model, folder, force=True, **belonging)
         else:
             save_adapter(model, folder, located(str(recipe.start)), recipe.adapter, **belonging)
         for name, text in self.files().items():

@@ -227,7 +227,7 @@ def test_a_file_is_written_over_itself(tmp_path: Path) -> None:
     """The weights are still read from it."""
     path, model = tmp_path / "m.gguf", randomise(build(LLAMA))
     save_gguf(model, path, None)
-    save_gguf(load_gguf(path), path, None, "f16")
+    save_gguf(load_gguf(path), path, None, "f16", force=True)
     for name, weight in load_gguf(path).state_dict().items():
         torch.testing.assert_close(weight.float(), model.state_dict()[name], atol=1e-3, rtol=1e-3)
     assert [each.name for each in tmp_path.iterdir()] == ["m.gguf"]
@@ -236,7 +236,7 @@ def test_a_file_is_written_over_itself(tmp_path: Path) -> None:
 def test_what_is_no_file_is_not_replaced_by_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", tmp_path):
-        with pytest.raises(ValueError, match="is not a file that could be written anew"):
+        with pytest.raises(ValueError, match=r"is not a regular file|is a folder"):
             save_gguf(build(LLAMA), place, None)
     assert (tmp_path / "pipe").is_fifo()
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from importlib.resources import files
 from pathlib import Path
+
+from clearhead.files import write_atomically
 
 ENGINES = ("numpy", "torch")
 
@@ -22,8 +25,8 @@ def write(folder: Path, engine: str) -> list[Path]:
     written = []
     for name, text in starters(engine).items():
         path = folder / name
-        if not path.exists():
-            path.write_text(text, encoding="utf-8")
+        if not os.path.lexists(path):
+            write_atomically(path, text)
             written.append(path)
     return written
 
