@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import clearhead
-from clearhead.inspect.look import inspect
+from clearhead.inspect.inspection import inspect
 
 from .turns import peak, report, take_turns
 

@@ -11,7 +11,7 @@ from .options import Picture, console, find_config, force_option, json_option, l
 
 if TYPE_CHECKING:
     from clearhead.inspect.grid import Grid
-    from clearhead.inspect.look import Inspection
+    from clearhead.inspect.inspection import Inspection
 
 VIEWS = ("maps", "rollout", "lens", "norms", "ablation", "patching")
 
@@ -70,33 +70,36 @@ def command(
     """
     if view == "patching" and asked["other"] is None:
         raise click.UsageError("--show patching needs --other INPUT, into whose run values are put")
-    looked = look(model, text, as_ids, asked)
+    inspection = look(model, text, as_ids, asked)
     from clearhead.generate.defaults import context_length
 
-    context, read = context_length(looked.subject.model), len(looked.subject.source_labels or looked.subject.labels)
+    context, read = (
+        context_length(inspection.model_input.model),
+        len(inspection.model_input.source_labels or inspection.model_input.labels),
+    )
     if context is not None and read > context:
-        click.echo(f"clearhead: {read:,} tokens are looked at, but the model was made to read {context:,}", err=True)
-    if looked.subject.written < asked["write"]:
-        wrote = f"{looked.subject.written:,} of {asked['write']:,} tokens"
+        click.echo(f"clearhead: {read:,} tokens are inspected, but the model was made to read {context:,}", err=True)
+    if inspection.model_input.generated < asked["write"]:
+        wrote = f"{inspection.model_input.generated:,} of {asked['write']:,} tokens"
         click.echo(f"clearhead: {wrote} were written: the model came to an end, or its context did", err=True)
-    grid = None if view == "maps" else grid_of(looked, view, as_ids, asked)
+    grid = None if view == "maps" else grid_of(inspection, view, as_ids, asked)
     for path in out:
         if Path(path).suffix.lower() == ".html":
-            looked.save(path, grids=[] if grid is None else [grid])
+            inspection.save(path, grids=[] if grid is None else [grid])
         elif grid is None:
-            looked.save(path, theme)
+            inspection.save(path, theme)
         else:
             grid.save(path, theme)
     if as_json:
-        print_json(told(looked, grid, asked["row"]))
+        print_json(told(inspection, grid, asked["row"]))
     else:
-        show(looked, grid, asked["row"])
+        show(inspection, grid, asked["row"])
         for path in out:
             click.echo(path)
 
 
 def look(model: str, text: str, as_ids: bool, asked: dict[str, Any]) -> Inspection:
-    from clearhead.inspect.look import inspect
+    from clearhead.inspect.inspection import inspect
 
     loaded, name = find_model(model)
     chosen: dict[str, Any] = {key: numbers(asked[key], key) for key in ("layers", "heads", "rows")}
@@ -160,37 +163,37 @@ def numbers(text: str | None, what: str) -> list[int] | None:
     return found
 
 
-def grid_of(looked: Inspection, view: str, as_ids: bool, asked: dict[str, Any]) -> Grid:
+def grid_of(inspection: Inspection, view: str, as_ids: bool, asked: dict[str, Any]) -> Grid:
     token, row = asked["token"], asked["row"]
     if view == "rollout":
-        return looked.rollout()
+        return inspection.rollout()
     if view == "lens":
-        return looked.lens()
+        return inspection.lens()
     if view == "norms":
-        return looked.norms()
+        return inspection.norms()
     if view == "ablation":
-        return looked.ablate(token, row)
-    return looked.patch(read_input(asked["other"], as_ids, looked.subject.model), token, row, asked["part"])
+        return inspection.ablate(token, row)
+    return inspection.patch(read_input(asked["other"], as_ids, inspection.model_input.model), token, row, asked["part"])
 
 
-def show(looked: Inspection, grid: Grid | None, row: int) -> None:
-    from clearhead.inspect.show import show, show_grid, show_next
+def show(inspection: Inspection, grid: Grid | None, row: int) -> None:
+    from clearhead.inspect.terminal import print_grid, print_inspection, print_next_tokens
 
     out = console()
     if grid is not None:
-        show_grid(grid, out)
+        print_grid(grid, out)
         return
-    following = looked.next(row, 5) if looked.subject.says else []
-    show(looked, out)
+    following = inspection.next(row, 5) if inspection.model_input.has_predictions else []
+    print_inspection(inspection, out)
     if following:
-        show_next(following, looked.subject.asked(row), out)
+        print_next_tokens(following, inspection.model_input.describe_position(row), out)
 
 
-def told(looked: Inspection, grid: Grid | None, row: int) -> dict[str, Any]:
-    subject = looked.subject
-    data: dict[str, Any] = {"model": subject.name, "tokens": subject.labels, "written": subject.written}
-    if subject.source_labels is not None:
-        data["source"] = subject.source_labels
+def told(inspection: Inspection, grid: Grid | None, row: int) -> dict[str, Any]:
+    model_input = inspection.model_input
+    data: dict[str, Any] = {"model": model_input.name, "tokens": model_input.labels, "written": model_input.generated}
+    if model_input.source_labels is not None:
+        data["source"] = model_input.source_labels
     if grid is not None:
         from math import isfinite
 
@@ -204,6 +207,10 @@ def told(looked: Inspection, grid: Grid | None, row: int) -> dict[str, Any]:
             "texts": grid.texts,
             "note": grid.note,
         }
-    following = looked.next(row) if subject.says else []
+    following = inspection.next(row) if model_input.has_predictions else []
     named = [{"token": word, "id": id, "probability": share} for word, id, share in following]
-    return data | {"heads": [vars(head) for head in looked.heads], "without_maps": looked.unseen, "next": named}
+    return data | {
+        "heads": [vars(head) for head in inspection.heads],
+        "without_maps": inspection.layers_without_maps,
+        "next": named,
+    }

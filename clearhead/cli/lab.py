@@ -40,10 +40,10 @@ def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
                 check_free(path)
             made = getattr(import_module(f"clearhead.lab.{name}"), name)
             if name in LONG:
-                sizes["say"] = progress()
+                sizes["progress"] = progress()
             result = made(**sizes)
             if name in LONG:
-                sizes["say"]("")
+                sizes["progress"]("")
             if as_json:
                 print_json(result.to_dict())
             else:
@@ -89,15 +89,15 @@ def show(result: Result) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from clearhead.lab.result import shown
+    from clearhead.lab.result import format_value
 
     table = Table(box=None, padding=(0, 1), pad_edge=False)
     for at, heading in enumerate(result.columns):
         words = any(isinstance(row[at], str) for row in result.rows)
-        widest = max(len(shown(row[at])) for row in result.rows)
+        widest = max(len(format_value(row[at])) for row in result.rows)
         table.add_column(heading, justify="left" if words else "right", min_width=widest)
     for row in result.rows:
-        table.add_row(*map(shown, row))
+        table.add_row(*map(format_value, row))
     out = console()
     out.print(table)
     out.print()

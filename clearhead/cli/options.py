@@ -252,7 +252,7 @@ class Picture(click.ParamType):
         self.folders, self.also = folders, also
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from clearhead.inspect.draw import check_file
+        from clearhead.inspect.plotting import check_file
 
         if Path(value).suffix or not self.folders:
             try:

@@ -1,1 +1,1 @@
-"""Looking into a model while it runs."""
+"""Look inside a model while it runs: attention maps, logit lens, ablation, patching."""

@@ -14,7 +14,7 @@ from jaxtyping import Float
 
 from clearhead.files import stage_file
 
-from .draw import DIVERGING, SEQUENTIAL, check_file, escaped, figure, heat, label, save
+from .plotting import DIVERGING, SEQUENTIAL, check_file, escape_label, figure, heat, label, save
 
 TABLES = (".csv", ".npz")
 
@@ -82,7 +82,7 @@ class Grid:
                     if np.isfinite(self.values[r, c]):
                         shade = sum(image.cmap(image.norm(self.values[r, c]))[:3]) / 3
                         ink = "white" if shade < 0.5 else "black"
-                        axis.text(c, r, escaped(text)[:9], ha="center", va="center", fontsize=7, color=ink)
+                        axis.text(c, r, escape_label(text)[:9], ha="center", va="center", fontsize=7, color=ink)
             axis.set_xlabel(self.column_axis)
             axis.set_ylabel(self.row_axis)
             axis.set_title(self.title, fontsize=10, wrap=True)

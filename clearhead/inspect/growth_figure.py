@@ -1,4 +1,4 @@
-"""Time and memory against the length, as curves on doubly logarithmic paper: a power of n is a straight line."""
+"""Plot time and memory against length on log-log axes, where a power of n is a straight line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .draw import figure, save
+from .plotting import figure, save
 
 PANELS = {
     "forward": ("seconds", "forward", "forward, ms", 1e3),

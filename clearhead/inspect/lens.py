@@ -1,4 +1,4 @@
-"""What a model would say if it stopped at a layer, what it says at the end, and how long its vectors are."""
+"""Logit lens, norms of the residual stream, and next-token probabilities."""
 
 from __future__ import annotations
 
@@ -11,75 +11,79 @@ from torch import Tensor
 from clearhead.nn.tap import Taps
 
 from .grid import Grid
-from .maps import checked
-from .subject import Subject
+from .maps import resolve_indices
+from .model_input import ModelInput
 
-SHOWN = 48  # positions that a lens shows unless it is told which
+DEFAULT_POSITIONS = 48  # how many of the last positions a lens shows by default
 
 
-def streams(subject: Subject) -> dict[str, Tensor]:
-    """The residual stream after the embedding and after each block, `T D` each."""
-    named = dict(subject.streams())
+def residual_stream(model_input: ModelInput) -> dict[str, Tensor]:
+    """The residual stream after the embedding and after each block, each of shape `T D`."""
+    named = dict(model_input.residual_taps())
     taps = Taps(read=list(named.values()))
-    subject.run(taps)
+    model_input.run(taps)
     return {name: taps.values[path][0] for name, path in named.items()}
 
 
-def lens(subject: Subject, rows: Sequence[int] | None = None) -> Grid:
-    """The likeliest token by layer and position: each layer's stream through the final norm and the head.
+def lens(model_input: ModelInput, rows: Sequence[int] | None = None) -> Grid:
+    """The most likely token by layer and position: each layer's stream through the final norm and the head.
 
     nostalgebraist (2020), "interpreting GPT: the logit lens".
     """
-    found = streams(subject)
+    found = residual_stream(model_input)
     length = len(next(iter(found.values())))
-    at = list(range(max(0, length - SHOWN), length)) if rows is None else checked(rows, length, "row", "positions")
-    at = at if subject.speaks else [0]
+    at = (
+        list(range(max(0, length - DEFAULT_POSITIONS), length))
+        if rows is None
+        else resolve_indices(rows, length, "row", "positions")
+    )
+    at = at if model_input.predicts_tokens else [0]
     sure, said = [], []
     for x in found.values():
-        logits = subject.head(x[None, at] if subject.speaks else x[None]).cpu()
+        logits = model_input.head(x[None, at] if model_input.predicts_tokens else x[None]).cpu()
         best = logits.float().softmax(-1).reshape(-1, logits.shape[-1]).max(-1)
         sure.append(best.values.numpy())
-        said.append([subject.word(id) for id in best.indices.tolist()])
+        said.append([model_input.token_text(id) for id in best.indices.tolist()])
     return Grid(
-        title=f"logit lens: the likeliest {subject.answers} if {subject.name} stopped at a layer",
-        values=np.stack(sure)[::-1],
-        rows=list(found)[::-1],
-        columns=[subject.labels[i] for i in at]
-        if subject.speaks
-        else ["image" if subject.image is not None else "text"],
-        row_axis="after",
+        title=f"logit lens: the most likely {model_input.prediction_kind} if {model_input.name} stopped at a layer",
+        values=np.stack(sure),
+        rows=list(found),
+        columns=[model_input.labels[i] for i in at]
+        if model_input.predicts_tokens
+        else ["image" if model_input.image is not None else "text"],
+        row_axis="after layer",
         column_axis="position",
         unit="probability",
-        texts=said[::-1],
+        texts=said,
         note="" if len(at) in (1, length) else f"positions {at[0]} to {at[-1]} of {length}",
     )
 
 
-def norms(subject: Subject, rows: Sequence[int] | None = None) -> Grid:
+def norms(model_input: ModelInput, rows: Sequence[int] | None = None) -> Grid:
     """‖x‖ of the residual stream by layer and position."""
-    found = streams(subject)
-    at = list(range(len(subject.labels))) if rows is None else rows
+    found = residual_stream(model_input)
+    at = list(range(len(model_input.labels))) if rows is None else rows
     return Grid(
-        title="length of the residual stream, ‖x‖",
-        values=np.stack([x[at].float().norm(dim=-1).cpu().numpy() for x in found.values()])[::-1],
-        rows=list(found)[::-1],
-        columns=[subject.labels[i] for i in at],
-        row_axis="after",
+        title="norm of the residual stream, ‖x‖",
+        values=np.stack([x[at].float().norm(dim=-1).cpu().numpy() for x in found.values()]),
+        rows=list(found),
+        columns=[model_input.labels[i] for i in at],
+        row_axis="after layer",
         column_axis="position",
         unit="‖x‖",
     )
 
 
-def following(subject: Subject, logits: Tensor, row: int = -1, top: int = 10) -> list[tuple[str, int, float]]:
-    """The likeliest tokens after a position, or at it, or classes: text, id and probability."""
-    sure = said_at(subject, logits, row)[0].softmax(-1)
+def next_tokens(model_input: ModelInput, logits: Tensor, row: int = -1, top: int = 10) -> list[tuple[str, int, float]]:
+    """The most likely next tokens, masked tokens or classes: text, id and probability."""
+    sure = logits_at(model_input, logits, row)[0].softmax(-1)
     chance, id = sure.topk(min(top, len(sure)))
-    return [(subject.word(i), i, p) for i, p in zip(id.tolist(), chance.tolist(), strict=True)]
+    return [(model_input.token_text(i), i, p) for i, p in zip(id.tolist(), chance.tolist(), strict=True)]
 
 
-def said_at(subject: Subject, logits: Tensor, row: int) -> Float[Tensor, "B V"]:
-    """The logits after one position, or of the whole input where the model says one thing."""
-    subject.check_says()
-    if not subject.speaks:
+def logits_at(model_input: ModelInput, logits: Tensor, row: int) -> Float[Tensor, "B V"]:
+    """The logits at one position, or the class logits of a classifier."""
+    model_input.check_predictions()
+    if not model_input.predicts_tokens:
         return logits.float().cpu()
-    return logits[:, checked([row], logits.shape[1], "position", "positions")[0]].float().cpu()
+    return logits[:, resolve_indices([row], logits.shape[1], "position", "positions")[0]].float().cpu()

@@ -1,4 +1,4 @@
-"""Attention maps: who reads whom, computed beside the kernel for the rows that are asked for, and what heads do."""
+"""Attention maps, computed for the requested rows beside the kernel, and summaries of what each head does."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from torch import Tensor
 
 from clearhead.nn.attention_view import AttentionView, Rows
 
-THUMBNAIL = 128  # most rows and columns of a thumbnail; each of its points is the largest of those it stands for
-CHUNK = 2**20  # weights written out at a time
-STRONG, EVEN = 0.4, 0.9  # the share of weight, and of the largest entropy, from which a head has its name
+THUMBNAIL = 128  # largest side of a thumbnail; larger maps are max-pooled
+CHUNK = 2**20  # weights computed at a time
+STRONG, EVEN = 0.4, 0.9  # thresholds of a tag: mean weight, and entropy relative to uniform
 TAGS = ("previous token", "first-token sink", "induction", "diagonal", "uniform")
 
 
 @dataclass(frozen=True)
-class Head:
-    """What one head does over this input. Means are over the queries; None where there was nothing to measure, as where
-    weights are no shares."""
+class HeadSummary:
+    """Summary of one head on this input. Means are over queries; None if there was nothing to measure."""
 
     place: str
     layer: int
     head: int
-    tag: str  # one of TAGS, or "" where none fits
+    tag: str  # one of TAGS, or ""
     entropy: float | None  # bits
-    distance: float | None  # positions between query and key; None between two different sequences
-    scores: dict[str, float | None]  # the share of weight that each tag asks about
+    distance: float | None  # mean positions between query and key; None for cross-attention
+    scores: dict[str, float | None]  # mean weight on the keys of each tag
 
     @property
     def name(self) -> str:
@@ -41,14 +40,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Map:
-    """The attention of one layer over one input: what it read is kept, and rows are computed when asked for."""
+    """The attention of one layer on one input. q and k are kept; rows are computed on request."""
 
     place: str  # stack, encoder, decoder, cross
     layer: int
     heads: tuple[int, ...]
     attending: AttentionView
-    tokens: Int[np.ndarray, "T"] | None  # whose repetition makes an induction head; None for patches
-    grid: int | None = None  # patches in a row of the image, after one class token
+    tokens: Int[np.ndarray, "T"] | None  # for induction scores; None for image patches
+    grid: int | None = None  # patches per image row; position 0 is the class token
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -56,15 +55,17 @@ class Map:
         return self.attending.q.shape[2], self.attending.k.shape[2]
 
     def weights(self, head: int | None = None, rows: Sequence[int] | None = None) -> Float[np.ndarray, "H R S"]:
-        """The maps of one head or of all, of some queries or all, in memory for these alone."""
+        """Weights of one head or all, for some queries or all."""
         if head is not None and head not in self.heads:
-            raise ValueError(f"head {head} was not looked at in layer {self.layer}; there are {listed(self.heads)}")
+            raise ValueError(
+                f"head {head} of layer {self.layer} was not inspected; inspected heads: {join_numbers(self.heads)}"
+            )
         at = slice(None) if head is None else slice(self.heads.index(head), self.heads.index(head) + 1)
-        of = slice(None) if rows is None else checked(rows, self.shape[0], "row", "queries")
+        of = slice(None) if rows is None else resolve_indices(rows, self.shape[0], "row", "queries")
         return self.attending.weights(at, of)[0].float().cpu().numpy()
 
     def chunks(self, step: int = 1) -> Iterator[tuple[slice, Float[Tensor, "H R Keys"]]]:
-        """All rows, a few at a time, in multiples of `step`, over the keys that they may read at all."""
+        """Yield all rows in chunks (multiples of `step`), over the keys that a chunk can attend to."""
         queries, keys = self.shape
         rows = max(1, CHUNK // max(len(self.heads) * keys * step, 1)) * step
         for start in range(0, queries, rows):
@@ -77,34 +78,34 @@ class Map:
         return self.summary[0]
 
     @cached_property
-    def described(self) -> list[Head]:
+    def head_summaries(self) -> list[HeadSummary]:
         return self.summary[1]
 
     @cached_property
-    def summary(self) -> tuple[np.ndarray, list[Head]]:
-        """One walk over the rows: thumbnails, and the numbers that tell what a head does."""
+    def summary(self) -> tuple[np.ndarray, list[HeadSummary]]:
+        """Thumbnails and head summaries from one pass over the rows."""
         pool = -(-self.shape[0] // THUMBNAIL), -(-self.shape[1] // THUMBNAIL)
         small, sums = [], Sums(len(self.heads))
         for rows, weights in self.chunks(pool[0]):
-            pooled = weights if pool == (1, 1) else largest(weights, pool, signed=not self.shares)
+            pooled = weights if pool == (1, 1) else largest(weights, pool, signed=not self.normalized)
             small.append(F.pad(pooled, (0, -(-self.shape[1] // pool[1]) - pooled.shape[2])))
-            if self.shares:
+            if self.normalized:
                 sums.add(self, rows, weights)
         thumbnails = torch.cat(small, 1).numpy() if small else np.zeros((len(self.heads), 0, 0), np.float32)
         return thumbnails, sums.heads(self)
 
     @property
-    def selfish(self) -> bool:
-        """Whether queries and keys are the same sequence: not in cross-attention, nor where keys are mixtures."""
+    def is_self_attention(self) -> bool:
+        """Whether queries and keys are the same positions (not in cross-attention or Linformer)."""
         return self.attending.context.key_positions is self.attending.context.positions
 
     @property
-    def shares(self) -> bool:
-        """Whether the weights of a query are above 0 and sum to 1: not in linear attention that is never divided."""
+    def normalized(self) -> bool:
+        """Whether weights are non-negative and sum to 1 (not in unnormalized linear attention)."""
         return getattr(self.attending, "shares", True)
 
     def distances(self, rows: slice) -> Float[Tensor, "R S"]:
-        """In positions; between patches of an image in patches, the class token being nowhere."""
+        """Distances in positions, or in patches on an image (0 for the class token)."""
         if self.grid is None:
             at = self.attending.context
             return (at.positions[0, rows, None] - at.key_positions[0, None, :]).abs().float().cpu()
@@ -114,9 +115,9 @@ class Map:
         far[:, 0] = 0
         return far * (torch.arange(self.shape[0])[rows, None] > 0)
 
-    def followers(self, rows: slice) -> Float[Tensor, "R S"]:
-        """1 where the key stands after an earlier copy of the query's token: what an induction head reads."""
-        assert self.tokens is not None, "patches do not repeat"
+    def induction_targets(self, rows: slice) -> Float[Tensor, "R S"]:
+        """1 where the key follows an earlier copy of the query's token: the target of an induction head."""
+        assert self.tokens is not None, "image patches have no induction targets"
         tokens = torch.from_numpy(self.tokens)
         before = torch.cat((torch.tensor([-1]), tokens[:-1]))
         i, j = torch.arange(len(tokens))[rows, None], torch.arange(len(tokens))[None]
@@ -124,7 +125,7 @@ class Map:
 
 
 class Sums:
-    """Running sums over rows, for every head of a layer."""
+    """Running sums over rows, per head of a layer."""
 
     def __init__(self, heads: int) -> None:
         self.totals = {name: torch.zeros(heads) for name in ("entropy", "evenness", "distance", *TAGS[:4])}
@@ -142,9 +143,9 @@ class Sums:
         self.put("entropy", entropy[:, readable > 0] / math.log(2))
         choice = readable > 1
         self.put("evenness", entropy[:, choice] / readable[choice].log())
-        late = i >= min(2, map.shape[0] - 1)  # before that, first, previous and own token are one another
+        late = i >= min(2, map.shape[0] - 1)  # in earlier rows the first, previous and own token coincide
         self.put("first-token sink", weights[:, late, 0])
-        if not map.selfish:
+        if not map.is_self_attention:
             return
         if map.shape[0] > 1:
             own = i[late & (i < weights.shape[2])]
@@ -154,23 +155,23 @@ class Sums:
         keys = weights.shape[2]
         self.put("distance", torch.einsum("hrs,rs->hr", weights, map.distances(rows)[:, :keys]))
         if map.tokens is not None:
-            follow = map.followers(rows)[:, :keys]
+            follow = map.induction_targets(rows)[:, :keys]
             self.put("induction", torch.einsum("hrs,rs->hr", weights, follow)[:, follow.any(-1)])
 
     def mean(self, name: str, head: int) -> float | None:
         return float(self.totals[name][head] / self.counts[name]) if self.counts[name] else None
 
-    def heads(self, map: Map) -> list[Head]:
+    def heads(self, map: Map) -> list[HeadSummary]:
         out = []
         for at, head in enumerate(map.heads):
             scores = {name: self.mean(name, at) for name in TAGS[:4]} | {"uniform": self.mean("evenness", at)}
             out.append(
-                Head(
+                HeadSummary(
                     place=map.place,
                     layer=map.layer,
                     head=head,
                     tag=tag_of(scores),
-                    entropy=(self.mean("entropy", at) or 0.0) if map.shares else None,
+                    entropy=(self.mean("entropy", at) or 0.0) if map.normalized else None,
                     distance=self.mean("distance", at),
                     scores=scores,
                 )
@@ -179,7 +180,7 @@ class Sums:
 
 
 def tag_of(scores: dict[str, float | None]) -> str:
-    """The pattern that takes the most weight, if it takes enough; else uniform, if the head does not choose."""
+    """The pattern with the most weight if above STRONG; else uniform if the entropy is high; else none."""
     best = max(TAGS[:4], key=lambda name: scores[name] or 0.0)
     if (scores[best] or 0.0) >= STRONG:
         return best
@@ -187,18 +188,18 @@ def tag_of(scores: dict[str, float | None]) -> str:
 
 
 def largest(x: Float[Tensor, "H R S"], pool: tuple[int, int], *, signed: bool) -> Float[Tensor, "H Rows Keys"]:
-    """The largest of neighbours; of signed numbers the one farthest from 0."""
+    """Max-pool; for signed values, keep the value farthest from 0."""
     high = F.max_pool2d(x, pool, ceil_mode=True)
     low = -F.max_pool2d(-x, pool, ceil_mode=True) if signed else high
     return torch.where(-low > high, low, high)
 
 
 @dataclass(frozen=True)
-class WithGlobal(AttentionView):
-    """A Longformer's layer over one text: its global tokens read by projections of their own."""
+class GlobalView(AttentionView):
+    """A Longformer layer: global tokens use their own projections."""
 
     local: AttentionView
-    everywhere: AttentionView  # the queries of the global tokens
+    everywhere: AttentionView  # queries of the global tokens
 
     def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
         at = self.context.positions[0][rows][:, None] == self.everywhere.context.positions[0]
@@ -207,12 +208,12 @@ class WithGlobal(AttentionView):
         return torch.where(at.any(-1)[:, None], own, self.local.weights(heads, rows, keys))
 
 
-def with_global(local: AttentionView, everywhere: AttentionView) -> WithGlobal:
-    return WithGlobal(local.q, local.k, local.mask, local.context, local, everywhere)
+def combine_global(local: AttentionView, everywhere: AttentionView) -> GlobalView:
+    return GlobalView(local.q, local.k, local.mask, local.context, local, everywhere)
 
 
 def rollout(maps: Sequence[Map]) -> Float[np.ndarray, "T S"]:
-    """Whose input reached whom through all layers: the product of (mean over heads + identity)/2, from the bottom up.
+    """Attention rollout: the product over layers of (mean over heads + identity)/2.
 
     Abnar & Zuidema (2020), "Quantifying Attention Flow in Transformers", section 3.
     """
@@ -223,15 +224,15 @@ def rollout(maps: Sequence[Map]) -> Float[np.ndarray, "T S"]:
     return flow.numpy()
 
 
-def checked(numbers: Sequence[int], size: int, what: str, of: str) -> list[int]:
-    """Numbers in range and at least one, negative ones counted from the end."""
+def resolve_indices(numbers: Sequence[int], size: int, what: str, of: str) -> list[int]:
+    """Check a non-empty list of indices; negative ones count from the end."""
     if not len(numbers):
-        raise ValueError(f"no {what} is chosen of the {size} {of}, 0 to {size - 1}")
+        raise ValueError(f"no {what} is selected; choose from the {size} {of}, 0 to {size - 1}")
     for number in numbers:
         if not -size <= number < size:
-            raise ValueError(f"{what} {number} is not one of the {size} {of}, 0 to {size - 1}")
+            raise ValueError(f"{what} {number} does not exist; choose from the {size} {of}, 0 to {size - 1}")
     return [number % size for number in numbers]
 
 
-def listed(numbers: Sequence[int]) -> str:
+def join_numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers))

@@ -22,13 +22,13 @@ from torch import Tensor
 from clearhead.files import write_atomically
 from clearhead.nn.attention_view import SoftmaxView, bias_of_rows
 
-from .draw import DIVERGING, SEQUENTIAL, STOPS
 from .grid import Grid, pooled, pooling
 from .maps import THUMBNAIL, largest
+from .plotting import DIVERGING, SEQUENTIAL, STOPS
 
 if TYPE_CHECKING:
-    from .look import Inspection
-    from .maps import Head, Map
+    from .inspection import Inspection
+    from .maps import HeadSummary, Map
 
 LIMIT = 25_000_000  # bytes
 ZERO = 128  # the byte of a weight of 0 where weights are signed
@@ -46,7 +46,7 @@ def page(inspection: Inspection, limit: int = LIMIT, grids: Sequence[Grid] = ())
     room = limit - len(frame) - len(style.encode()) - len(script.encode()) - 4096
     data = as_script(data_of(inspection, grids, room))
     parts = {
-        "title": html.escape(f"{inspection.subject.name}: attention"),
+        "title": html.escape(f"{inspection.model_input.name}: attention"),
         "style": style,
         "data": data,
         "script": script,
@@ -60,28 +60,34 @@ def as_script(data: Any) -> str:
 
 
 def data_of(inspection: Inspection, grids: Sequence[Grid], room: int) -> dict[str, Any]:
-    subject, notes = inspection.subject, []
+    model_input, notes = inspection.model_input, []
     masks: list[dict[str, str]] = []
     shared: dict[bytes, int] = {}
     maps = [map_data(map, masks, shared) for map in inspection.maps]
     for made, map in zip(maps, inspection.maps, strict=True):
-        if map.place != "cross" and not map.selfish:
+        if map.place != "cross" and not map.is_self_attention:
             made["keyNames"] = inspection.names(map)[1]
     data: dict[str, Any] = {
-        "name": subject.name,
+        "name": model_input.name,
         "about": about(inspection),
-        "labels": subject.labels,
-        "source": subject.source_labels,
-        "spaced": subject.tokenizer is not None,
-        "written": subject.written,
-        "row": inspection.rows[0] if inspection.rows else len(subject.labels) - 1 if subject.image is None else 0,
+        "labels": model_input.labels,
+        "source": model_input.source_labels,
+        "spaced": model_input.tokenizer is not None,
+        "written": model_input.generated,
+        "row": inspection.rows[0]
+        if inspection.rows
+        else len(model_input.labels) - 1
+        if model_input.image is None
+        else 0,
         "image": image_data(inspection),
         "maps": maps,
         "masks": masks,
-        "unseen": inspection.unseen,
+        "unseen": inspection.layers_without_maps,
         "grids": [grid_data(grid) for grid in (*default_grids(inspection), *grids)],
-        "next": [[word, share] for word, _, share in inspection.next()] if subject.says else [],
-        "nextTitle": (title := subject.asked(-1))[0].upper() + title[1:] if subject.says else "",
+        "next": [[word, share] for word, _, share in inspection.next()] if model_input.has_predictions else [],
+        "nextTitle": (title := model_input.describe_position(-1))[0].upper() + title[1:]
+        if model_input.has_predictions
+        else "",
         "sequential": stops(SEQUENTIAL),
         "signed": stops(DIVERGING),
     }
@@ -98,7 +104,7 @@ def data_of(inspection: Inspection, grids: Sequence[Grid], room: int) -> dict[st
 
 def about(inspection: Inspection) -> str:
     heads = sum(len(map.heads) for map in inspection.maps)
-    return f"{len(inspection.maps)} layers, {heads} heads, {len(inspection.subject.labels)} positions"
+    return f"{len(inspection.maps)} layers, {heads} heads, {len(inspection.model_input.labels)} positions"
 
 
 def size_of(data: Any) -> int:
@@ -111,9 +117,9 @@ def stops(name: str) -> list[list[int]]:
 
 def default_grids(inspection: Inspection) -> list[Grid]:
     """What every page shows beside the maps: the lens over the last positions, and the lengths of the stream."""
-    subject = inspection.subject
-    length = len(subject.labels)
-    lens = [inspection.lens(range(max(0, length - 8), length))] if subject.says else []
+    model_input = inspection.model_input
+    length = len(model_input.labels)
+    lens = [inspection.lens(range(max(0, length - 8), length))] if model_input.has_predictions else []
     return lens + ([inspection.norms()] if length <= 64 else [])
 
 
@@ -134,7 +140,7 @@ def grid_data(grid: Grid) -> dict[str, Any]:
 
 
 def image_data(inspection: Inspection) -> dict[str, Any] | None:
-    image = inspection.subject.image
+    image = inspection.model_input.image
     if image is None:
         return None
     side = next((map.grid for map in inspection.maps if map.grid), 1)
@@ -144,7 +150,7 @@ def image_data(inspection: Inspection) -> dict[str, Any] | None:
 def map_data(map: Map, masks: list[dict[str, str]], shared: dict[bytes, int]) -> dict[str, Any]:
     """A layer without its q, k and v."""
     attending, small = map.attending, map.thumbnails
-    top = 1.0 if map.shares else float(abs(small).max(initial=0)) or 1.0
+    top = 1.0 if map.normalized else float(abs(small).max(initial=0)) or 1.0
     width, scale = attending.q.shape[3], getattr(attending, "scale", None)
     return {
         "place": map.place,
@@ -155,18 +161,20 @@ def map_data(map: Map, masks: list[dict[str, str]], shared: dict[bytes, int]) ->
         "U": attending.v.shape[3] if isinstance(attending, SoftmaxView) else 0,
         "scale": width**-0.5 if scale is None else scale,
         "mask": mask_number(map, masks, shared),
-        "heads": [head_data(head) for head in map.described],
+        "heads": [head_data(head) for head in map.head_summaries],
         "pool": [-(-n // max(m, 1)) for n, m in zip(map.shape, small.shape[1:], strict=True)],
         "thumbRows": small.shape[1],
         "thumbColumns": small.shape[2],
-        "top": None if map.shares else top,  # of signed weights, for which the bytes 1 to 255 stand
-        "thumb": encoded((np.ceil(small * 255) if map.shares else np.rint(ZERO + 127 * small / top)).astype(np.uint8)),
+        "top": None if map.normalized else top,  # of signed weights, for which the bytes 1 to 255 stand
+        "thumb": encoded(
+            (np.ceil(small * 255) if map.normalized else np.rint(ZERO + 127 * small / top)).astype(np.uint8)
+        ),
         "read": {},  # by group: keys and values, which several heads may share
         "detail": [None] * len(map.heads),
     }
 
 
-def head_data(head: Head) -> dict[str, Any]:
+def head_data(head: HeadSummary) -> dict[str, Any]:
     short = {name: None if share is None else round(share, 4) for name, share in head.scores.items()}
     far = None if head.distance is None else round(head.distance, 3)
     bits = None if head.entropy is None else round(head.entropy, 4)
@@ -208,7 +216,7 @@ def shrink_thumbnails(maps: list[dict[str, Any]], room: int) -> list[str]:
 
 def add_details(inspection: Inspection, maps: list[dict[str, Any]], room: int) -> str:
     """q, k and v of as many heads as fit, the most telling first; what is said of the rest."""
-    every = [(map, at, head) for map in inspection.maps for at, head in enumerate(map.described)]
+    every = [(map, at, head) for map in inspection.maps for at, head in enumerate(map.head_summaries)]
     order = ranked([found for found in every if isinstance(found[0].attending, SoftmaxView)])
     number = {id(map): n for n, map in enumerate(inspection.maps)}
     whole = 0
@@ -232,17 +240,17 @@ def add_details(inspection: Inspection, maps: list[dict[str, Any]], room: int) -
     )
 
 
-def ranked(heads: list[tuple[Map, int, Head]]) -> list[tuple[Map, int, Head]]:
+def ranked(heads: list[tuple[Map, int, HeadSummary]]) -> list[tuple[Map, int, HeadSummary]]:
     """The best head of each kind, then the others from the most to the least pronounced."""
 
-    def strength(found: tuple[Map, int, Head]) -> float:
+    def strength(found: tuple[Map, int, HeadSummary]) -> float:
         head = found[2]
         return max(head.scores.get(head.tag) or 0.0, 1 - (head.scores["uniform"] or 0.0))
 
     order = sorted(heads, key=strength, reverse=True)
     seen: set[str] = set()
-    firsts: list[tuple[Map, int, Head]] = []
-    others: list[tuple[Map, int, Head]] = []
+    firsts: list[tuple[Map, int, HeadSummary]] = []
+    others: list[tuple[Map, int, HeadSummary]] = []
     for found in order:
         (others if found[2].tag in seen | {""} else firsts).append(found)
         seen.add(found[2].tag)

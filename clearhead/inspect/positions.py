@@ -14,7 +14,7 @@ from jaxtyping import Float
 from clearhead.configs import LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, YarnScaling
 from clearhead.reference.positions import alibi_bias, alibi_slopes, sinusoidal_positions
 
-from .draw import DIVERGING, SEQUENTIAL, colours, figure, heat, save
+from .plotting import DIVERGING, SEQUENTIAL, colours, figure, heat, save
 
 SIZES = {
     "length": (2, 1 << 16),

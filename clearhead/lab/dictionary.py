@@ -1,4 +1,4 @@
-"""Attention as a dictionary that is looked up softly: as the temperature falls, the output becomes one value."""
+"""Attention as a soft dictionary lookup: as the temperature falls, the output approaches one value."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def dictionary(
     draws: int = 512,
     seed: int = 0,
 ) -> Result:
-    """softmax(q·k/(τ√K))·v beside the value of the key that fits best."""
+    """Compare softmax(q·k/(τ√K))·v with the value of the best-matching key."""
     require(2, keys=keys)
     require(1, width=width, draws=draws)
     if min(temperatures) <= 0:
-        raise ValueError(f"a temperature is {min(temperatures):g}, but must be above 0, which it only comes near")
+        raise ValueError(f"a temperature is {min(temperatures):g}, but must be above 0")
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(draws, n, width, generator=generator, dtype=torch.float64) for n in (1, keys, keys))
     scores = attention_scores(q, k)[:, 0]
@@ -43,7 +43,7 @@ def dictionary(
         exact = float((error == 0).double().mean())
         top = weights[:, 0].amax(-1).mean()
         rows.append((temperature, float(top), float(error.mean()), float(error.max()), float(bound.max()), exact))
-    # two keys alike: however cold, the mean of their values
+    # with two equal keys the output is the mean of their values at any temperature
     twin = attention(q[:1], k[:1, [0, 0]], v[:1, :2], scale=width**-0.5 / min(temperatures))
     tie = float((twin[0, 0] - v[0, :2].mean(0)).abs().max())
     return Result(
@@ -51,9 +51,9 @@ def dictionary(
         claim="As the temperature falls to 0, softmax(q·k/τ)·v becomes v of the largest q·k: a dictionary lookup.",
         found=(
             f"At τ = {rows[-1][0]:g} the output is v_argmax to the bit in {rows[-1][5]:.1%} of {draws} lookups, off "
-            f"by {rows[-1][2]:.1e} on average; the error stays below (keys − 1)·e^(−gap/τ)·|v − v_best|. It does not "
-            f"hold for a tie: of two equal keys the output is the mean of their values at any τ (to {tie:.0e}), and a "
-            f"near tie needs a τ below its gap, which was {float((first - second).min()):.1e} at the smallest."
+            f"by {rows[-1][2]:.1e} on average; the error stays below (keys − 1)·e^(−gap/τ)·|v − v_best|. The claim "
+            f"fails for a tie: with two equal keys the output is the mean of their values at any τ (to {tie:.0e}), "
+            f"and a near tie needs a τ below its gap, which was {float((first - second).min()):.1e} at the smallest."
         ),
         columns=COLUMNS,
         rows=rows,

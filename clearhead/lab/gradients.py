@@ -1,6 +1,6 @@
-"""How gradients reach the first layer: pre- and post-norm, with and without residuals, at the start and in training.
+"""How gradients reach the first layer: pre- and post-norm, with and without residuals, in training too.
 
-The residual is taken away by taps: the branch is kept where it is tapped, and put in the place of the sum.
+Taps remove the residual: the branch output replaces the sum.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from clearhead.models.assemble import LAST, SequenceModel, build
 from clearhead.nn.tap import Taps
 from clearhead.training.optimizer import AdamW, make_optimizer
 
-from .learn import learn
-from .result import Result, Rows, Say, quiet, require, tidy
+from .result import Progress, Result, Rows, no_progress, require, tidy
+from .training_loop import train_steps
 
 Placement = Literal["pre", "post"]
 STARTS = ("plain", "scaled")
 BETA1, BETA2 = 0.9, 0.999
-LEARNED = 0.9  # of ln V, what guessing costs: who has learned something is below
+LEARNED = 0.9  # a loss below this fraction of ln V (guessing) counts as learned
 COLUMNS = (
     "when", "start", "depth", "norm", "residual", "warm-up", "loss", "‖∂‖ first block", "‖∂‖ last block",
     "first / last", "√v̂", "|m̂|/√v̂",
@@ -55,9 +55,8 @@ class Size:
     vocabulary: int = 64
 
 
-def made(size: Size, depth: int, placement: Placement, seed: int, scaled: bool = False) -> SequenceModel:
-    """scaled: fresh weights as everywhere in this package, what a branch adds made smaller by √(number of branches);
-    else as in 2017, without."""
+def make_model(size: Size, depth: int, placement: Placement, seed: int, scaled: bool = False) -> SequenceModel:
+    """scaled: initialize branch outputs smaller by √(number of branches), as this package does; else as in 2017."""
     norm = LayerNormConfig()
     mixer = AttentionConfig(heads=size.heads, mask=Causal())
     block = BlockConfig(mixer=mixer, ffn=FeedForwardConfig(), norm=norm, placement=placement)
@@ -80,8 +79,8 @@ def made(size: Size, depth: int, placement: Placement, seed: int, scaled: bool =
     return model
 
 
-def text(size: Size, generator: torch.Generator) -> Int[Tensor, "B T"]:
-    """Tokens of which most decide the next one, and some do not."""
+def random_text(size: Size, generator: torch.Generator) -> Int[Tensor, "B T"]:
+    """Random text in which a token determines the next one 80 % of the time."""
     follows = torch.randperm(size.vocabulary, generator=torch.Generator().manual_seed(0))
     rows = [torch.randint(0, size.vocabulary, (size.batch,), generator=generator)]
     for _ in range(size.length):
@@ -96,8 +95,8 @@ def loss_of(model: SequenceModel, tokens: Int[Tensor, "B T"], taps: Taps | None 
     return F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
 
 
-def without_residual() -> Taps:
-    """x + f(x) becomes f(x)."""
+def remove_residual() -> Taps:
+    """Taps that turn x + f(x) into f(x)."""
     branch: list[Tensor] = []
 
     def keep(value: Tensor) -> Tensor:
@@ -107,7 +106,7 @@ def without_residual() -> Taps:
     return Taps(replace={"*_residual.inside": keep, "*_residual": lambda _: branch[0]})
 
 
-def by_block(model: SequenceModel) -> list[float]:
+def block_gradient_norms(model: SequenceModel) -> list[float]:
     """The norm of the gradient of each block's weights."""
     squares = [
         sum(float(p.grad.square().sum()) for p in b.parameters() if p.grad is not None) for b in model.stack.blocks
@@ -126,15 +125,15 @@ def gradients(
     steps: int = 120,
     lr: float = 3e-3,
     seed: int = 0,
-    say: Say = quiet,
+    progress: Progress = no_progress,
 ) -> Result:
-    """Gradient norms by layer, at the start for every depth and in training for one."""
+    """Measure gradient norms per block, at initialization for every depth and during training for one."""
     require(1, depths=depths, dim=dim, heads=heads, length=length, batch=batch, train_depth=train_depth)
     require(4, steps=steps)
     require(1e-12, lr=lr)
     size = Size(dim, heads, length, batch)
     generator = torch.Generator().manual_seed(seed)
-    tokens = text(size, generator)
+    tokens = random_text(size, generator)
     rows: Rows = []
     layers: dict[str, list[float]] = {}
     placements: tuple[Placement, ...] = ("pre", "post")
@@ -142,48 +141,50 @@ def gradients(
         (start, residual) for start in STARTS for residual in ("on", "off") if (start, residual) != ("scaled", "off")
     ]
     for depth, placement, (start, residual) in product(sorted(depths), placements, kinds):
-        say(f"{depth} blocks, {placement}-norm, residual {residual}, {start}")
-        model = made(size, depth, placement, seed, start == "scaled")
-        loss = loss_of(model, tokens, None if residual == "on" else without_residual())
+        progress(f"{depth} blocks, {placement}-norm, residual {residual}, {start}")
+        model = make_model(size, depth, placement, seed, start == "scaled")
+        loss = loss_of(model, tokens, None if residual == "on" else remove_residual())
         loss.backward()
-        norms = by_block(model)
+        norms = block_gradient_norms(model)
         name = f"{placement}, scaled start" if start == "scaled" else f"{placement}, residual {residual}"
-        layers[name] = norms  # the deepest stays
-        rows.append(("start", start, depth, placement, residual, None, loss.item(), *ends(norms), None, None))
+        layers[name] = norms  # keep the deepest
+        rows.append(
+            ("start", start, depth, placement, residual, None, loss.item(), *first_last_ratio(norms), None, None)
+        )
     runs = {}
     plans: list[tuple[Placement, str, int]] = [(p, "on", warm) for p in placements for warm in (0, steps // 3)]
     for placement, residual, warm in [*plans, ("pre", "off", steps // 3)]:
         name = f"{placement}, {f'warm-up {warm}' if warm else 'no warm-up'}{', no residual' * (residual == 'off')}"
-        say(name)
-        model = made(size, train_depth, placement, seed)
-        runs[name] = run = trained(model, residual == "on", size, steps, warm, lr, seed)
+        progress(name)
+        model = make_model(size, train_depth, placement, seed)
+        runs[name] = run = train_and_record(model, residual == "on", size, steps, warm, lr, seed)
         last = run[-1]
-        told = (last.loss, *ends(last.norms), last.root, last.update)
+        told = (last.loss, *first_last_ratio(last.norms), last.root, last.update)
         rows.append(("end", "plain", train_depth, placement, residual, warm, *told))
-    parts = split(made(size, max(depths), "pre", seed).double().eval(), tokens)
+    parts = gradient_terms(make_model(size, max(depths), "pre", seed).double().eval(), tokens)
     return Result(
         name="gradients",
         claim="Residuals carry gradients to the first layer; post-norm spoils that with depth, so it needs warm-up.",
-        found=found(rows, runs, parts, steps, log(size.vocabulary)),
+        found=summarize(rows, runs, parts, steps, log(size.vocabulary)),
         columns=COLUMNS,
         rows=rows,
         draw=lambda picture, theme: draw(picture, layers, runs, parts, max(depths)),
         size=(15, 8),
         more={
-            "by_block": layers,
-            "training": {name: [moment.told() for moment in run] for name, run in runs.items()},
+            "block_gradient_norms": layers,
+            "training": {name: [moment.to_dict() for moment in run] for name, run in runs.items()},
             "split": {"identity": parts.identity, "corrections": parts.corrections, "error": parts.error},
         },
     )
 
 
-def ends(norms: list[float]) -> tuple[float, float, float]:
+def first_last_ratio(norms: list[float]) -> tuple[float, float, float]:
     return norms[0], norms[-1], norms[0] / max(norms[-1], 1e-300)
 
 
 @dataclass(frozen=True)
-class Moment:
-    """One step of training: what Adam divides by, and how far it goes for a learning rate of 1."""
+class TrainingStep:
+    """One training step, with the statistics of Adam's moments."""
 
     step: int
     loss: float
@@ -191,32 +192,32 @@ class Moment:
     root: float  # √ of the mean of v̂
     update: float  # mean of |m̂|/√v̂
 
-    def told(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         numbers = {"step": self.step, "loss": self.loss, "second_moment_root": self.root, "update": self.update}
-        return numbers | {"by_block": self.norms}
+        return numbers | {"block_gradient_norms": self.norms}
 
 
-def trained(
+def train_and_record(
     model: SequenceModel, residual: bool, size: Size, steps: int, warm: int, lr: float, seed: int
-) -> list[Moment]:
+) -> list[TrainingStep]:
     generator = torch.Generator().manual_seed(seed + 1)
     optimizer = make_optimizer(AdamWConfig(lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0), model)
     assert isinstance(optimizer, AdamW), "an AdamW config makes an AdamW"
     schedule = CosineConfig(warmup=warm, floor=1.0)  # up, then level
     out = []
-    for step, loss in learn(
+    for step, loss in train_steps(
         model,
-        lambda: loss_of(model, text(size, generator), None if residual else without_residual()),
+        lambda: loss_of(model, random_text(size, generator), None if residual else remove_residual()),
         steps=steps,
         schedule=schedule,
         optimizer=optimizer,
         clip=None,
     ):
-        out.append(Moment(step, loss, by_block(model), *moments(optimizer, step)))
+        out.append(TrainingStep(step, loss, block_gradient_norms(model), *adam_moments(optimizer, step)))
     return out
 
 
-def moments(optimizer: AdamW, step: int) -> tuple[float, float]:
+def adam_moments(optimizer: AdamW, step: int) -> tuple[float, float]:
     state = optimizer.state()
     second = torch.cat([v.flatten() for name, v in state.items() if name.endswith("exp_avg_sq")]) / (1 - BETA2**step)
     first = torch.cat([v.flatten() for name, v in state.items() if name.endswith("exp_avg")]) / (1 - BETA1**step)
@@ -225,8 +226,8 @@ def moments(optimizer: AdamW, step: int) -> tuple[float, float]:
 
 
 @dataclass(frozen=True)
-class Split:
-    """∂L/∂x₀ = ∂L/∂x_L, which came through the residuals alone, + for each branch what came through it last."""
+class GradientTerms:
+    """∂L/∂x₀ as a sum: the identity term ∂L/∂x_L (residuals only) + one correction per branch."""
 
     identity: float  # norms
     corrections: list[float]  # from the first branch to the last
@@ -234,8 +235,8 @@ class Split:
     error: float  # of the sum against ∂L/∂x₀, relative
 
 
-def split(model: SequenceModel, tokens: Int[Tensor, "B T"]) -> Split:
-    """Each correction is computed by itself: the branch's own vector–Jacobian product."""
+def gradient_terms(model: SequenceModel, tokens: Int[Tensor, "B T"]) -> GradientTerms:
+    """Compute each correction on its own, as the branch's vector–Jacobian product."""
     taps = Taps(read=["embedding.norm", "*_residual.inside", "*_residual.after"])
     loss = loss_of(model, tokens, taps)
     streams = [value for name, value in taps.values.items() if not name.endswith("inside")]
@@ -248,7 +249,7 @@ def split(model: SequenceModel, tokens: Int[Tensor, "B T"]) -> Split:
     total = slopes[-1]
     for part in reversed(parts):
         total = total + part
-    return Split(
+    return GradientTerms(
         identity=float(slopes[-1].norm()),
         corrections=[float(part.norm()) for part in parts],
         total=float(slopes[0].norm()),
@@ -256,7 +257,9 @@ def split(model: SequenceModel, tokens: Int[Tensor, "B T"]) -> Split:
     )
 
 
-def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int, guessing: float) -> str:
+def summarize(
+    rows: Rows, runs: dict[str, list[TrainingStep]], parts: GradientTerms, steps: int, guessing: float
+) -> str:
     deepest = max(row[2] for row in rows if row[0] == "start")
     ratio = {row[1:2] + row[3:5]: row[9] for row in rows if row[0] == "start" and row[2] == deepest}
     first = next(iter(runs.values()))
@@ -264,35 +267,41 @@ def found(rows: Rows, runs: dict[str, list[Moment]], parts: Split, steps: int, g
     losses = ", ".join(f"{name} {run[-1].loss:.2f}" for name, run in runs.items())
     return (
         f"At {deepest} blocks and the start, the first block's gradient is {ratio['plain', 'pre', 'on']:.2g} times the "
-        f"last's in pre-norm and {ratio['plain', 'post', 'on']:.2g} times in post-norm; if what a branch adds starts "
-        f"smaller by the root of their number, {ratio['scaled', 'pre', 'on']:.2g} and "
+        f"last's in pre-norm and {ratio['plain', 'post', 'on']:.2g} times in post-norm; with scaled initialization "
+        f"{ratio['scaled', 'pre', 'on']:.2g} and "
         f"{ratio['scaled', 'post', 'on']:.2g}; without residuals {ratio['plain', 'pre', 'off']:.2g} and "
-        f"{ratio['plain', 'post', 'off']:.2g}{made_up(ratio['plain', 'pre', 'off'], ratio['plain', 'post', 'off'])}. "
+        f"{ratio['plain', 'post', 'off']:.2g}"
+        f"{describe_evenness(ratio['plain', 'pre', 'off'], ratio['plain', 'post', 'off'])}. "
         f"After {steps} steps the losses "
-        f"are {losses}, and without residuals the first block's gradient is {ends(cut.norms)[2]:.0e} of the last's. "
-        f"{warmed(cold.loss, warm.loss, guessing)} Adam's first update is {first[0].update:.2f} of the rate for every "
-        f"weight, whatever its gradient, the last {first[-1].update:.2f}. ∂L/∂x₀ is the identity term, of norm "
-        f"{parts.identity:.3g}, and {len(parts.corrections)} corrections; they sum to it to {parts.error:.0e}."
+        f"are {losses}, and without residuals the first block's gradient is {first_last_ratio(cut.norms)[2]:.0e} "
+        f"of the last's. "
+        f"{describe_warmup(cold.loss, warm.loss, guessing)} Adam's first update is {first[0].update:.2f} of the "
+        f"learning rate for every weight, whatever its gradient; the last is {first[-1].update:.2f}. "
+        f"∂L/∂x₀ is the identity term, of norm "
+        f"{parts.identity:.3g}, plus {len(parts.corrections)} corrections "
+        f"(relative error of the sum: {parts.error:.0e})."
     )
 
 
-def warmed(cold: float, warm: float, guessing: float) -> str:
-    """What the losses of post-norm without and with warm-up say of it."""
+def describe_warmup(cold: float, warm: float, guessing: float) -> str:
+    """Say whether post-norm needed warm-up, from its losses without and with it."""
     if isfinite(warm) and not isfinite(cold):
-        return "Without warm-up post-norm comes to no finite loss."
+        return "Without warm-up, post-norm diverges."
     if cold - warm > 0.1:
-        return f"Post-norm is worse by {cold - warm:.2f} without warm-up."
+        return f"Without warm-up, the loss of post-norm is {cold - warm:.2f} higher."
     if cold < LEARNED * guessing:
-        return "Post-norm did not need warm-up here: where it does, stacks are deeper, rates higher or texts harder."
-    return f"Whether post-norm needs warm-up is not told: it learned nothing either way; guessing costs {guessing:.2f}."
+        return "Post-norm did not need warm-up here."
+    return f"Whether post-norm needs warm-up is open: it learned nothing either way (guessing costs {guessing:.2f})."
 
 
-def made_up(*ratios: float) -> str:
-    """Why gradients are even without residuals, where they are."""
-    return ", since norms make up for what is lost" if all(0.1 < ratio < 10 for ratio in ratios) else ""
+def describe_evenness(*ratios: float) -> str:
+    """Explain even gradients without residuals, if they are even."""
+    return ", since the norms compensate" if all(0.1 < ratio < 10 for ratio in ratios) else ""
 
 
-def draw(picture: Any, layers: dict[str, list[float]], runs: dict[str, list[Moment]], parts: Split, depth: int) -> None:
+def draw(
+    picture: Any, layers: dict[str, list[float]], runs: dict[str, list[TrainingStep]], parts: GradientTerms, depth: int
+) -> None:
     (start, end, loss), (adam, terms, spare) = picture.subplots(2, 3)
     spare.set_axis_off()
     lines = ("-", "--", "-.", ":", (0, (1, 1)), (0, (5, 1)))

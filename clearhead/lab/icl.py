@@ -1,13 +1,13 @@
-"""In-context learning of linear regression: what a trained model does with examples, beside gradient descent, ridge
-and least squares; and weights by which linear attention *is* a step of gradient descent (von Oswald et al. 2023).
+"""In-context learning of linear regression, compared with gradient descent, ridge and least squares; and hand-set
+weights with which linear attention is exactly one step of gradient descent (von Oswald et al. 2023).
 
 The construction. An example is a token (key: x, query: x, target: y), the question is (0, x, 0). A layer of undivided
 linear attention adds to each target
 
     −(η/N)·Σ_i (x · x_i)·y_i  =  −x · (W₁ − W₀),     W₁ = W₀ − η·∇L(W₀),     L = Σ_i (y_i − W·x_i)²/2N
 
-and so leaves residuals: of the examples what is yet to learn, of the question minus the prediction. The same layer
-again is the next step.
+which leaves residuals in the targets: for an example the part not yet learned, for the question minus the prediction.
+Applying the same layer again is the next step.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from clearhead.models.assemble import initialise
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
 
-from .hand import SILENT, Fields, clear
-from .learn import learn
-from .result import Result, Rows, Say, quiet, require, tidy
+from .manual_weights import IDENTITY_NORM, Fields, zero_weights
+from .result import Progress, Result, Rows, no_progress, require, tidy
+from .training_loop import train_steps
 
 TESTED = 2048  # prompts on which errors are measured
-RATES = torch.logspace(-2, 0.5, 41)  # η that gradient descent may choose from
+RATES = torch.logspace(-2, 0.5, 41)  # learning rates η that gradient descent chooses from
 
 
 def positions(length: int) -> Context:
@@ -46,14 +46,14 @@ def positions(length: int) -> Context:
     return Context(at, at, aligned=True)
 
 
-def descent(width: int, steps: int, examples: int, rate: float, dtype: torch.dtype = torch.float64) -> nn.Module:
-    """A stack of linear attention whose every layer is one step of gradient descent over `examples` examples."""
+def descent_stack(width: int, steps: int, examples: int, rate: float, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A stack of linear attention in which each layer is one step of gradient descent over `examples` examples."""
     at = Fields(key=width, query=width, target=1)
     block = BlockConfig(
-        mixer=LinearAttentionConfig(heads=1, head_dim=width, value_dim=1, kernel=DotConfig()), norm=SILENT
+        mixer=LinearAttentionConfig(heads=1, head_dim=width, value_dim=1, kernel=DotConfig()), norm=IDENTITY_NORM
     )
     stack = build_part(SharedStackConfig(dim=at.dim, pattern=(block,), repeats=steps), at.dim).to(dtype)
-    clear(stack)
+    zero_weights(stack)
     mixer = stack.layers()[0].mixer
     with torch.no_grad():
         query, key, value = mixer.qkv.weight.split((width, width, 1))
@@ -64,18 +64,18 @@ def descent(width: int, steps: int, examples: int, rate: float, dtype: torch.dty
 
 
 @torch.inference_mode()
-def predicted(
+def predict(
     stack: nn.Module, x: Float[Tensor, "B N W"], y: Float[Tensor, "B N"], question: Float[Tensor, "B W"]
 ) -> Float[Tensor, "B"]:
-    """What the construction says of a question."""
+    """The prediction of the hand-set layers for a question."""
     examples = torch.cat((x, x, y[..., None]), -1)
-    asked = torch.cat((torch.zeros_like(question), question, torch.zeros_like(question[:, :1])), -1)
-    tokens = torch.cat((examples, asked[:, None]), 1)
+    questions = torch.cat((torch.zeros_like(question), question, torch.zeros_like(question[:, :1])), -1)
+    tokens = torch.cat((examples, questions[:, None]), 1)
     return -stack(tokens, positions(tokens.shape[1]))[:, -1, -1]
 
 
-def descended(x: Float[Tensor, "B N W"], y: Float[Tensor, "B N"], steps: int, rate: float) -> Float[Tensor, "B W"]:
-    """Weights after steps of gradient descent from 0, written out."""
+def descend(x: Float[Tensor, "B N W"], y: Float[Tensor, "B N"], steps: int, rate: float) -> Float[Tensor, "B W"]:
+    """Weights after plain gradient descent from 0."""
     weights = x.new_zeros(x.shape[0], x.shape[2])
     for _ in range(steps):
         residual = y - (x @ weights[..., None])[..., 0]
@@ -84,7 +84,7 @@ def descended(x: Float[Tensor, "B N W"], y: Float[Tensor, "B N"], steps: int, ra
 
 
 class Learner(nn.Module):
-    """Numbers in, a number out, around a stack: a token is (x, y), or (x, 0) for a question, which comes before it."""
+    """A stack over tokens (x, y); each example is preceded by its question (x, 0)."""
 
     def __init__(self, stack: StackConfig, width: int) -> None:
         super().__init__()
@@ -94,10 +94,10 @@ class Learner(nn.Module):
         initialise(self)
 
     def forward(self, x: Float[Tensor, "B N W"], y: Float[Tensor, "B N"]) -> Float[Tensor, "B N"]:
-        """For each x what the model says of it, from the examples before it."""
-        asked = torch.cat((x, torch.zeros_like(x[..., :1]), torch.zeros_like(x[..., :1])), -1)
-        told = torch.cat((x, y[..., None], torch.ones_like(x[..., :1])), -1)
-        tokens = torch.stack((asked, told), 2).flatten(1, 2)
+        """Predict y for each x from the examples before it."""
+        questions = torch.cat((x, torch.zeros_like(x[..., :1]), torch.zeros_like(x[..., :1])), -1)
+        answered = torch.cat((x, y[..., None], torch.ones_like(x[..., :1])), -1)
+        tokens = torch.stack((questions, answered), 2).flatten(1, 2)
         return self.answer(self.stack(self.read(tokens), positions(tokens.shape[1])))[:, ::2, 0]
 
 
@@ -112,9 +112,9 @@ def icl(
     layers: int = 3,
     descents: int = 5,
     seed: int = 0,
-    say: Say = quiet,
+    progress: Progress = no_progress,
 ) -> Result:
-    """Train a Transformer and one layer of linear attention on random regressions, and compare."""
+    """Train a Transformer and one linear-attention layer on random regressions, and compare them with baselines."""
     require(1, width=width, examples=examples, steps=steps, batch=batch, dim=dim, layers=layers, descents=descents)
     require(0, noise=noise)
     generator = torch.Generator().manual_seed(seed)
@@ -144,9 +144,9 @@ def icl(
             x, y = draw_prompts(batch)
             return (model(x, y) - y).square().mean()
 
-        for step, loss in learn(model, loss_of, steps=steps, lr=2e-3):
+        for step, loss in train_steps(model, loss_of, steps=steps, lr=2e-3):
             if step % 50 == 0:
-                say(f"{name}: step {step} of {steps}, error {loss:.3f}")
+                progress(f"{name}: step {step} of {steps}, error {loss:.3f}")
         with torch.inference_mode():
             errors[name] = (model(*test) - test[1]).square().mean(0).tolist()
     errors |= baselines(*test, noise, descents)
@@ -156,7 +156,7 @@ def icl(
     return Result(
         name="icl",
         claim="Attention learns from examples in the prompt by gradient descent; a linear layer is one step of it.",
-        found=found(rows, columns, proof, descents, noise, width),
+        found=summarize(rows, columns, proof, descents, noise, width),
         columns=("examples", *columns),
         rows=rows,
         draw=lambda picture, theme: draw(picture, rows, columns, noise),
@@ -168,47 +168,47 @@ def icl(
 def baselines(
     x: Float[Tensor, "B N W"], y: Float[Tensor, "B N"], noise: float, descents: int
 ) -> dict[str, list[float]]:
-    """The mean squared error of each method by the number of examples; gradient descent with its best rate for each."""
+    """Mean squared error of each method by number of examples; gradient descent uses its best learning rate."""
     methods: dict[str, list[float]] = {name: [] for name in ("1 step", f"{descents} steps", "ridge", "least squares")}
     for n in range(x.shape[1]):
-        seen, told, asked, wanted = x[:, :n], y[:, :n], x[:, n], y[:, n]
+        seen, targets, questions, wanted = x[:, :n], y[:, :n], x[:, n], y[:, n]
 
-        def error(weights: Tensor, asked: Tensor = asked, wanted: Tensor = wanted) -> float:
-            return float(((asked * weights).sum(-1) - wanted).square().mean())
+        def error(weights: Tensor, questions: Tensor = questions, wanted: Tensor = wanted) -> float:
+            return float(((questions * weights).sum(-1) - wanted).square().mean())
 
         if n == 0:
             for found in methods.values():
-                found.append(error(torch.zeros_like(asked)))
+                found.append(error(torch.zeros_like(questions)))
             continue
         for name, steps in (("1 step", 1), (f"{descents} steps", descents)):
-            methods[name].append(min(error(descended(seen, told, steps, float(rate))) for rate in RATES))
-        methods["ridge"].append(error(ridge(seen, told, max(noise**2, 1e-6))))
-        methods["least squares"].append(error((torch.linalg.pinv(seen) @ told[..., None])[..., 0]))
+            methods[name].append(min(error(descend(seen, targets, steps, float(rate))) for rate in RATES))
+        methods["ridge"].append(error(ridge(seen, targets, max(noise**2, 1e-6))))
+        methods["least squares"].append(error((torch.linalg.pinv(seen) @ targets[..., None])[..., 0]))
     return methods
 
 
 def ridge(x: Float[Tensor, "B N W"], y: Float[Tensor, "B N"], penalty: float) -> Float[Tensor, "B W"]:
-    """(XᵀX + λI)⁻¹Xᵀy: for normal weights and noise of variance λ, the best that can be done."""
+    """(XᵀX + λI)⁻¹Xᵀy: optimal for normal weights and noise of variance λ."""
     gram = x.mT @ x + penalty * torch.eye(x.shape[2], dtype=x.dtype)
     return torch.linalg.solve(gram, (x.mT @ y[..., None])[..., 0])
 
 
 def construction(width: int, examples: int, descents: int, seed: int) -> dict[str, float]:
-    """How far the hand-set layers are from gradient descent written out, at most over prompts."""
+    """Largest difference between the hand-set layers and plain gradient descent."""
     generator = torch.Generator().manual_seed(seed)
     x, w = (torch.randn(64, n, width, generator=generator, dtype=torch.float64) for n in (examples + 1, 1))
     y = (x * w).sum(-1)
     far = {}
     for dtype in (torch.float64, torch.float32):
         for steps in (1, descents):
-            stack = descent(width, steps, examples, 0.3, dtype)
-            ours = predicted(stack, x[:, :-1].to(dtype), y[:, :-1].to(dtype), x[:, -1].to(dtype))
-            theirs = (descended(x[:, :-1], y[:, :-1], steps, 0.3) * x[:, -1]).sum(-1)
+            stack = descent_stack(width, steps, examples, 0.3, dtype)
+            ours = predict(stack, x[:, :-1].to(dtype), y[:, :-1].to(dtype), x[:, -1].to(dtype))
+            theirs = (descend(x[:, :-1], y[:, :-1], steps, 0.3) * x[:, -1]).sum(-1)
             far[f"{steps} in {str(dtype).removeprefix('torch.')}"] = float((ours - theirs).abs().max())
     return far
 
 
-def found(
+def summarize(
     rows: Rows, columns: tuple[str, ...], proof: dict[str, float], descents: int, noise: float, width: int
 ) -> str:
     last, half = rows[-1], rows[len(rows) // 2]
@@ -216,11 +216,11 @@ def found(
     deep, shallow = columns[:2]
     wide = max(value for name, value in proof.items() if name.endswith("64"))
     side = "below" if middle[deep] < middle[f"{descents} steps"] else "above"
-    told = ", ".join(f"{name} {end[name]:.3f}" for name in sorted(end, key=lambda name: end[name]))
+    errors = ", ".join(f"{name} {end[name]:.3f}" for name in sorted(end, key=lambda name: end[name]))
     return (
-        f"The hand-set layers are gradient descent: {descents} of them are {descents} steps, off by at most "
+        f"The hand-set layers match gradient descent: {descents} layers are {descents} steps, with an error of at most "
         f"{wide:.0e} in float64 and {max(proof.values()):.0e} in float32. Trained, after {last[0]} examples of {width} "
-        f"numbers the errors are {told}; noise alone is {noise**2:.3f}. One trained linear layer has "
+        f"numbers the errors are {errors}; the noise floor is {noise**2:.3f}. One trained linear layer has "
         f"{end[shallow]:.3f} where the best single step has {end['1 step']:.3f}; the Transformer has "
         f"{end[deep] / end['ridge']:.2f} times the error of ridge, and at {half[0]} examples "
         f"{middle[deep] / middle['ridge']:.2f} times, {side} what {descents} steps come to."
@@ -239,5 +239,5 @@ def draw(picture: Any, rows: Rows, columns: tuple[str, ...], noise: float) -> No
     axis.text(0, max(noise**2, 1e-6) * 1.06, "noise", fontsize=8, color="gray")
     axis.set(xlabel="examples in the prompt", ylabel="mean squared error of the next answer", yscale="log")
     axis.set_title("Learning a linear regression from the prompt")
-    axis.set_ylim(top=3 * rows[0][1])  # least squares has no mean where there are as many examples as numbers
+    axis.set_ylim(top=3 * rows[0][1])  # with as many examples as numbers, the error of least squares has no finite mean
     tidy(axis)

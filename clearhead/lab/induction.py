@@ -1,7 +1,7 @@
-"""Induction heads grow in a model of two layers, and not in one of one: the score of each head over training.
+"""Induction heads form in a two-layer model but not in a one-layer model: head scores during training.
 
-A text is a few random tokens, over and over. Whoever looks for the earlier place of the token at hand, and reads what
-came after it, knows what comes next. The first layer has to tell every token who came before it.
+A text repeats a few random tokens. An induction head finds the earlier copy of the current token and reads the token
+after it, which predicts the next one. For that, the first layer must tell each token what precedes it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from clearhead.configs import AttentionConfig, Causal, FeedForwardConfig, Rotary
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 
-from .learn import learn, moments
-from .result import Result, Rows, Say, quiet, require, tidy
+from .result import Progress, Result, Rows, no_progress, require, tidy
+from .training_loop import record_steps, train_steps
 
-PROMPTS = 4  # on which scores are taken
+PROMPTS = 4  # texts on which heads are scored
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A model at one step: its loss on new tokens and on those that came before, and the best head of each kind."""
+class Snapshot:
+    """A model at one step: loss on new and on repeated tokens, and the best head score of each kind."""
 
     step: int
-    first: float  # met for the first time
-    second: float  # met again
+    first: float  # loss on new tokens
+    second: float  # loss on repeated tokens
     induction: float
     previous: float
 
@@ -44,9 +44,9 @@ def induction(
     steps: int = 800,
     batch: int = 64,
     seed: int = 0,
-    say: Say = quiet,
+    progress: Progress = no_progress,
 ) -> Result:
-    """Train both, and look at their heads on the way."""
+    """Train both models and score their heads during training."""
     require(2, vocabulary=vocabulary, half=half)
     require(1, dim=dim, heads=heads, steps=steps, batch=batch)
     curves = {}
@@ -61,15 +61,15 @@ def induction(
         )
         model = build(config)
         assert isinstance(model, SequenceModel), "a sequence config builds a sequence model"
-        curves[layers] = grown(model, vocabulary, half, batch, steps, seed, say)
+        curves[layers] = train_and_record(model, vocabulary, half, batch, steps, seed, progress)
     rows: Rows = [
         (two.step, two.first, two.second, two.induction, two.previous, one.second, one.induction)
         for one, two in zip(*curves.values(), strict=True)
     ]
     return Result(
         name="induction",
-        claim="A model of two layers grows induction heads, suddenly, and its loss on repeated text falls with them.",
-        found=found(curves),
+        claim="A two-layer model forms induction heads abruptly, and its loss on repeated text falls with them.",
+        found=summarize(curves),
         columns=(
             "step",
             "loss, new",
@@ -84,10 +84,10 @@ def induction(
     )
 
 
-def texts(count: int, vocabulary: int, half: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Texts, and which of their tokens have come before: from the second of the repetition on.
+def repeating_texts(count: int, vocabulary: int, half: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Return repeating texts and a mask of the repeated tokens.
 
-    Each has a period of its own, at most `half`, or a head that reads so many tokens back would do.
+    Each text has its own period of at most `half`; with one fixed period, reading a fixed distance back would suffice.
     """
     period = torch.randint(half // 2 + 1, half + 1, (count, 1), generator=generator)
     once = torch.randint(0, vocabulary, (count, half), generator=generator)
@@ -95,27 +95,29 @@ def texts(count: int, vocabulary: int, half: int, generator: torch.Generator) ->
     return once.gather(1, at % period), at > period
 
 
-def grown(model: SequenceModel, vocabulary: int, half: int, batch: int, steps: int, seed: int, say: Say) -> list[Seen]:
+def train_and_record(
+    model: SequenceModel, vocabulary: int, half: int, batch: int, steps: int, seed: int, progress: Progress
+) -> list[Snapshot]:
     generator = torch.Generator().manual_seed(seed)
-    tested = texts(256, vocabulary, half, torch.Generator().manual_seed(seed + 1))
-    looks = moments(steps, 14)
+    tested = repeating_texts(256, vocabulary, half, torch.Generator().manual_seed(seed + 1))
+    recorded = record_steps(steps, 14)
 
     def loss_of() -> Tensor:
-        tokens, _ = texts(batch, vocabulary, half, generator)
+        tokens, _ = repeating_texts(batch, vocabulary, half, generator)
         return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
-    curve = [look(model, *tested, 0)]
-    for step, loss in learn(model, loss_of, steps=steps, lr=3e-3):
+    curve = [measure_heads(model, *tested, 0)]
+    for step, loss in train_steps(model, loss_of, steps=steps, lr=3e-3):
         if step % 50 == 0:
-            say(f"layers {len(model.stack.blocks)}, step {step} of {steps}, loss {loss:.2f}")
-        if step in looks:
-            curve.append(look(model, *tested, step))
+            progress(f"layers {len(model.stack.blocks)}, step {step} of {steps}, loss {loss:.2f}")
+        if step in recorded:
+            curve.append(measure_heads(model, *tested, step))
     return curve
 
 
 @torch.inference_mode()
-def look(model: SequenceModel, tokens: Int[Tensor, "B T"], again: Bool[Tensor, "B T"], step: int) -> Seen:
-    """Scores are those of `clearhead inspect`: the share of weight on what such a head would read."""
+def measure_heads(model: SequenceModel, tokens: Int[Tensor, "B T"], again: Bool[Tensor, "B T"], step: int) -> Snapshot:
+    """Score heads as `clearhead inspect` does: the attention weight on the keys that such a head would read."""
     model.eval()
     losses = F.cross_entropy(model(tokens[:, :-1]).transpose(1, 2), tokens[:, 1:], reduction="none")
     old = again[:, 1:]
@@ -129,23 +131,25 @@ def look(model: SequenceModel, tokens: Int[Tensor, "B T"], again: Bool[Tensor, "
     def best(kind: str) -> float:
         return max(sum(values) / len(values) for (of, _), values in scores.items() if of == kind)
 
-    return Seen(step, float(losses[~old].mean()), float(losses[old].mean()), best("induction"), best("previous token"))
-
-
-def found(curves: dict[int, list[Seen]]) -> str:
-    two, one = curves[2], curves[1]
-    rise = max(range(1, len(two)), key=lambda i: two[i].induction - two[i - 1].induction)
-    return (
-        f"With two layers the best induction score goes from {two[0].induction:.2f} to {two[-1].induction:.2f}, the "
-        f"most between steps {two[rise - 1].step} and {two[rise].step}, where the loss on what came before goes from "
-        f"{two[rise - 1].second:.2f} to {two[rise].second:.2f}; it ends at {two[-1].second:.2f}, that on new tokens, "
-        f"which nothing foretells, at {two[-1].first:.2f}. With one layer the score ends at {one[-1].induction:.2f} "
-        f"and the loss at {one[-1].second:.2f}: it knows which tokens the text has, not their order."
+    return Snapshot(
+        step, float(losses[~old].mean()), float(losses[old].mean()), best("induction"), best("previous token")
     )
 
 
-def draw(picture: Any, curves: dict[int, list[Seen]], vocabulary: int) -> None:
-    picture.suptitle("Induction heads: a few random tokens, over and over")
+def summarize(curves: dict[int, list[Snapshot]]) -> str:
+    two, one = curves[2], curves[1]
+    rise = max(range(1, len(two)), key=lambda i: two[i].induction - two[i - 1].induction)
+    return (
+        f"With two layers the best induction score goes from {two[0].induction:.2f} to {two[-1].induction:.2f}, mostly "
+        f"between steps {two[rise - 1].step} and {two[rise].step}, where the loss on repeated tokens goes from "
+        f"{two[rise - 1].second:.2f} to {two[rise].second:.2f}; it ends at {two[-1].second:.2f}; on new tokens, "
+        f"which cannot be predicted, at {two[-1].first:.2f}. With one layer the score ends at {one[-1].induction:.2f} "
+        f"and the loss at {one[-1].second:.2f}: it learns which tokens a text contains, not their order."
+    )
+
+
+def draw(picture: Any, curves: dict[int, list[Snapshot]], vocabulary: int) -> None:
+    picture.suptitle("Induction heads on repeating random tokens")
     left, right = picture.subplots(1, 2)
     for layers, line in ((2, "-"), (1, "--")):
         curve = curves[layers]
@@ -153,11 +157,11 @@ def draw(picture: Any, curves: dict[int, list[Seen]], vocabulary: int) -> None:
         name = f"{layers} layer{'s' * (layers > 1)}"
         left.plot(steps, [seen.induction for seen in curve], f"o{line}", markersize=3, label=f"{name}: induction")
         left.plot(steps, [seen.previous for seen in curve], f"s{line}", markersize=3, label=f"{name}: previous token")
-        right.plot(steps, [seen.second for seen in curve], f"o{line}", markersize=3, label=f"{name}: what came before")
+        right.plot(steps, [seen.second for seen in curve], f"o{line}", markersize=3, label=f"{name}: repeated tokens")
         right.plot(steps, [seen.first for seen in curve], f"s{line}", markersize=3, label=f"{name}: new tokens")
-    right.axhline(torch.log(torch.tensor(float(vocabulary))).item(), color="gray", linewidth=0.8, label="a guess: ln V")
-    left.set(
-        xlabel="step", ylabel="share of weight, best head", title="what heads read", xscale="log", ylim=(-0.03, 1.03)
+    right.axhline(
+        torch.log(torch.tensor(float(vocabulary))).item(), color="gray", linewidth=0.8, label="guessing: ln V"
     )
-    right.set(xlabel="step", ylabel="loss (nats per token)", title="what it is worth", xscale="log", ylim=(0, None))
+    left.set(xlabel="step", ylabel="attention weight, best head", title="head scores", xscale="log", ylim=(-0.03, 1.03))
+    right.set(xlabel="step", ylabel="loss (nats per token)", title="loss", xscale="log", ylim=(0, None))
     tidy(left, right)

@@ -1,4 +1,4 @@
-"""Without positions attention does not know the order of its input: move the tokens and the outputs move along."""
+"""Attention without positions is permutation-equivariant: reordering the tokens reorders the outputs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EQUAL = 1e-9  # in float64: below it, two outputs differ by rounding alone
 def permutation(
     *, length: int = 24, dim: int = 32, heads: int = 4, layers: int = 2, draws: int = 8, seed: int = 0
 ) -> Result:
-    """Whole encoders, each run on a text and on the same text in another order."""
+    """Run encoders on a text and on the same text in another order."""
     require(3, length=length)
     require(1, dim=dim, heads=heads, layers=layers, draws=draws)
     attention = AttentionConfig(heads=heads)
@@ -51,7 +51,7 @@ def permutation(
     }
     rows: Rows = []
     for name, (mixer, position) in kinds.items():
-        each, pooled = moved(encoder(mixer, position, dim, layers, length), length, draws, seed)
+        each, pooled = equivariance_error(encoder(mixer, position, dim, layers, length), length, draws, seed)
         rows.append((name, each, pooled, "yes" if each < EQUAL else "no"))
     kept = [row[0] for row in rows if row[3] == "yes"]
     order = next(row for row in rows if row[0] == "causal attention alone")
@@ -61,7 +61,7 @@ def permutation(
         found=(
             f"It holds to rounding for {' and '.join(map(str, kept))}, and then the mean over tokens does not depend "
             f"on the order. Every kind of positions breaks it. So does the causal mask alone, by {order[1]:.2f}: "
-            "who reads whom depends on the order, which is why decoders without positions can still tell it."
+            "the mask depends on the order, which is why decoders without positions can still use it."
         ),
         columns=("model", "‖f(Px) − P f(x)‖", "‖mean f(Px) − mean f(x)‖", "equivariant"),
         rows=rows,
@@ -81,28 +81,27 @@ def encoder(
 
 
 @torch.inference_mode()
-def moved(config: SequenceModelConfig, length: int, draws: int, seed: int) -> tuple[float, float]:
-    """How far the outputs of a text in another order are from its outputs in that order, and how far their means are;
-    relative to the outputs, in the mean over orders."""
+def equivariance_error(config: SequenceModelConfig, length: int, draws: int, seed: int) -> tuple[float, float]:
+    """Relative error ‖f(Px) − P f(x)‖/‖f(x)‖ and the same for the mean over tokens, averaged over random orders P."""
     torch.manual_seed(seed)
     model = build(config).double().eval()
     for parameter in model.parameters():
-        parameter.mul_(4)  # fresh weights hardly look at anything; these do
+        parameter.mul_(4)  # larger weights make attention less uniform
     tokens = torch.randint(0, 4 * length, (1, length))
     out = model(tokens)
     each, pooled = [], []
     for _ in range(draws):
-        order = reordered(length)
+        order = random_order(length)
         again = model(tokens[:, order])
         each.append(float((again - out[:, order]).norm() / out.norm()))
         pooled.append(float((again.mean(1) - out.mean(1)).norm() / out.mean(1).norm()))
     return sum(each) / draws, sum(pooled) / draws
 
 
-def reordered(length: int) -> Int[Tensor, "T"]:
+def random_order(length: int) -> Int[Tensor, "T"]:
     """An order by chance, but another one, and not the reverse, which leaves all distances as they were."""
     order, same = torch.randperm(length), torch.arange(length)
-    return reordered(length) if torch.equal(order, same) or torch.equal(order, same.flip(0)) else order
+    return random_order(length) if torch.equal(order, same) or torch.equal(order, same.flip(0)) else order
 
 
 def draw(picture: Any, rows: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""What an experiment comes to: a table, a claim, what was measured against it, and a figure."""
+"""The result of an experiment: a table, a claim, what was measured, and a figure."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from clearhead.inspect.draw import figure, save
+from clearhead.inspect.plotting import figure, save
 
 Value = str | int | float | None
 Rows = list[tuple[Any, ...]]
-"""Of values, each row a tuple."""
-Say = Callable[[str], None]
-"""Who is told how far a long experiment has come."""
+"""Table rows, each a tuple of values."""
+Progress = Callable[[str], None]
+"""Callback that shows the progress of a long experiment."""
 
 
-def quiet(text: str) -> None:
-    """Nobody is told."""
+def no_progress(text: str) -> None:
+    """Show nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """An experiment that has been run. `draw` is handed an empty figure and the theme."""
+    """A finished experiment. `draw` receives an empty figure and the theme."""
 
     name: str
     claim: str
-    found: str  # what was measured, and where the claim does not hold
+    found: str  # what was measured, and where the claim fails
     columns: tuple[str, ...]
     rows: Rows
     draw: Callable[[Any, str], None]
-    size: tuple[float, float] = (10, 4.4)  # of the figure, in inches
-    more: dict[str, Any] = field(default_factory=dict)  # numbers that the table has no place for
+    size: tuple[float, float] = (10, 4.4)  # figure size in inches
+    more: dict[str, Any] = field(default_factory=dict)  # values that are not in the table
 
     def column(self, name: str) -> list[Any]:
         at = self.columns.index(name)
@@ -50,7 +50,7 @@ class Result:
 
 
 def require(least: float, **values: float | Sequence[float]) -> None:
-    """Each named number, or every one of a list of them, is at least so much, and finite."""
+    """Raise ValueError unless every named number, or each number of a list, is finite and at least `least`."""
     for name, value in values.items():
         numbers = value if isinstance(value, Sequence) else [value]
         if not numbers:
@@ -61,8 +61,8 @@ def require(least: float, **values: float | Sequence[float]) -> None:
                 raise ValueError(f"{name} is {number:g}, but must be at least {least:g}{finite}")
 
 
-def shown(value: Value) -> str:
-    """A number as a table says it."""
+def format_value(value: Value) -> str:
+    """Format a table cell."""
     if value is None:
         return "–"
     if isinstance(value, int):
@@ -71,7 +71,7 @@ def shown(value: Value) -> str:
 
 
 def tidy(*axes: Any) -> None:
-    """A grid, and a legend without a box where there is something to tell apart."""
+    """Add a grid, and a frameless legend if there are labels."""
     for axis in axes:
         axis.grid(alpha=0.4)
         if axis.get_legend() is None and axis.get_legend_handles_labels()[1]:

@@ -1,8 +1,8 @@
-"""One attention layer and one feed-forward layer, set by hand, are any function of a few chosen inputs for each output.
+"""One attention layer and one FFN with hand-set weights compute any function of a few chosen inputs.
 
 Output i is f_i(x at π_1(i), …, x at π_k(i)). Head r copies the token at π_r(i) to position i: its query is the one-hot
-of π_r(i), its keys are one-hots of positions, and a large gap between scores makes every other weight underflow to 0.
-The feed-forward layer has one unit for each position and each tuple of inputs, on for that one alone.
+of π_r(i), its keys are one-hot positions, and a large score gap makes every other weight underflow to 0.
+The FFN has one hidden unit per position and tuple of inputs, active only for that tuple.
 """
 
 from __future__ import annotations
@@ -28,46 +28,46 @@ from clearhead.configs import (
 from clearhead.models.assemble import SequenceModel
 from clearhead.nn.tap import Taps
 
-from .hand import SILENT, Fields, blank, silent_stack
+from .manual_weights import IDENTITY_NORM, Fields, stack_of, zero_model
 from .result import Result, Rows, require, tidy
 
-MOST = 2**12  # inputs tried; all of them where there are no more
+MOST = 2**12  # limit on inputs tested
 
 
 @dataclass(frozen=True)
-class Sparse:
-    """A function whose every output depends on a few inputs."""
+class SparseFunction:
+    """A function in which each output depends on a few inputs."""
 
     symbols: int
     route: Int[Tensor, "T k"]  # π_r(i): which inputs output i reads
     table: Int[Tensor, "T ..."]  # f_i, by the values of these inputs
 
     @classmethod
-    def drawn(cls, symbols: int, length: int, inputs: int, generator: torch.Generator) -> Sparse:
+    def random(cls, symbols: int, length: int, inputs: int, generator: torch.Generator) -> SparseFunction:
         route = torch.randint(0, length, (length, inputs), generator=generator)
         return cls(symbols, route, torch.randint(0, symbols, (length, *[symbols] * inputs), generator=generator))
 
     def __call__(self, x: Int[Tensor, "B T"]) -> Int[Tensor, "B T"]:
-        """By looking it up."""
+        """Evaluate by table lookup."""
         read = x[:, self.route].unbind(-1)
         return self.table[(torch.arange(x.shape[1]), *read)]
 
 
-def built(function: Sparse, gap: float, dtype: torch.dtype = torch.float32) -> SequenceModel:
-    """The model whose logits are the one-hot of the function's value."""
+def build_model(function: SparseFunction, gap: float, dtype: torch.dtype = torch.float32) -> SequenceModel:
+    """Build the model whose logits are the one-hot value of the function."""
     (length, inputs), symbols = function.route.shape, function.symbols
     at = Fields(token=symbols, position=length, copied=inputs * symbols, out=symbols)
     block = BlockConfig(
         mixer=AttentionConfig(heads=inputs, head_dim=length, value_dim=symbols),
         ffn=FeedForwardConfig(hidden=length * symbols**inputs, activation="relu"),
-        norm=SILENT,
+        norm=IDENTITY_NORM,
     )
     config = SequenceModelConfig(
         embedding=TokenEmbeddingConfig(vocabulary=symbols, position=LearnedConfig(length=length)),
-        stack=silent_stack(at.dim, block),
+        stack=stack_of(at.dim, block),
         head=LMHeadConfig(vocabulary=symbols),
     )
-    model = blank(config, dtype)
+    model = zero_model(config, dtype)
     mixer, ffn = (getattr(model.stack.layers()[0], name) for name in ("mixer", "ffn"))
     with torch.no_grad():
         model.embedding.tokens.weight[:, at["token"]] = torch.eye(symbols)
@@ -80,7 +80,7 @@ def built(function: Sparse, gap: float, dtype: torch.dtype = torch.float32) -> S
             values[r][:, at["token"]] = torch.eye(symbols)
         mixer.out.weight[at["copied"]] = torch.eye(inputs * symbols)
         cases = product(range(length), *[range(symbols)] * inputs)
-        for unit, (i, *read) in enumerate(cases):  # on where all k inputs and the position are these
+        for unit, (i, *read) in enumerate(cases):  # active if all k inputs and the position match
             ffn.up.weight[unit, at.at("position", i)] = 1
             for r, symbol in enumerate(read):
                 ffn.up.weight[unit, at.at("copied", r * symbols + symbol)] = 1
@@ -100,16 +100,16 @@ def routing(
     gaps: Sequence[float] = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0),
     seed: int = 0,
 ) -> Result:
-    """Random routes and random functions, built and tried on all inputs or many."""
+    """Build models for random functions and test them on all inputs (or a sample)."""
     require(1, inputs=inputs, length=length, symbols=symbols, trials=trials)
     generator = torch.Generator().manual_seed(seed)
-    functions = [Sparse.drawn(symbols, length, inputs, generator) for _ in range(trials)]
+    functions = [SparseFunction.random(symbols, length, inputs, generator) for _ in range(trials)]
     x = all_inputs(symbols, length, generator)
     rows: Rows = []
     for gap in sorted(gaps):
-        strays, errors, wrong = zip(*(tried(function, gap, x) for function in functions), strict=True)
+        strays, errors, wrong = zip(*(evaluate(function, gap, x) for function in functions), strict=True)
         rows.append((gap, max(strays), max(errors), sum(wrong) / (trials * x.numel())))
-    model = built(functions[0], max(gaps))
+    model = build_model(functions[0], max(gaps))
     exact = [row[0] for row in rows if row[2] == 0]
     right = [row[0] for row in rows if row[3] == 0]
     return Result(
@@ -119,8 +119,8 @@ def routing(
             f"{trials} random functions of {inputs} of {length} inputs with {symbols} symbols, {len(x):,} inputs each: "
             + (f"the logits are one-hot to the bit from a gap of {min(exact):g} on" if exact else "never to the bit")
             + (f", and all outputs right from {min(right):g} on. " if right else ", and some outputs are wrong. ")
-            + f"It takes {length}·{symbols}^{inputs} hidden units: exact, but exponential in k, and the route is fixed "
-            "by position, in a table."
+            + f"It takes {length}·{symbols}^{inputs} hidden units: exact, but exponential in k, and the route depends "
+            "on the position only."
         ),
         columns=("score gap", "largest other weight", "largest |logit − one-hot|", "share of outputs wrong"),
         rows=rows,
@@ -141,9 +141,9 @@ def all_inputs(symbols: int, length: int, generator: torch.Generator) -> Int[Ten
 
 
 @torch.inference_mode()
-def tried(function: Sparse, gap: float, x: Int[Tensor, "B T"]) -> tuple[float, float, int]:
-    """The largest weight off the route, how far the logits are from one-hot, and how many outputs are wrong."""
-    model = built(function, gap)
+def evaluate(function: SparseFunction, gap: float, x: Int[Tensor, "B T"]) -> tuple[float, float, int]:
+    """Return the largest stray weight, the largest |logit − one-hot|, and the number of wrong outputs."""
+    model = build_model(function, gap)
     wanted = function(x)
     logits = model(x)
     error = (logits - torch.nn.functional.one_hot(wanted, function.symbols)).abs().max()

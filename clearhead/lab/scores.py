@@ -17,7 +17,7 @@ from .result import Result, Rows, require, tidy
 def scores(
     *, widths: Sequence[int] = (4, 16, 64, 256, 1024), keys: int = 64, draws: int = 4096, seed: int = 0
 ) -> Result:
-    """Queries and keys of independent normal numbers, compared with and without the scale."""
+    """Compare scores of random normal queries and keys with and without the scale 1/√d_k."""
     require(1, widths=widths)
     require(2, keys=keys, draws=draws)
     generator = torch.Generator().manual_seed(seed)
@@ -34,7 +34,7 @@ def scores(
     return Result(
         name="scores",
         claim="q·k of independent unit numbers has variance d_k, q·k/√d_k has variance 1, so softmax keeps a gradient.",
-        found=found(rows),
+        found=summarize(rows),
         columns=(
             "d_k",
             "var q·k",
@@ -56,7 +56,7 @@ def jacobian_norm(p: Float[Tensor, "... S"]) -> Float[Tensor, "..."]:
     return (squares - 2 * p.pow(3).sum(-1) + squares.square()).clamp_min(0).sqrt()
 
 
-def found(rows: list[Any]) -> str:
+def summarize(rows: list[Any]) -> str:
     off = max(abs(row[1] / row[0] - 1) for row in rows)
     first, last = rows[0], rows[-1]
     better = [row[0] for row in rows if row[5] > row[6]]
@@ -64,7 +64,7 @@ def found(rows: list[Any]) -> str:
     return (
         f"The variance is d_k within {off:.1%}, and 1 after scaling. From d_k = {first[0]} to {last[0]} the gradient "
         f"that softmax lets through goes from {first[5]:.3f} to {last[5]:.3f} without the scale, and from "
-        f"{first[6]:.3f} to {last[6]:.3f} with it.{narrow} The variance is 1 only if all is independent: a query "
+        f"{first[6]:.3f} to {last[6]:.3f} with it.{narrow} The variance is 1 only if q and k are independent: a query "
         f"that equals its key still scores √d_k, {last[7]:.1f} at d_k = {last[0]}."
     )
 

@@ -1,4 +1,4 @@
-"""Why this shape: the feed-forward layer's width and the number of heads, at equal parameters and equal training."""
+"""FFN width and number of heads at equal parameters and equal training."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from clearhead.measure.growth import matched, parameters
 from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
 
-from .learn import learn
-from .result import Result, Rows, Say, quiet, require, tidy
+from .result import Progress, Result, Rows, no_progress, require, tidy
+from .training_loop import train_steps
 
 BYTES = 256  # the vocabulary
 
@@ -35,25 +35,25 @@ def shape(
     runs: int = 2,
     data: Sequence[str] = (),
     seed: int = 0,
-    say: Say = quiet,
+    progress: Progress = no_progress,
 ) -> Result:
-    """Models of one size on one text, byte by byte: first d_ff/d varies, then the number of heads."""
+    """Train byte-level models of equal size, varying d_ff/d and then the number of heads."""
     require(1, ratios=ratios, heads=heads, dim=dim, layers=layers, steps=steps, batch=batch, context=context, runs=runs)
     if dim % (2 * max(heads)):
-        raise ValueError(f"dim is {dim}, but must be a multiple of {2 * max(heads)}: heads of rotary pairs")
+        raise ValueError(f"dim is {dim}, but must be a multiple of {2 * max(heads)}: rotary heads need an even width")
     read, held = corpus(data, context)
     usual = config(dim, layers, 4, 4 * dim)
     kinds: dict[tuple[str, int], SequenceModelConfig] = {}
     for ratio in ratios:
-        kinds["d_ff/d", ratio] = narrowed(usual, layers, ratio)
+        kinds["d_ff/d", ratio] = match_parameters(usual, layers, ratio)
     for count in heads:
         kinds["heads", count] = config(dim, layers, count, 4 * dim)
     rows: Rows = []
     for (what, value), one in kinds.items():
         losses = []
         for run in range(runs):
-            say(f"{what} = {value}, run {run + 1} of {runs}")
-            losses.append(trained(one, read, held, steps, batch, context, seed + run))
+            progress(f"{what} = {value}, run {run + 1} of {runs}")
+            losses.append(train_model(one, read, held, steps, batch, context, seed + run))
         width = one.stack.dim
         hidden = one.weights()["stack.blocks.0.ffn.up.weight"][0]
         spread = max(losses) - min(losses)
@@ -61,7 +61,7 @@ def shape(
     return Result(
         name="shape",
         claim="At equal parameters, d_ff = 4·d and several heads are the right shape.",
-        found=found(rows, steps),
+        found=summarize(rows, steps),
         columns=("varied", "value", "d", "d_ff", "parameters", "loss", "spread"),
         rows=rows,
         draw=lambda picture, theme: draw(picture, rows),
@@ -75,17 +75,16 @@ def config(dim: int, layers: int, heads: int, hidden: int) -> SequenceModelConfi
     return decoder(dim=dim, layers=layers, mixer=mixer, ffn=ffn, vocabulary=BYTES)
 
 
-def narrowed(like: SequenceModelConfig, layers: int, ratio: int) -> SequenceModelConfig:
-    """The width d at which 2·V·d + layers·d²(4 + 2·ratio), table, head and blocks, is as many weights as `like` has,
-    and then the feed-forward layer that makes up for its rounding."""
+def match_parameters(like: SequenceModelConfig, layers: int, ratio: int) -> SequenceModelConfig:
+    """Solve 2·V·d + layers·d²(4 + 2·ratio) = parameters of `like` for the width d, then adjust the FFN for rounding."""
     square, line = layers * (4 + 2 * ratio), 2 * BYTES
     width = ((line**2 + 4 * square * parameters(like)) ** 0.5 - line) / (2 * square)
-    width = max(8, 8 * round(width / 8))  # four heads of rotary pairs
+    width = max(8, 8 * round(width / 8))  # four rotary heads of even width
     return matched(config(width, layers, 4, ratio * width), like, "parameters", 1, f"d_ff/d = {ratio}")
 
 
 def corpus(paths: Sequence[str], context: int) -> tuple[Tensor, Tensor]:
-    """Bytes to learn from and bytes to be tested on, the last tenth; of this package's own source unless told."""
+    """Return training bytes and held-out bytes (the last tenth). Default text: this package's source."""
     files = [Path(path) for path in paths] or sorted(Path(clearhead.__file__).parent.rglob("*.py"))
     whole = b"\n".join(file.read_bytes() for file in files)
     if len(whole) < 20 * context:
@@ -95,7 +94,7 @@ def corpus(paths: Sequence[str], context: int) -> tuple[Tensor, Tensor]:
     return tokens[:cut], tokens[cut:]
 
 
-def trained(
+def train_model(
     config: SequenceModelConfig, read: Tensor, held: Tensor, steps: int, batch: int, context: int, seed: int
 ) -> float:
     """The loss on held-out windows after training."""
@@ -111,13 +110,13 @@ def trained(
     def loss_of(tokens: Tensor) -> Tensor:
         return F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
-    for _ in learn(model, lambda: loss_of(windows(read, batch, generator)), steps=steps, lr=3e-3):
+    for _ in train_steps(model, lambda: loss_of(windows(read, batch, generator)), steps=steps, lr=3e-3):
         pass
     with torch.inference_mode():
         return float(loss_of(windows(held, 256, torch.Generator().manual_seed(0))))
 
 
-def found(rows: Rows, steps: int) -> str:
+def summarize(rows: Rows, steps: int) -> str:
     said = []
     noise = max((row[6] or 0.0) for row in rows)
     for what in ("d_ff/d", "heads"):
@@ -127,15 +126,15 @@ def found(rows: Rows, steps: int) -> str:
         said.append(f"of {what} the best is {best[1]} with {best[5]:.3f}, the worst {worst[1]} with {worst[5]:.3f}")
     return (
         f"After {steps} steps at equal parameters, {'; '.join(said)}. Runs of one shape differ by up to {noise:.3f}, "
-        "and what is nearer than that is not told apart. So short a run favours what learns fast, and a small model "
-        "has much of its weight in the table: this is no verdict on large ones."
+        "so smaller differences mean nothing. Such short runs favour fast learners, and small models have "
+        "most of their parameters in the embedding: do not conclude anything about large models."
     )
 
 
 def draw(picture: Any, rows: Rows) -> None:
     picture.suptitle("Shape at equal parameters: loss on held-out text")
     axes = picture.subplots(1, 2, sharey=True)
-    labels = {"d_ff/d": "d_ff / d, the width d following", "heads": "heads, of d / heads numbers each"}
+    labels = {"d_ff/d": "d_ff / d (d adjusted)", "heads": "heads (each of width d / heads)"}
     for axis, (what, label) in zip(axes, labels.items(), strict=True):
         mine = [row for row in rows if row[0] == what]
         at = [row[1] for row in mine]
@@ -143,5 +142,5 @@ def draw(picture: Any, rows: Rows) -> None:
         axis.set(xscale="log", xlabel=label, title=what)
         axis.set_xticks(at, [f"{row[1]}\nd={row[2]}" if what == "d_ff/d" else str(row[1]) for row in mine])
         axis.set_xticks([], minor=True)
-    axes[0].set_ylabel("loss (nats per byte); bars: from run to run")
+    axes[0].set_ylabel("loss (nats per byte); bars: spread of runs")
     tidy(*axes)

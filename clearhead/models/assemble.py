@@ -23,7 +23,7 @@ from clearhead.nn.tap import Taps
 
 if TYPE_CHECKING:
     from clearhead.generate.complete import Completion
-    from clearhead.inspect.look import Inspection
+    from clearhead.inspect.inspection import Inspection
 
 
 class SequenceModel(nn.Module):
@@ -118,7 +118,7 @@ class SequenceModel(nn.Module):
         save_model(self, folder, **options)
 
     def inspect(self, inputs: Any, **options: Any) -> Inspection:
-        """Look at it while it reads: attention maps, what heads do, logit lens, ablation … (`inspect.look`)."""
+        """Look at it while it reads: attention maps, what heads do, logit lens, ablation … (`inspect.inspection`)."""
         return look_at(self, inputs, **options)
 
 
@@ -261,7 +261,7 @@ class EncoderDecoder(nn.Module):
         save_model(self, folder, **options)
 
     def inspect(self, inputs: Any, target: Any = None, **options: Any) -> Inspection:
-        """Look at it while it reads a source and writes a target (`inspect.look`)."""
+        """Look at it while it reads a source and writes a target (`inspect.inspection`)."""
         return look_at(self, inputs, target, **options)
 
     @staticmethod
@@ -303,7 +303,7 @@ def stream_from(model: Model, prompt: Any, options: dict[str, Any]) -> Iterator[
 
 
 def look_at(model: Model, *inputs: Any, **options: Any) -> Inspection:
-    from clearhead.inspect.look import inspect  # which imports this file
+    from clearhead.inspect.inspection import inspect  # which imports this file
 
     return inspect(model, *inputs, **options)
 

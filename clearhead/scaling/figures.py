@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from clearhead.inspect.draw import SEQUENTIAL, colours, figure, save
+from clearhead.inspect.plotting import SEQUENTIAL, colours, figure, save
 
 from .laws import LEVEL, Fit
 from .lines import lowest, lowest_point, parabola

@@ -20,7 +20,7 @@ import torch
 from clearhead.configs import Wu
 from clearhead.generate.complete import Completion, Task, made
 from clearhead.inspect.grid import Grid
-from clearhead.inspect.look import Inspection, inspect
+from clearhead.inspect.inspection import Inspection, inspect
 from clearhead.kernels.build import kernels
 from clearhead.models.assemble import EncoderDecoder, Model
 from clearhead.models.load import DRAWN
@@ -156,15 +156,15 @@ def look_at_translation(model: Model, text: str, one: Completion, tokenizer: Tok
     return inspect(model, task.read(text), [task.config.start, *one.tokens[:-1]], tokenizer=task.tokenizer)
 
 
-def alignment(looked: Inspection, one: Completion) -> Grid:
+def alignment(inspection: Inspection, one: Completion) -> Grid:
     """What each token was written from: the mean of all cross-attention, a row for the token that was to be written."""
-    maps = [map for map in looked.maps if map.place == "cross"]
+    maps = [map for map in inspection.maps if map.place == "cross"]
     weights = sum(map.weights().mean(0) for map in maps) / len(maps)
-    rows, columns = looked.names(maps[0])
+    rows, columns = inspection.names(maps[0])
     return Grid(
-        title=f"{looked.subject.name}: what is read of the source",
+        title=f"{inspection.model_input.name}: attention over the source",
         values=weights,
-        rows=[*rows[1:], "end" if one.reason == "end" else looked.subject.word(one.tokens[-1])],
+        rows=[*rows[1:], "end" if one.reason == "end" else inspection.model_input.token_text(one.tokens[-1])],
         columns=columns,
         row_axis="is written",
         column_axis="is read",

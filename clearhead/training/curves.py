@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clearhead.inspect.draw import COLOURS, figure, save
+from clearhead.inspect.plotting import COLOURS, figure, save
 
 from .checkpoint import ResumeError
 from .run import Run

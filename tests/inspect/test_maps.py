@@ -15,7 +15,7 @@ import torch
 from numpy.testing import assert_allclose
 
 from clearhead.configs import Causal, Full, Mask
-from clearhead.inspect.look import inspect
+from clearhead.inspect.inspection import inspect
 from clearhead.inspect.maps import Map, largest, rollout
 from clearhead.models.load import load
 from clearhead.nn.attention_view import SoftmaxView
@@ -33,14 +33,14 @@ LENGTH = 11
 @pytest.mark.parametrize("name", once_each(CASES))
 def test_the_answer_is_the_same_bit_for_bit(name: str) -> None:
     model, inputs = model_of(name), [x[:1] for x in inputs_of(CASES[name])]
-    looked = inspect(model, *inputs)
-    for map in looked.maps:
-        assert len(map.described) == len(map.heads) == len(map.thumbnails)
-    assert looked.norms().rows[-1] == "embedding"
-    assert '"grids":[{"title"' in looked.html(), "the lens and the lengths"
+    inspection = inspect(model, *inputs)
+    for map in inspection.maps:
+        assert len(map.head_summaries) == len(map.heads) == len(map.thumbnails)
+    assert inspection.norms().rows[0] == "embedding"
+    assert '"grids":[{"title"' in inspection.html(), "the lens and the lengths"
     with torch.inference_mode():
-        assert torch.equal(looked.answer, model(*inputs))
-    assert looked.maps or looked.unseen
+        assert torch.equal(inspection.logits, model(*inputs))
+    assert inspection.maps or inspection.layers_without_maps
 
 
 MODELS: dict[str, Any] = {
@@ -89,16 +89,16 @@ def test_maps_are_those_of_transformers(name: str, tmp_path: Path) -> None:
             source = ids[:, :7]
             out = theirs(input_ids=source, decoder_input_ids=ids, output_attentions=True)
             want = [*out.encoder_attentions, *out.decoder_attentions, *out.cross_attentions]
-            looked = ours.inspect(source, ids)
+            inspection = ours.inspect(source, ids)
         elif name == "vit":
             pixels = torch.randn(1, 3, 8, 8, generator=torch.Generator().manual_seed(0))
             want = theirs(pixels, output_attentions=True).attentions
-            looked = ours.inspect(pixels)
+            inspection = ours.inspect(pixels)
         else:
             want = theirs(ids, output_attentions=True).attentions
-            looked = ours.inspect(ids)
-    assert len(looked.maps) == len(want)
-    for map, weights in zip(looked.maps, want, strict=True):
+            inspection = ours.inspect(ids)
+    assert len(inspection.maps) == len(want)
+    for map, weights in zip(inspection.maps, want, strict=True):
         assert_allclose(map.weights(), weights[0].numpy(), atol=1e-5)
         head = map.heads[-1]
         assert_allclose(map.weights(head, [3, -1]), weights[0, head : head + 1, [3, -1]].numpy(), atol=1e-5)
@@ -106,12 +106,12 @@ def test_maps_are_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 def test_only_what_is_looked_at_is_kept() -> None:
     model, ids = small("tiny-llama"), list(range(9))
-    looked = inspect(model, ids, layers=[1], heads=[3, 0])
-    (map,) = looked.maps
+    inspection = inspect(model, ids, layers=[1], heads=[3, 0])
+    (map,) = inspection.maps
     assert (map.layer, map.heads, map.attending.q.shape[1]) == (1, (3, 0), 2)
     whole = inspect(model, ids).at(1)
     assert_allclose(map.weights(), whole.weights()[[3, 0]], atol=1e-7)
-    assert [head.head for head in map.described] == [3, 0]
+    assert [head.head for head in map.head_summaries] == [3, 0]
     assert map.attending.context.taps is None
     assert not map.attending.context.memo
 
@@ -137,23 +137,23 @@ def test_tags_entropy_and_distance_of_heads_made_by_hand() -> None:
         "uniform": (i, plain, 0.0),
     }
     for tag, (target, tokens, strength) in made.items():
-        (head,) = handmade(target, tokens, Causal(), strength).described
+        (head,) = handmade(target, tokens, Causal(), strength).head_summaries
         assert head.tag == tag
         weights = handmade(target, tokens, Causal(), strength).weights()[0].astype(np.float64)
         with np.errstate(divide="ignore", invalid="ignore"):
             bits = -np.where(weights > 0, weights * np.log2(weights), 0).sum(1)
         assert head.entropy == pytest.approx(bits.mean(), abs=1e-4)
         assert head.distance == pytest.approx((weights * abs(i[:, None] - i)).sum(1).mean(), abs=1e-4)
-    (head,) = handmade(i, plain, Causal()).described
+    (head,) = handmade(i, plain, Causal()).head_summaries
     assert head.scores["induction"] is None, "no token comes twice"
 
 
 def test_a_score_is_the_mean_over_the_queries_that_could(monkeypatch: pytest.MonkeyPatch) -> None:
     """Against plain loops, on random weights, in chunks."""
     monkeypatch.setattr("clearhead.inspect.maps.CHUNK", 100)
-    looked = inspect(small("tiny-gpt"), tokens := [3, 1, 4, 1, 5, 5, 9, 2, 6, 5, 3])
-    map, n = looked.maps[0], len(tokens)
-    for head, weights in zip(map.described, map.weights(), strict=True):
+    inspection = inspect(small("tiny-gpt"), tokens := [3, 1, 4, 1, 5, 5, 9, 2, 6, 5, 3])
+    map, n = inspection.maps[0], len(tokens)
+    for head, weights in zip(map.head_summaries, map.weights(), strict=True):
         late = range(2, n)
         assert head.scores["previous token"] == pytest.approx(np.mean([weights[i, i - 1] for i in late]), abs=1e-5)
         assert head.scores["first-token sink"] == pytest.approx(np.mean([weights[i, 0] for i in late]), abs=1e-5)
@@ -183,43 +183,45 @@ def test_rollout_is_the_product_of_half_identities() -> None:
     want = np.eye(7)
     for weights in taps.values.values():
         want = (0.5 * weights[0].mean(0).numpy() + 0.5 * np.eye(7)) @ want
-    looked = inspect(model, ids)
-    assert_allclose(rollout(looked.maps), want, atol=1e-6)
-    assert_allclose(looked.rollout().values.sum(1), 1, atol=1e-5)
-    with pytest.raises(ValueError, match="a rollout goes through the maps of all 2 layers"):
+    inspection = inspect(model, ids)
+    assert_allclose(rollout(inspection.maps), want, atol=1e-6)
+    assert_allclose(inspection.rollout().values.sum(1), 1, atol=1e-5)
+    with pytest.raises(ValueError, match="rollout needs the maps of all 2 layers"):
         inspect(model, ids, layers=[1]).rollout()
-    assert looked.rollout().note == ""
-    assert inspect(model, ids, heads=[1, 3]).rollout().note == "through heads 1, 3 alone"
+    assert inspection.rollout().note == ""
+    assert inspect(model, ids, heads=[1, 3]).rollout().note == "only heads 1, 3"
     for name in ("linformer; pre", "linear, undivided; pre"):
-        with pytest.raises(ValueError, match="shares of the positions themselves, and layer 0 has none"):
+        with pytest.raises(
+            ValueError, match="rollout needs self-attention weights that sum to 1, which layer 0 does not have"
+        ):
             inspect(model_of(name), inputs_of(CASES[name])[0][:1]).rollout()
 
 
 def test_distances_between_patches_are_on_the_image() -> None:
-    looked = inspect(small("tiny-vit"), np.random.default_rng(0).normal(size=(1, 16, 16)))
-    map = looked.maps[0]
+    inspection = inspect(small("tiny-vit"), np.random.default_rng(0).normal(size=(1, 16, 16)))
+    map = inspection.maps[0]
     far = map.distances(slice(0, 17)).numpy()
     assert far[0].max() == far[:, 0].max() == 0
     assert far[1 + 0, 1 + 5] == pytest.approx(math.sqrt(2))  # patch (0, 0) to (1, 1), four to a row
     assert far[1 + 4 * 3 + 2, 1 + 1] == pytest.approx(math.sqrt(10))
-    assert map.described[0].scores["previous token"] is None
+    assert map.head_summaries[0].scores["previous token"] is None
 
 
 def test_keys_that_are_mixtures_are_called_so() -> None:
-    looked = inspect(model_of("linformer; pre"), inputs_of(CASES["linformer; pre"])[0][:1])
-    grid = looked.map(0, 1)
+    inspection = inspect(model_of("linformer; pre"), inputs_of(CASES["linformer; pre"])[0][:1])
+    grid = inspection.map(0, 1)
     assert grid.columns == [f"mixture {n}" for n in range(grid.values.shape[1])]
-    assert looked.heads[0].distance is None
-    assert '"keyNames":["mixture 0"' in looked.html()
+    assert inspection.heads[0].distance is None
+    assert '"keyNames":["mixture 0"' in inspection.html()
 
 
 def test_weights_that_are_no_softmax_come_as_thumbnails_only() -> None:
-    looked = inspect(model_of("performer; pre"), inputs_of(CASES["performer; pre"])[0][:1], heads=[2, 0])
-    (map,) = looked.maps
+    inspection = inspect(model_of("performer; pre"), inputs_of(CASES["performer; pre"])[0][:1], heads=[2, 0])
+    (map,) = inspection.maps
     assert_allclose(map.weights().sum(-1), 1, atol=1e-6)
     whole = inspect(model_of("performer; pre"), inputs_of(CASES["performer; pre"])[0][:1]).at(0)
     assert_allclose(map.weights(), whole.weights()[[2, 0]], atol=1e-6)
-    text = looked.html()
+    text = inspection.html()
     assert '"detail":[null,null]' in text
     assert "Of layers whose rows are not one softmax over q·k only thumbnails are here." in text
 
@@ -231,38 +233,40 @@ def test_global_tokens_read_by_projections_of_their_own() -> None:
         model(ids, taps=taps)
     want = taps.values["stack.blocks.0.mixer.weights"][0].clone()
     want[:, :2] = taps.values["stack.blocks.0.mixer.global.weights"][0]
-    looked = inspect(model, ids)
-    map = looked.at(0)
+    inspection = inspect(model, ids)
+    map = inspection.at(0)
     assert_allclose(map.weights(), want, atol=1e-6)
     assert_allclose(map.thumbnails, want, atol=1e-6)
     assert_allclose(inspect(model, ids, heads=[3]).at(0).weights(3, [5, 1]), want[3:4, [5, 1]], atol=1e-6)
-    assert "only thumbnails are here" in looked.html()
+    assert "only thumbnails are here" in inspection.html()
 
 
 def test_weights_that_are_no_shares_have_signs_and_no_tags(tmp_path: Path) -> None:
     name = "linear, undivided; pre"
-    looked = inspect(model_of(name), inputs_of(CASES[name])[0][:1])
-    weights = looked.at(0).weights()
+    inspection = inspect(model_of(name), inputs_of(CASES[name])[0][:1])
+    weights = inspection.at(0).weights()
     assert weights.min() < 0
-    head = looked.heads[0]
+    head = inspection.heads[0]
     assert (head.tag, head.entropy, head.distance, set(head.scores.values())) == ("", None, None, {None})
-    assert looked.map(0, 1).limits == (-abs(weights[1]).max(), abs(weights[1]).max())
-    (map,) = json.loads(re.search(r'id="data">(.*?)</script>', looked.html(), re.DOTALL)[1])["maps"]
+    assert inspection.map(0, 1).limits == (-abs(weights[1]).max(), abs(weights[1]).max())
+    (map,) = json.loads(re.search(r'id="data">(.*?)</script>', inspection.html(), re.DOTALL)[1])["maps"]
     small = np.frombuffer(base64.b64decode(map["thumb"]), np.uint8).reshape(weights.shape)
     assert_allclose((small.astype(float) - 128) / 127 * map["top"], weights, atol=map["top"] / 200)
     for name in ("maps.csv", "maps.png"):
-        looked.save(tmp_path / name)
+        inspection.save(tmp_path / name)
     assert len((tmp_path / "maps.csv").read_text().splitlines()) == 1 + np.count_nonzero(weights)
-    assert "stack layer 0, head 0" in str(inspect(looked.subject.model, looked.subject.inputs, heads=[0]))
+    assert "stack layer 0, head 0" in str(
+        inspect(inspection.model_input.model, inspection.model_input.inputs, heads=[0])
+    )
     x = torch.tensor([[[-3.0, 1.0, 2.0], [2.0, 0.0, -1.0]]])
     assert largest(x, (2, 2), signed=True).tolist() == [[[-3, 2]]]
     assert largest(x, (2, 2), signed=False).tolist() == [[[2, 2]]]
 
 
 def test_a_layer_without_a_map_says_so() -> None:
-    looked = inspect(model_of("lstm; pre"), inputs_of(CASES["lstm; pre"])[0][:1])
-    assert (looked.maps, looked.unseen) == ([], ["stack layer 0 (LSTM) keeps no attention map"])
-    assert "keeps no attention map" in str(looked)
-    assert "keeps no attention map" in looked.html()
+    inspection = inspect(model_of("lstm; pre"), inputs_of(CASES["lstm; pre"])[0][:1])
+    assert (inspection.maps, inspection.layers_without_maps) == ([], ["stack layer 0 (LSTM) has no attention map"])
+    assert "has no attention map" in str(inspection)
+    assert "has no attention map" in inspection.html()
     with pytest.raises(ValueError, match="there is no map to draw"):
-        looked.save("never.png")
+        inspection.save("never.png")

@@ -17,7 +17,7 @@ from numpy.testing import assert_allclose
 
 from clearhead.configs import AlibiConfig, Window
 from clearhead.inspect.grid import Grid
-from clearhead.inspect.look import Inspection, inspect
+from clearhead.inspect.inspection import Inspection, inspect
 from clearhead.inspect.page import grid_data, page, shrink_thumbnails
 from clearhead.models.assemble import build
 from clearhead.models.presets import preset
@@ -82,17 +82,17 @@ def opened(browser: Any, tmp_path: Path) -> Iterator[Callable[..., Watched]]:
 
 
 def test_from_thumbnails_to_a_head_to_a_cell(opened: Callable[..., Watched]) -> None:
-    looked = writer().inspect(TEXT, tokenizer=letters())
-    seen = opened(looked)
+    inspection = writer().inspect(TEXT, tokenizer=letters())
+    seen = opened(inspection)
     assert seen.page.locator(".thumb").count() == 8
     assert TEXT in seen.text(".text")
     seen.page.locator(".thumb").nth(6).hover()
-    described = looked.heads[6]
+    described = inspection.heads[6]
     assert f"layer 1, head 2{': ' * bool(described.tag)}{described.tag}" in seen.text("#tip")
     assert f"entropy {described.entropy:.2f} bits" in seen.text("#tip")
     seen.page.locator(".thumb").nth(6).click()
     assert "layer 1, head 2" in seen.text("#crumbs")
-    weights = looked.at(1).weights(2)[0]
+    weights = inspection.at(1).weights(2)[0]
     assert_allclose(seen.page.evaluate(ROW.format(map=1, head=2, i=30)), weights[30], atol=2e-3)
     box = seen.page.locator("#matrix").bounding_box()
     cell = (box["width"] - 78) / 31
@@ -102,7 +102,7 @@ def test_from_thumbnails_to_a_head_to_a_cell(opened: Callable[..., Watched]) -> 
     seen.page.mouse.click(box["x"] + 78 + 4.5 * cell, box["y"] + 78 + 20.5 * cell)
     heading = seen.text("#cell")
     assert float(heading.rsplit(" ", 1)[1]) == pytest.approx(weights[20, 4], abs=2e-3)
-    attending = looked.at(1).attending
+    attending = inspection.at(1).attending
     steps = seen.page.locator(".steps li").all_inner_texts()
     dot = float((attending.q[0, 2, 20] * attending.k[0, 1, 4]).sum())
     assert float(re.search(r"q·k = (\S+)", steps[0])[1]) == pytest.approx(dot, abs=0.02)
@@ -165,10 +165,10 @@ def test_enter_on_a_button_is_the_buttons(opened: Callable[..., Watched]) -> Non
 def test_a_point_of_a_thumbnail_stands_for_its_neighbours(opened: Callable[..., Watched]) -> None:
     """259 tokens are 87 points, the last of a single token; where q and k were left out, cells are told by them."""
     model = small("tiny-llama")
-    looked = inspect(model, np.random.default_rng(0).integers(0, 50, 259).tolist())
-    seen = opened(looked)
+    inspection = inspect(model, np.random.default_rng(0).integers(0, 50, 259).tolist())
+    seen = opened(inspection)
     seen.page.evaluate("data.maps[0].detail[1] = null; open(0, 1)")
-    weights = looked.at(0).weights(1)[0]
+    weights = inspection.at(0).weights(1)[0]
     for i, j in ((131, 131), (200, 20), (258, 257)):
         block = weights[i // 3 * 3 : i // 3 * 3 + 3, j // 3 * 3 : j // 3 * 3 + 3]
         said = seen.page.evaluate(f"cellText(data.maps[0], {i}, {j})")
@@ -203,46 +203,48 @@ def test_masks_and_biases_travel(opened: Callable[..., Watched]) -> None:
     config = config.changed("stack.pattern.0.mixer.rotary", None).changed("stack.pattern.0.mixer.mask", Window(3))
     model = build(config)
     randomise(model)
-    looked = inspect(model.eval(), list(range(20)))
-    seen = opened(looked)
+    inspection = inspect(model.eval(), list(range(20)))
+    seen = opened(inspection)
     for i in (0, 9, 19):
-        assert_allclose(seen.page.evaluate(ROW.format(map=1, head=0, i=i)), looked.at(1).weights(0)[0, i], atol=2e-3)
+        assert_allclose(
+            seen.page.evaluate(ROW.format(map=1, head=0, i=i)), inspection.at(1).weights(0)[0, i], atol=2e-3
+        )
     assert len(seen.page.evaluate("data.masks")) == 1
     assert seen.page.evaluate("vectors(data.maps[0], 0).bias.length") == 39
 
 
 def test_the_decoder_reads_the_source(opened: Callable[..., Watched]) -> None:
-    looked = inspect(small("tiny-transformer"), [3, 4, 5, 6, 7], [1, 2, 9])
-    seen = opened(looked)
+    inspection = inspect(small("tiny-transformer"), [3, 4, 5, 6, 7], [1, 2, 9])
+    seen = opened(inspection)
     assert seen.page.locator(".heads").count() == 3
     assert "decoder reads the source" in seen.text("main")
     seen.page.locator(".thumb").nth(18).click()
     assert "cross layer 0, head 2" in seen.text("#crumbs")
     row = seen.page.evaluate(ROW.format(map=4, head=2, i=1))
-    assert_allclose(row, looked.at(0, "cross").weights(2)[0, 1], atol=2e-3)
+    assert_allclose(row, inspection.at(0, "cross").weights(2)[0, 1], atol=2e-3)
 
 
 def test_patches_over_the_image(opened: Callable[..., Watched]) -> None:
     image = np.zeros((1, 16, 16), np.float32)
     image[:, 4:8, 8:12] = 1
-    looked = inspect(small("tiny-vit"), image)
-    seen = opened(looked)
+    inspection = inspect(small("tiny-vit"), image)
+    seen = opened(inspection)
     seen.page.locator(".thumb").nth(5).click()
     assert "Query class" in seen.text("main")
     box = seen.page.locator("#image").bounding_box()
     seen.page.mouse.click(box["x"] + 0.6 * box["width"], box["y"] + 0.4 * box["height"])
     assert "Query 1,2" in seen.text("main")
-    assert_allclose(seen.page.evaluate(ROW.format(map=1, head=1, i=7)), looked.at(1).weights(1)[0, 7], atol=2e-3)
+    assert_allclose(seen.page.evaluate(ROW.format(map=1, head=1, i=7)), inspection.at(1).weights(1)[0, 7], atol=2e-3)
 
 
 def test_light_and_dark(opened: Callable[..., Watched]) -> None:
-    looked = writer().inspect("a cat", tokenizer=letters())
+    inspection = writer().inspect("a cat", tokenizer=letters())
     paper = "getComputedStyle(document.body).backgroundColor"
     for scheme, colour, other in (
         ("light", "rgb(255, 255, 255)", "rgb(21, 24, 28)"),
         ("dark", "rgb(21, 24, 28)", "rgb(255, 255, 255)"),
     ):
-        seen = opened(looked, color_scheme=scheme)
+        seen = opened(inspection, color_scheme=scheme)
         assert seen.page.evaluate(paper) == colour
         seen.press("t")
         assert seen.page.evaluate(paper) == other
@@ -298,7 +300,7 @@ def test_text_cannot_end_the_script() -> None:
 LARGE = """
 import pathlib, re, sys, torch
 import clearhead
-from clearhead.inspect.look import inspect
+from clearhead.inspect.inspection import inspect
 
 def peak():
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1])
@@ -312,10 +314,10 @@ model = clearhead.build(config).eval()
 tokens = torch.randint(0, 101, (1, 2048))
 inspect(model, tokens[:, :64]).heads
 before = peak()
-looked = inspect(model, tokens)
-assert sum(len(map.thumbnails) for map in looked.maps) == 144
+inspection = inspect(model, tokens)
+assert sum(len(map.thumbnails) for map in inspection.maps) == 144
 print(peak() - before)
-looked.save(sys.argv[1])
+inspection.save(sys.argv[1])
 """
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 from numpy.testing import assert_allclose
 
 from clearhead.cli.main import cli
-from clearhead.inspect.draw import STOPS, figure
+from clearhead.inspect.plotting import STOPS, figure
 from clearhead.inspect.positions import (
     FIGURES,
     Positions,

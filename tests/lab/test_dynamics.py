@@ -15,24 +15,24 @@ from clearhead.configs import (
     SequenceModelConfig,
     TokenEmbeddingConfig,
 )
-from clearhead.inspect.draw import figure
+from clearhead.inspect.plotting import figure
 from clearhead.lab.gradients import (
     Size,
-    by_block,
+    block_gradient_norms,
+    describe_evenness,
+    describe_warmup,
+    gradient_terms,
     gradients,
     loss_of,
-    made,
-    made_up,
-    split,
-    text,
-    warmed,
-    without_residual,
+    make_model,
+    random_text,
+    remove_residual,
 )
-from clearhead.lab.hand import SILENT, Fields, blank, silent_stack
-from clearhead.lab.induction import induction, look, texts
-from clearhead.lab.learn import learn, moments
-from clearhead.lab.lstm import NAMES, by_distance, contestant, kept
-from clearhead.lab.shape import config, corpus, narrowed, shape
+from clearhead.lab.induction import induction, measure_heads, repeating_texts
+from clearhead.lab.lstm import NAMES, matched_config, recall_by_distance, state_size
+from clearhead.lab.manual_weights import IDENTITY_NORM, Fields, stack_of, zero_model
+from clearhead.lab.shape import config, corpus, match_parameters, shape
+from clearhead.lab.training_loop import record_steps, train_steps
 from clearhead.measure.growth import Size as CompareSize
 from clearhead.measure.growth import parameters
 from clearhead.models.assemble import SequenceModel, build
@@ -42,12 +42,12 @@ SMALL = Size(dim=16, heads=2, length=8, batch=3, vocabulary=11)
 
 
 def tokens() -> torch.Tensor:
-    return text(SMALL, torch.Generator().manual_seed(0))
+    return random_text(SMALL, torch.Generator().manual_seed(0))
 
 
 def test_the_gradient_is_its_identity_term_and_its_corrections() -> None:
-    model = made(SMALL, 5, "pre", 0).double().eval()
-    parts = split(model, tokens())
+    model = make_model(SMALL, 5, "pre", 0).double().eval()
+    parts = gradient_terms(model, tokens())
     assert parts.error < 1e-14
     assert len(parts.corrections) == 10
     # by another way: the embedding's own gradient, summed over equal tokens, is that of x₀
@@ -65,7 +65,7 @@ def test_the_gradient_is_its_identity_term_and_its_corrections() -> None:
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_without_residuals_each_block_is_its_branches(placement: str) -> None:
     """Against a transcription: after(f(before(x))), branch by branch."""
-    model = made(SMALL, 2, placement, 0).double().eval()
+    model = make_model(SMALL, 2, placement, 0).double().eval()
     ids = tokens()[:, :-1]
     from clearhead.nn.context import Context
 
@@ -76,15 +76,15 @@ def test_without_residuals_each_block_is_its_branches(placement: str) -> None:
         for part, residual in ((block.mixer, block.mixer_residual), (block.ffn, block.ffn_residual)):
             x = residual.after(part(residual.before(x), here))
     wanted = model.head(model.stack.final_norm(x), here, None)
-    torch.testing.assert_close(model(ids, taps=without_residual()), wanted, rtol=0, atol=1e-12)
+    torch.testing.assert_close(model(ids, taps=remove_residual()), wanted, rtol=0, atol=1e-12)
     assert not torch.allclose(model(ids), wanted)
 
 
 def test_gradient_norms_by_block_are_those_of_the_weights() -> None:
-    model = made(SMALL, 3, "post", 0)
+    model = make_model(SMALL, 3, "post", 0)
     loss_of(model, tokens()).backward()
     whole = sum(float(p.grad.square().sum()) for p in model.stack.parameters())
-    assert sum(norm**2 for norm in by_block(model)) == pytest.approx(whole, rel=1e-5)
+    assert sum(norm**2 for norm in block_gradient_norms(model)) == pytest.approx(whole, rel=1e-5)
 
 
 def test_what_gradients_finds() -> None:
@@ -97,29 +97,31 @@ def test_what_gradients_finds() -> None:
     for run in runs.values():
         assert run[0]["update"] == pytest.approx(1, abs=0.02)  # Adam's first step is a sign
         assert run[-1]["update"] < 0.9
-        assert len(run[-1]["by_block"]) == 2
+        assert len(run[-1]["block_gradient_norms"]) == 2
     ends = [(row[7], row[8]) for row in found.rows if row[0] == "end"]
-    assert [(run[-1]["by_block"][0], run[-1]["by_block"][-1]) for run in runs.values()] == ends
+    assert [(run[-1]["block_gradient_norms"][0], run[-1]["block_gradient_norms"][-1]) for run in runs.values()] == ends
     assert found.more["split"]["error"] < 1e-13
     with figure(15, 8) as picture:
         found.draw(picture, "light")
         after = next(axis for axis in picture.axes if axis.get_title() == "after 6 steps")
-        assert [line.get_ydata().tolist() for line in after.lines] == [run[-1]["by_block"] for run in runs.values()]
+        assert [line.get_ydata().tolist() for line in after.lines] == [
+            run[-1]["block_gradient_norms"] for run in runs.values()
+        ]
 
 
 def test_norms_make_up_for_residuals_only_where_gradients_are_even() -> None:
-    assert made_up(0.5, 2.0) != ""
-    assert made_up(0.5, 1e-4) == made_up(30.0, 1.0) == ""
+    assert describe_evenness(0.5, 2.0) != ""
+    assert describe_evenness(0.5, 1e-4) == describe_evenness(30.0, 1.0) == ""
 
 
 def test_of_warm_up_is_said_what_the_losses_tell() -> None:
     nan, inf = float("nan"), float("inf")
-    assert "did not need warm-up" in warmed(1.5, 1.5, 4.16)
-    assert "worse by 1.50" in warmed(3.0, 1.5, 4.16)
+    assert "did not need warm-up" in describe_warmup(1.5, 1.5, 4.16)
+    assert "1.50 higher" in describe_warmup(3.0, 1.5, 4.16)
     for lost in (nan, inf):
-        assert "comes to no finite loss" in warmed(lost, 1.5, 4.16)
+        assert "diverges" in describe_warmup(lost, 1.5, 4.16)
     for cold, warm in ((4.1, 4.1), (nan, nan), (inf, inf)):
-        assert "is not told" in warmed(cold, warm, 4.16)
+        assert "is open" in describe_warmup(cold, warm, 4.16)
 
 
 def inductive(vocabulary: int, length: int) -> SequenceModel:
@@ -127,16 +129,18 @@ def inductive(vocabulary: int, length: int) -> SequenceModel:
     at = Fields(token=vocabulary, place=length, before=vocabulary, said=vocabulary)
     first, second = (
         BlockConfig(
-            mixer=AttentionConfig(heads=1, head_dim=width, value_dim=vocabulary, mask=Causal()), ffn=None, norm=SILENT
+            mixer=AttentionConfig(heads=1, head_dim=width, value_dim=vocabulary, mask=Causal()),
+            ffn=None,
+            norm=IDENTITY_NORM,
         )
         for width in (length, vocabulary)
     )
     config = SequenceModelConfig(
         embedding=TokenEmbeddingConfig(vocabulary=vocabulary, position=LearnedConfig(length=length)),
-        stack=silent_stack(at.dim, first, second),
+        stack=stack_of(at.dim, first, second),
         head=LMHeadConfig(vocabulary=vocabulary),
     )
-    model = blank(config, torch.float32)
+    model = zero_model(config, torch.float32)
     back_one, same = torch.eye(length).roll(1, 1), torch.eye(vocabulary)
     with torch.no_grad():
         model.embedding.tokens.weight[:, at["token"]] = same
@@ -152,20 +156,20 @@ def inductive(vocabulary: int, length: int) -> SequenceModel:
 
 def test_scores_know_an_induction_head_when_they_see_one() -> None:
     """A model by hand has both heads. In a fresh one none stands out, and what came before is as hard as the rest."""
-    seen = look(inductive(100, 12), *texts(16, 100, 6, torch.Generator().manual_seed(0)), 0)
+    seen = measure_heads(inductive(100, 12), *repeating_texts(16, 100, 6, torch.Generator().manual_seed(0)), 0)
     assert seen.previous > 0.99
     assert seen.induction > 0.85, "all but where the first token, which has none before it, took itself"
     assert seen.second < 0.5 < 3 < seen.first
     mixer = AttentionConfig(heads=2, mask=Causal())
     model = build(decoder(dim=16, layers=2, mixer=mixer, ffn=FeedForwardConfig(), vocabulary=9))
-    seen = look(model, *texts(64, 9, 10, torch.Generator().manual_seed(0)), 0)
+    seen = measure_heads(model, *repeating_texts(64, 9, 10, torch.Generator().manual_seed(0)), 0)
     assert seen.induction < 0.3
     assert seen.second == pytest.approx(seen.first, abs=0.2)
     assert model.training
 
 
 def test_texts_repeat_with_a_period_of_their_own() -> None:
-    rows, again = texts(50, 100, 6, torch.Generator().manual_seed(0))
+    rows, again = repeating_texts(50, 100, 6, torch.Generator().manual_seed(0))
     periods = set()
     for row, old in zip(rows.tolist(), again.tolist(), strict=True):
         period = old.index(True) - 1
@@ -187,7 +191,7 @@ def test_two_layers_grow_induction_heads_and_one_does_not() -> None:
 def test_shapes_have_equal_parameters() -> None:
     usual = config(96, 2, 4, 384)
     for ratio in (1, 2, 4, 8):
-        one = narrowed(usual, 2, ratio)
+        one = match_parameters(usual, 2, ratio)
         assert parameters(one) == pytest.approx(parameters(usual), rel=0.005)
         assert one.weights()["stack.blocks.0.ffn.up.weight"][0] / one.stack.dim == pytest.approx(ratio, rel=0.2)
     assert parameters(config(96, 2, 16, 384)) == parameters(usual)
@@ -207,23 +211,23 @@ def test_shape_learns_from_any_text(tmp_path) -> None:
 
 def test_contestants_are_alike_in_size_and_a_recurrence_keeps_as_much_at_any_length() -> None:
     size = CompareSize(dim=32, layers=2, heads=4, vocabulary=128)
-    ours, theirs = (contestant(name, size) for name in NAMES)
+    ours, theirs = (matched_config(name, size) for name in NAMES)
     assert parameters(theirs) == pytest.approx(parameters(ours), rel=0.01)
-    assert kept(ours, 100) == 2 * 2 * 100 * 32  # layers, keys and values, tokens, width
-    assert kept(theirs, 100) == kept(theirs, 10) == 2 * 2 * 32  # layers, h and c
+    assert state_size(ours, 100) == 2 * 2 * 100 * 32  # layers, keys and values, tokens, width
+    assert state_size(theirs, 100) == state_size(theirs, 10) == 2 * 2 * 32  # layers, h and c
 
 
 def test_recall_is_told_by_distance() -> None:
     """Who foretells all that came before but in texts of period 5, and nothing that is new."""
-    tokens, again = texts(60, 100, 6, torch.Generator().manual_seed(0))
+    tokens, again = repeating_texts(60, 100, 6, torch.Generator().manual_seed(0))
     knows = again[:, 1:] & ((~again).sum(1, keepdim=True) - 1 != 5)
-    assert by_distance(torch.where(knows, tokens[:, 1:], 100), tokens, again) == {4: 1.0, 5: 0.0, 6: 1.0}
+    assert recall_by_distance(torch.where(knows, tokens[:, 1:], 100), tokens, again) == {4: 1.0, 5: 0.0, 6: 1.0}
 
 
 def test_the_loop_yields_every_step_and_moments_end_with_the_last() -> None:
     model = torch.nn.Linear(2, 1)
-    steps = list(learn(model, lambda: model(torch.ones(3, 2)).square().mean(), steps=30, lr=0.1))
+    steps = list(train_steps(model, lambda: model(torch.ones(3, 2)).square().mean(), steps=30, lr=0.1))
     assert [step for step, _ in steps] == list(range(1, 31))
     assert steps[-1][1] < steps[0][1]
-    assert max(moments(500, 9)) == 500
-    assert min(moments(500, 9)) == 1
+    assert max(record_steps(500, 9)) == 500
+    assert min(record_steps(500, 9)) == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from clearhead.lab.icl import baselines, descended, descent, icl, predicted, ridge
+from clearhead.lab.icl import baselines, descend, descent_stack, icl, predict, ridge
 
 WIDTH, EXAMPLES = 3, 7
 
@@ -27,17 +27,17 @@ def test_hand_set_layers_are_steps_of_gradient_descent_by_autograd(steps: int) -
         loss = ((x @ weights[..., None])[..., 0] - y).square().sum() / (2 * EXAMPLES)
         (slope,) = torch.autograd.grad(loss, weights)
         weights = (weights - 0.2 * slope).detach().requires_grad_()
-    torch.testing.assert_close(descended(x, y, steps, 0.2), weights.detach(), rtol=0, atol=1e-13)
+    torch.testing.assert_close(descend(x, y, steps, 0.2), weights.detach(), rtol=0, atol=1e-13)
     for dtype, atol in ((torch.float64, 1e-13), (torch.float32, 1e-6)):
-        stack = descent(WIDTH, steps, EXAMPLES, 0.2, dtype)
-        ours = predicted(stack, x.to(dtype), y.to(dtype), question.to(dtype))
+        stack = descent_stack(WIDTH, steps, EXAMPLES, 0.2, dtype)
+        ours = predict(stack, x.to(dtype), y.to(dtype), question.to(dtype))
         wanted = (weights.detach() * question).sum(-1)
         torch.testing.assert_close(ours.double(), wanted, rtol=0, atol=atol)
 
 
 def test_many_steps_come_to_least_squares() -> None:
     x, y, question = prompts(1)
-    ours = predicted(descent(WIDTH, 400, EXAMPLES, 0.5), x, y, question)
+    ours = predict(descent_stack(WIDTH, 400, EXAMPLES, 0.5), x, y, question)
     theirs = question[0].numpy() @ np.linalg.lstsq(x[0].numpy(), y[0].numpy(), rcond=None)[0]
     assert float(ours) == pytest.approx(float(theirs), abs=1e-9)
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from clearhead.cli.lab import command
 from clearhead.cli.main import cli
-from clearhead.lab.result import Result, require, shown
+from clearhead.lab.result import Result, format_value, require
 
 matplotlib_image = pytest.importorskip("matplotlib.image")
 
@@ -123,6 +123,6 @@ def test_results_as_data() -> None:
     result = Result(name="x", claim="a.", found="b.", columns=("n", "y"), rows=[(1, 2.5), (1234, None)], draw=print)
     assert result.column("y") == [2.5, None]
     assert result.to_dict()["rows"] == [{"n": 1, "y": 2.5}, {"n": 1234, "y": None}]
-    assert [shown(value) for value in (1234, 2.5, None, "z")] == ["1,234", "2.5", "–", "z"]
+    assert [format_value(value) for value in (1234, 2.5, None, "z")] == ["1,234", "2.5", "–", "z"]
     with pytest.raises(ValueError, match="steps is empty"):
         require(1, steps=())

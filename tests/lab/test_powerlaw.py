@@ -7,21 +7,21 @@ import pytest
 from scipy.special import zeta
 from scipy.stats import poisson
 
-from clearhead.inspect.draw import figure
-from clearhead.lab.powerlaw import expected, powerlaw, slope, tail, zipf
+from clearhead.inspect.plotting import figure
+from clearhead.lab.powerlaw import expected_loss, fit_slope, powerlaw, tail_loss, zipf_frequencies
 
 
 def test_sums_are_those_of_the_zeta_function() -> None:
-    use = zipf(2_000_000, 0.8)
+    use = zipf_frequencies(2_000_000, 0.8)
     assert use.sum() == pytest.approx(1)
     assert use[0] == pytest.approx(1 / zeta(1.8), rel=1e-4)
-    assert tail(use, 50) == pytest.approx(zeta(1.8, 51) / zeta(1.8), rel=1e-3)
+    assert tail_loss(use, 50) == pytest.approx(zeta(1.8, 51) / zeta(1.8), rel=1e-3)
 
 
 def test_what_data_leaves_unknown_is_a_poisson_tail() -> None:
-    use = zipf(300, 0.5)
+    use = zipf_frequencies(300, 0.5)
     wanted = (use * poisson.cdf(3, use * 1000)).sum()
-    assert expected(use, 1000, 4) == pytest.approx(wanted, rel=1e-10)
+    assert expected_loss(use, 1000, 4) == pytest.approx(wanted, rel=1e-10)
 
 
 @pytest.mark.parametrize("alpha", [0.5, 0.8])
@@ -38,13 +38,13 @@ def test_the_slopes_are_those_derived(alpha: float) -> None:
 
 def test_a_slope_is_of_losses_that_were_seen_or_is_not_told() -> None:
     """Sizes that failed no test have no place on logarithmic paper: they neither steepen a slope nor make one up."""
-    found = slope([(16, 2e-3), (64, 2e-3 / 16), (256, 0.0), (1024, 0.0)], 1)
+    found = fit_slope([(16, 2e-3), (64, 2e-3 / 16), (256, 0.0), (1024, 0.0)], 1)
     assert found is not None
     assert found.exponent == pytest.approx(-2)
     found = powerlaw(alpha=8.0, skills=1024, largest=1024, tests=500)
     assert set(found.column("loss at N")) == {0.0}
     assert found.more["slopes"]["N"] is None
-    assert "are not to be told from this range in N" in found.found
+    assert "are undetermined in this range in N" in found.found
     with figure(10, 4) as picture:
         found.draw(picture, "light")
-        assert picture.axes[0].get_title() == "size: slope not to be told from this range"
+        assert picture.axes[0].get_title() == "size: slope undetermined in this range"

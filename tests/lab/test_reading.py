@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from clearhead.lab.dictionary import dictionary
-from clearhead.lab.permutation import permutation, reordered
+from clearhead.lab.permutation import permutation, random_order
 from clearhead.lab.scores import jacobian_norm, scores
 
 
@@ -37,7 +37,7 @@ def test_a_cold_lookup_is_the_best_value_to_the_bit_and_never_beyond_its_bound()
 
 
 def test_only_attention_that_is_told_no_order_is_equivariant() -> None:
-    drawn = {tuple(reordered(3).tolist()) for _ in range(99)}
+    drawn = {tuple(random_order(3).tolist()) for _ in range(99)}
     assert drawn == {(0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1)}, "neither the same order nor its reverse"
     found = permutation(length=7, dim=16, heads=2, draws=2)
     kept = {

@@ -11,9 +11,9 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
-from clearhead.inspect.draw import FAMILIES, figure, headline, save, settings
 from clearhead.inspect.grid import Grid
-from clearhead.inspect.show import show, show_grid, show_next
+from clearhead.inspect.plotting import FAMILIES, figure, rc_settings, save, set_title
+from clearhead.inspect.terminal import print_grid, print_inspection, print_next_tokens
 
 from .tools import letters, writer
 
@@ -21,7 +21,7 @@ from .tools import letters, writer
 @pytest.mark.parametrize("width", [2.0, 3.5, 9.0])
 def test_a_title_is_no_wider_than_its_picture(width: float) -> None:
     with figure(width, 3.0) as picture:
-        headline(picture, "stories15M reads “Once upon a time there was a little dog who liked to run”")
+        set_title(picture, "stories15M reads “Once upon a time there was a little dog who liked to run”")
         picture.draw_without_rendering()
         box = picture._suptitle.get_window_extent()
         assert 0 <= box.x0 < box.x1 <= picture.bbox.width
@@ -29,13 +29,13 @@ def test_a_title_is_no_wider_than_its_picture(width: float) -> None:
 
 def test_fonts_that_are_installed_stand_in_for_what_the_usual_one_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
     manager = pytest.importorskip("matplotlib.font_manager")
-    usual = settings("light")["font.family"]
+    usual = rc_settings("light")["font.family"]
     assert usual[0] == "sans-serif"
     for family in usual[1:]:
         manager.findfont(family, fallback_to_default=False)
     more = manager.FontEntry(name=FAMILIES[-1])
     monkeypatch.setattr(manager.fontManager, "ttflist", [*manager.fontManager.ttflist, more])
-    assert settings("light")["font.family"][-1] == FAMILIES[-1]
+    assert rc_settings("light")["font.family"][-1] == FAMILIES[-1]
 
 
 def test_characters_that_no_font_has_get_one_sentence(tmp_path: Path) -> None:
@@ -48,8 +48,8 @@ def test_characters_that_no_font_has_get_one_sentence(tmp_path: Path) -> None:
             save(picture, tmp_path / "a.svg")
     assert [str(one.message) for one in said] == [
         "something else",
-        "no font that pictures are drawn with has \U0010fff0\U0010fff1, so boxes stand for them; "
-        "where it is installed, Noto Sans CJK has Chinese, Japanese and Korean",
+        "no installed font has the characters \U0010fff0\U0010fff1; the figure shows boxes instead. "
+        "For Chinese, Japanese and Korean, install Noto Sans CJK",
     ]
     assert {Path(one.filename) for one in said} == {Path(__file__)}
 
@@ -63,10 +63,10 @@ def printed(out: Console) -> list[str]:
 
 
 def test_heads_beyond_the_terminals_width_are_printed_below() -> None:
-    looked = writer().inspect("a cat", tokenizer=letters())
+    inspection = writer().inspect("a cat", tokenizer=letters())
     wide, narrow = terminal(100), terminal(16)
-    show(looked, wide)
-    show(looked, narrow)
+    print_inspection(inspection, wide)
+    print_inspection(inspection, narrow)
     assert "          0  1  2  3" in printed(wide)
     lines = printed(narrow)
     for heading, heads in (("          0  1", slice(0, 2)), ("          2  3", slice(2, 4))):
@@ -81,13 +81,13 @@ def test_wide_characters_line_up(texts: list[list[str]] | None) -> None:
     names = ["日本", "a"]
     grid = Grid("", np.ones((2, 2)), names, names, "reads", "is read", "weight", texts=texts)
     out = terminal(60)
-    show_grid(grid, out)
+    print_grid(grid, out)
     width = 4 + 1 + 2 * (9 if texts else 2)
     named = printed(out)[2:5] if texts else printed(out)[2:6]
     assert [cell_len(line) for line in named] == [width] * len(named)
     assert texts or named[:2] == ["     日  ", "     本a "]
     out = terminal(60)
-    show_next([("日本", 1, 0.5), ("a", 2, 0.5)], "next", out)
+    print_next_tokens([("日本", 1, 0.5), ("a", 2, 0.5)], "next", out)
     assert [cell_len(line) for line in printed(out)[2:4]] == [6 + 2 + 6 + 2 + 15] * 2
 
 

@@ -1,4 +1,4 @@
-"""The loop by which experiments train: the package's optimizers and schedules, and batches that are made on the fly."""
+"""The training loop of experiments: the package's optimizers and schedules, with batches made on the fly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from clearhead.configs.train import AdamWConfig, CosineConfig, ScheduleConfig
 from clearhead.training.optimizer import Optimizer, make_optimizer
 
 
-def learn(
+def train_steps(
     model: nn.Module,
     batch_loss: Callable[[], Tensor],
     *,
@@ -21,9 +21,9 @@ def learn(
     optimizer: Optimizer | None = None,
     clip: float | None = 1.0,
 ) -> Iterator[tuple[int, float]]:
-    """`steps` updates, from 1: after each, its number and the loss before it. Gradients stay until the next.
+    """Yield (step, loss before the update) after each of `steps` updates. Gradients remain until the next step.
 
-    schedule  None: up over a tenth of the steps, then down along a cosine
+    schedule  default: warm-up over a tenth of the steps, then cosine decay
     """
     optimizer = optimizer or make_optimizer(AdamWConfig(lr=lr, weight_decay=0.0), model)
     schedule = schedule or CosineConfig(warmup=max(steps // 10, 1), floor=0.05)
@@ -37,7 +37,7 @@ def learn(
         yield step, loss.item()
 
 
-def moments(steps: int, count: int) -> set[int]:
-    """About `count` steps at which to look, ever rarer, the last among them."""
+def record_steps(steps: int, count: int) -> set[int]:
+    """About `count` logarithmically spaced steps, including the last."""
     grid = torch.logspace(0, torch.log10(torch.tensor(float(steps))), count).round().int().tolist()
     return {*grid, steps}

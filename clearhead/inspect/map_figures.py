@@ -1,4 +1,4 @@
-"""Maps as pictures: every head small, a few heads with their words, or what a query reads laid over its image."""
+"""Figures of attention maps: thumbnails of all heads, a few heads with tokens, or weights over an image."""
 
 from __future__ import annotations
 
@@ -8,21 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .draw import DIVERGING, SEQUENTIAL, figure, headline, heat, label, save
+from .plotting import DIVERGING, SEQUENTIAL, figure, heat, label, save, set_title
 
 if TYPE_CHECKING:
-    from .look import Inspection
+    from .inspection import Inspection
     from .maps import Map
 
-WORDED = 12  # the most heads that are drawn with their words
+WORDED = 12  # draw tokens on the axes up to this many heads
 
 
 def draw_maps(inspection: Inspection, path: str | Path, theme: str = "light") -> None:
-    """One square for each head: row = the token that reads, column = the token that is read."""
+    """Draw one map per head: rows are queries, columns are keys."""
     heads = [(map, head) for map in inspection.maps for head in map.heads]
     if not heads:
-        raise ValueError(f"there is no map to draw: {'; '.join(inspection.unseen) or 'no layer was looked at'}")
-    if inspection.subject.image is not None:
+        raise ValueError(
+            f"there is no map to draw: {'; '.join(inspection.layers_without_maps) or 'no layer was inspected'}"
+        )
+    if inspection.model_input.image is not None:
         draw_over_image(inspection, path, theme)
     elif len(heads) <= WORDED:
         draw_words(inspection, heads, path, theme)
@@ -33,7 +35,7 @@ def draw_maps(inspection: Inspection, path: str | Path, theme: str = "light") ->
 def draw_words(inspection: Inspection, heads: list[tuple[Map, int]], path: str | Path, theme: str) -> None:
     columns = min(len(heads), 4)
     lines = -(-len(heads) // columns)
-    size = min(max(len(inspection.subject.labels) * 0.15, 2.4), 6)
+    size = min(max(len(inspection.model_input.labels) * 0.15, 2.4), 6)
     with figure((size + 0.9) * columns + 0.9, (size + 1.2) * lines + 0.5, theme) as picture:
         axes = picture.subplots(lines, columns, squeeze=False).ravel()
         grids = [inspection.map(map.layer, head, map.place) for map, head in heads]
@@ -45,18 +47,18 @@ def draw_words(inspection: Inspection, heads: list[tuple[Map, int]], path: str |
             image = heat(axis, grid.values, *scale, cells=cells)
             label(axis, grid.rows, grid.columns)
             axis.set_title(grid.title, fontsize=8)
-            axis.set_ylabel("reads", fontsize=8)
-            axis.set_xlabel("is read", fontsize=8)
+            axis.set_ylabel("query", fontsize=8)
+            axis.set_xlabel("key", fontsize=8)
         finish(picture, inspection, image, axes[: len(grids)])
         save(picture, path)
 
 
 def draw_thumbnails(inspection: Inspection, path: str | Path, theme: str) -> None:
-    """Layers from top to bottom, heads from left to right."""
+    """Draw all heads small: layers from top to bottom, heads from left to right."""
     maps, all_rows = inspection.maps, inspection.rows is None
     shown = [map.thumbnails if all_rows else map.weights(rows=inspection.rows_of(map)) for map in maps]
     tags = {head.name: head.tag for head in inspection.heads} if all_rows else {}
-    low, high, cmap = scale_of(shown, signed=not all(map.shares for map in maps))
+    low, high, cmap = scale_of(shown, signed=not all(map.normalized for map in maps))
     columns = max(len(map.heads) for map in maps)
     with figure(0.95 * columns + 1.6, 1.05 * len(maps) + 1.0, theme) as picture:
         axes = picture.subplots(len(maps), columns, squeeze=False)
@@ -75,7 +77,7 @@ def draw_thumbnails(inspection: Inspection, path: str | Path, theme: str) -> Non
 
 
 def scale_of(values: Sequence[np.ndarray], *, signed: bool) -> tuple[float, float, str]:
-    """Between which weights the colours of a figure run, and which they are: from 0 to 1, or both ways from 0."""
+    """Colour range and map: 0 to 1, or symmetric around 0 for signed weights."""
     if not signed:
         return 0.0, 1.0, SEQUENTIAL
     most = max(float(abs(each).max(initial=0)) for each in values) or 1.0
@@ -83,41 +85,41 @@ def scale_of(values: Sequence[np.ndarray], *, signed: bool) -> tuple[float, floa
 
 
 def draw_over_image(inspection: Inspection, path: str | Path, theme: str) -> None:
-    """What a query, the class token unless one is chosen, reads of the image, in every head."""
-    subject, maps = inspection.subject, inspection.maps
-    assert subject.image is not None, "draw_maps comes here with an image"
+    """Draw each head's weights over the image for one query (default: the class token)."""
+    model_input, maps = inspection.model_input, inspection.maps
+    assert model_input.image is not None, "draw_maps checked that there is an image"
     row = 0 if inspection.rows is None else inspection.rows[0]
     columns = max(len(map.heads) for map in maps)
-    extent = (0, subject.image.shape[1], subject.image.shape[0], 0)
+    extent = (0, model_input.image.shape[1], model_input.image.shape[0], 0)
     with figure(1.5 * (columns + 1) + 1.2, 1.75 * len(maps) + 0.9, theme) as picture:
         axes = picture.subplots(len(maps), columns + 1, squeeze=False)
         for line, map in zip(axes, maps, strict=True):
             for axis in line:
                 axis.set_axis_off()
-            line[0].imshow(subject.image, extent=extent)
+            line[0].imshow(model_input.image, extent=extent)
             line[0].set_title("the image", fontsize=7)
-            assert map.grid is not None, "maps of an image know its patches"
+            assert map.grid is not None, "maps of images have a patch grid"
             for axis, head, weights in zip(line[1:], map.heads, map.weights(rows=[row])[:, 0], strict=False):
                 patches = weights[1:].reshape(map.grid, map.grid)
                 top = float(abs(patches).max()) or 1.0
-                low, cmap = (0, SEQUENTIAL) if map.shares else (-1, DIVERGING)
-                axis.imshow(subject.image.mean(-1), extent=extent, cmap="gray", vmin=0, vmax=255)
+                low, cmap = (0, SEQUENTIAL) if map.normalized else (-1, DIVERGING)
+                axis.imshow(model_input.image.mean(-1), extent=extent, cmap="gray", vmin=0, vmax=255)
                 image = axis.imshow(patches / top, extent=extent, cmap=cmap, alpha=0.7, vmin=low, vmax=1)
-                axis.set_title(f"layer {map.layer} head {head}\nmost {top:.2f}", fontsize=6.5)
-        title = f"what {subject.labels[row]!r} of {subject.name} reads of the image"
-        headline(picture, title)
-        picture.colorbar(image, ax=list(axes.ravel()), label="weight / the head's largest", shrink=0.7)
+                axis.set_title(f"layer {map.layer} head {head}\nmax {top:.2f}", fontsize=6.5)
+        title = f"where {model_input.labels[row]!r} of {model_input.name} attends in the image"
+        set_title(picture, title)
+        picture.colorbar(image, ax=list(axes.ravel()), label="weight / largest of the head", shrink=0.7)
         save(picture, path)
 
 
 def finish(picture: Any, inspection: Inspection, image: Any, axes: np.ndarray) -> None:
-    subject = inspection.subject
-    between = "" if subject.tokenizer is not None else " "
-    read = shortened(between.join(subject.source_labels or subject.labels))
-    said = "" if subject.source_labels is None else f", says “{shortened(between.join(subject.labels))}”"
-    headline(picture, f"{subject.name} reads “{read}”{said}")
+    model_input = inspection.model_input
+    between = "" if model_input.tokenizer is not None else " "
+    read = shorten(between.join(model_input.source_labels or model_input.labels))
+    said = "" if model_input.source_labels is None else f", output “{shorten(between.join(model_input.labels))}”"
+    set_title(picture, f"{model_input.name} on “{read}”{said}")
     picture.colorbar(image, ax=list(axes.ravel()), label="weight", shrink=0.8)
 
 
-def shortened(text: str, most: int = 60) -> str:
+def shorten(text: str, most: int = 60) -> str:
     return repr(text if len(text) <= most else text[: most - 3] + "…")[1:-1].replace("$", r"\$")

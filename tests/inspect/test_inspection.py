@@ -16,8 +16,8 @@ from numpy.testing import assert_allclose
 
 from clearhead.cli.inspect import find_model
 from clearhead.cli.main import cli
-from clearhead.inspect.effects import log_probabilities
-from clearhead.inspect.subject import pieces
+from clearhead.inspect.interventions import log_probabilities
+from clearhead.inspect.model_input import token_labels
 from clearhead.models.load import load
 from clearhead.nn.tap import Taps
 from tests.invariants.cases import CASES
@@ -53,23 +53,23 @@ def test_the_lens_is_each_hidden_state_through_norm_and_head(theirs: Any, ours: 
         said = [theirs.lm_head(theirs.model.norm(x)).softmax(-1)[0].max(-1) for x in hidden]
         said.append(theirs(tokens).logits.softmax(-1)[0].max(-1))
     grid = ours.inspect(tokens).lens()
-    assert grid.rows == ["layer 2", "layer 1", "layer 0", "embedding"]
-    assert_allclose(grid.values[::-1], torch.stack([s.values for s in said]).numpy(), atol=1e-4)
+    assert grid.rows == ["embedding", "layer 0", "layer 1", "layer 2"]
+    assert_allclose(grid.values, torch.stack([s.values for s in said]).numpy(), atol=1e-4)
     assert grid.texts is not None
-    assert grid.texts[::-1] == [[str(id) for id in s.indices.tolist()] for s in said]
+    assert grid.texts == [[str(id) for id in s.indices.tolist()] for s in said]
 
 
 def test_norms_and_next(theirs: Any, ours: Any) -> None:
     tokens = ids()
-    looked = ours.inspect(tokens)
+    inspection = ours.inspect(tokens)
     with torch.no_grad():
         out = theirs(tokens, output_hidden_states=True)
     want = torch.stack([x[0].norm(dim=-1) for x in out.hidden_states[:-1]]).numpy()
-    assert_allclose(looked.norms().values[::-1][:3], want, rtol=1e-4)
+    assert_allclose(inspection.norms().values[:3], want, rtol=1e-4)
     chances = out.logits[0, 2].softmax(-1)
-    for word, id, share in looked.next(row=2, top=4):
+    for word, id, share in inspection.next(row=2, top=4):
         assert (word, share) == (str(id), pytest.approx(float(chances[id]), abs=1e-5))
-    assert looked.next(2, 4)[0][1] == int(chances.argmax())
+    assert inspection.next(2, 4)[0][1] == int(chances.argmax())
 
 
 def test_ablation_is_the_model_without_the_columns_of_that_head(theirs: Any, ours: Any) -> None:
@@ -169,95 +169,95 @@ def test_patching_a_branch_of_a_parallel_block(part: str, tap: str) -> None:
 
 def test_patching_a_translator_takes_another_source() -> None:
     model, target = small("tiny-transformer"), [1, 2, 3]
-    looked = model.inspect([5, 6, 7, 8], target)
-    grid = looked.patch([9, 6, 7, 8], 4)
+    inspection = model.inspect([5, 6, 7, 8], target)
+    grid = inspection.patch([9, 6, 7, 8], 4)
     with torch.no_grad():
         runs = [model(torch.tensor([source]), torch.tensor([target])) for source in ([5, 6, 7, 8], [9, 6, 7, 8])]
     here, there = (float(logits[0, -1].log_softmax(-1)[4]) for logits in runs)
     assert grid.values[-1, -1] == pytest.approx(here - there, abs=1e-5)
     assert grid.columns == ["1", "2", "3"]
-    assert looked.patch([9, 6], 4).values.shape == (2, 3), "the decoder's stream is as long for any source"
-    with pytest.raises(ValueError, match="the prompts are 4 and 2 tokens"):
-        looked.patch([9, 6], 4, part="heads")
+    assert inspection.patch([9, 6], 4).values.shape == (2, 3), "the decoder's stream is as long for any source"
+    with pytest.raises(ValueError, match="the prompts have 4 and 2 tokens"):
+        inspection.patch([9, 6], 4, part="heads")
 
 
 def test_a_translators_rows_are_the_targets(tmp_path: Path) -> None:
-    looked = small("tiny-transformer").inspect([5, 6, 7], [1, 2, 3, 4, 5, 6], rows=[-1])
+    inspection = small("tiny-transformer").inspect([5, 6, 7], [1, 2, 3, 4, 5, 6], rows=[-1])
     for name in ("maps.csv", "maps.npz", "maps.svg"):
-        looked.save(tmp_path / name)
+        inspection.save(tmp_path / name)
     with np.load(tmp_path / "maps.npz") as arrays:
         shapes = [arrays[f"{place}.1"].shape for place in ("encoder", "decoder", "cross")]
     assert shapes == [(4, 3, 3), (4, 1, 6), (4, 1, 3)]
-    assert looked.rollout().values.shape == (3, 3)
-    assert looked.map(1, 0, "cross").rows == ["6"]
-    assert not any("summary" in vars(map) for map in looked.maps), "nobody asked about the other rows"
+    assert inspection.rollout().values.shape == (3, 3)
+    assert inspection.map(1, 0, "cross").rows == ["6"]
+    assert not any("summary" in vars(map) for map in inspection.maps), "nobody asked about the other rows"
 
 
 def test_prompts_of_different_length_are_refused(ours: Any) -> None:
-    with pytest.raises(ValueError, match="the prompts are 8 and 5 tokens"):
+    with pytest.raises(ValueError, match="the prompts have 8 and 5 tokens"):
         ours.inspect(ids()).patch(ids()[:, :5])
 
 
 def test_generated_tokens_are_looked_at_too() -> None:
     model, tokenizer = writer(), letters()
-    looked = model.inspect("the cat", tokenizer=tokenizer, write=5)
+    inspection = model.inspect("the cat", tokenizer=tokenizer, write=5)
     (found,) = model.generate("the cat", tokenizer=tokenizer, max_new_tokens=5)
     wrote = found.tokens
-    assert looked.subject.inputs[0, 7:].tolist() == wrote
-    assert looked.subject.labels == [*"the cat", *(tokenizer.decode([id]) for id in wrote)]
-    assert looked.map(1, 2).values.shape == (12, 12)
+    assert inspection.model_input.inputs[0, 7:].tolist() == wrote
+    assert inspection.model_input.labels == [*"the cat", *(tokenizer.decode([id]) for id in wrote)]
+    assert inspection.map(1, 2).values.shape == (12, 12)
 
 
 def test_a_translator_writes_its_target(tmp_path: Path) -> None:
     small("tiny-transformer").save(tmp_path, extra={"decoder_start_token_id": 9})
     model = load(tmp_path)
-    looked = model.inspect([5, 6, 7], write=4)
+    inspection = model.inspect([5, 6, 7], write=4)
     (found,) = model.generate([[5, 6, 7]], max_new_tokens=4)
-    assert looked.subject.inputs[0].tolist() == [9, *found.tokens]
-    assert looked.at(1, "cross").weights().shape == (4, 5, 3)
+    assert inspection.model_input.inputs[0].tolist() == [9, *found.tokens]
+    assert inspection.at(1, "cross").weights().shape == (4, 5, 3)
     told = model.inspect([5, 6, 7], "cab", tokenizer=letters())
-    assert told.subject.inputs[0].tolist() == [9, *letters().encode("cab")], "a text comes after the start"
-    looked.save(tmp_path / "maps.svg")
+    assert told.model_input.inputs[0].tolist() == [9, *letters().encode("cab")], "a text comes after the start"
+    inspection.save(tmp_path / "maps.svg")
     written = " ".join(re.findall("<!-- (.*?) -->", (tmp_path / "maps.svg").read_text()))  # of each line of a text
-    assert f"reads “5 6 7”, says “{' '.join(map(str, [9, *found.tokens]))}”" in written
+    assert f"on “5 6 7”, output “{' '.join(map(str, [9, *found.tokens]))}”" in written
 
 
 def test_rows_are_chosen() -> None:
-    looked = writer().inspect(TEXT, tokenizer=letters(), rows=[-1, 3])
-    grid = looked.map(0, 1)
+    inspection = writer().inspect(TEXT, tokenizer=letters(), rows=[-1, 3])
+    grid = inspection.map(0, 1)
     assert (grid.rows, len(grid.columns)) == ([".", " "], len(TEXT))
-    assert "summary" not in vars(looked.at(0)), "the other rows were not computed"
+    assert "summary" not in vars(inspection.at(0)), "the other rows were not computed"
     whole = writer().inspect(TEXT, tokenizer=letters())
     assert_allclose(grid.values, whole.map(0, 1).values[[-1, 3]], atol=1e-6)
-    assert looked.norms().columns == [".", " "]
-    assert_allclose(looked.norms().values, whole.norms().values[:, [-1, 3]], rtol=1e-6)
-    with pytest.raises(ValueError, match="no head is chosen of the 4 heads, 0 to 3"):
+    assert inspection.norms().columns == [".", " "]
+    assert_allclose(inspection.norms().values, whole.norms().values[:, [-1, 3]], rtol=1e-6)
+    with pytest.raises(ValueError, match="no head is selected; choose from the 4 heads, 0 to 3"):
         writer().inspect(TEXT, tokenizer=letters(), heads=[])
 
 
 def test_a_masked_language_model_says_what_stands_there() -> None:
-    looked = model_of("head: masked lm").inspect([4, 5, 6])
-    assert looked.lens().title == "logit lens: the likeliest token if model stopped at a layer"
-    assert looked.subject.asked(1) == "in the place of '5'"
-    assert "In the place of '6'" in looked.html()
+    inspection = model_of("head: masked lm").inspect([4, 5, 6])
+    assert inspection.lens().title == "logit lens: the most likely token if model stopped at a layer"
+    assert inspection.model_input.describe_position(1) == "token in place of '5'"
+    assert "Token in place of '6'" in inspection.html()
 
 
 def test_classes_are_named_or_numbered(tmp_path: Path) -> None:
     model = fresh(CASES["head: classes of the mean"])
-    subject = model.inspect("cab", tokenizer=letters()).subject
-    assert (subject.token("1"), subject.token(12)) == (1, 12)
+    model_input = model.inspect("cab", tokenizer=letters()).model_input
+    assert (model_input.find_token("1"), model_input.find_token(12)) == (1, 12)
     for bad, sentence in {
-        "13": "class 13 is nothing that model can say",
+        "13": "class 13 does not exist: model has class 0 to 12",
         "cat": "has no class 'cat'; give its number",
     }.items():
         with pytest.raises(ValueError, match=sentence):
-            subject.token(bad)
+            model_input.find_token(bad)
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {"0": "dog", "1": "cat"}}))
     model.origin = tmp_path
-    subject = model.inspect("cab", tokenizer=letters()).subject
-    assert (subject.token("cat"), subject.word(1)) == (1, "cat")
+    model_input = model.inspect("cab", tokenizer=letters()).model_input
+    assert (model_input.find_token("cat"), model_input.token_text(1)) == (1, "cat")
     with pytest.raises(ValueError, match="has no class 'cow' among dog, cat"):
-        subject.token("cow")
+        model_input.find_token("cow")
 
 
 def test_pieces_are_what_each_token_adds() -> None:
@@ -266,9 +266,9 @@ def test_pieces_are_what_each_token_adds() -> None:
 
     tokenizer = make(BytesConfig(), [])
     text = " a cat\n"
-    found = pieces(tokenizer, [*tokenizer.encode(text), tokenizer.end])
+    found = token_labels(tokenizer, [*tokenizer.encode(text), tokenizer.end])
     assert found == [*text, "<|endoftext|>"]
-    assert pieces(None, [3, 4]) == ["3", "4"]
+    assert token_labels(None, [3, 4]) == ["3", "4"]
 
 
 def test_classes_of_an_image(tmp_path: Path) -> None:
@@ -276,27 +276,27 @@ def test_classes_of_an_image(tmp_path: Path) -> None:
     picture = np.zeros((40, 30), np.uint8)
     picture[:20] = 255
     image.fromarray(picture).save(tmp_path / "half.png")
-    looked = small("tiny-vit").inspect(tmp_path / "half.png")
-    pixels = looked.subject.inputs
+    inspection = small("tiny-vit").inspect(tmp_path / "half.png")
+    pixels = inspection.model_input.inputs
     assert (pixels.shape, pixels[0, 0, 0, 0], pixels[0, 0, -1, 0]) == ((1, 1, 16, 16), 1.0, -1.0)
-    assert looked.lens().rows == ["layer 1", "layer 0", "embedding"]
-    assert_allclose(looked.lens().values[0, 0], looked.next()[0][2], rtol=1e-5)
+    assert inspection.lens().rows == ["embedding", "layer 0", "layer 1"]
+    assert_allclose(inspection.lens().values[-1, 0], inspection.next()[0][2], rtol=1e-5)
     image.fromarray(picture[::-1].copy()).save(tmp_path / "turned.png")
     other = run("tiny-vit", str(tmp_path / "half.png"), "--show", "patching", "--other", str(tmp_path / "turned.png"))
     assert other.exit_code == 0, other.output
-    assert sum(share for _, _, share in looked.next()) == pytest.approx(1)
-    assert looked.subject.image is not None
-    assert (looked.subject.image[0, 0] == 255).all()
+    assert sum(share for _, _, share in inspection.next()) == pytest.approx(1)
+    assert inspection.model_input.image is not None
+    assert (inspection.model_input.image[0, 0] == 255).all()
     for path in ("over.png", "over.svg"):
-        looked.save(tmp_path / path)
+        inspection.save(tmp_path / path)
         assert (tmp_path / path).stat().st_size > 5000
 
 
 def test_tables_hold_the_weights(tmp_path: Path) -> None:
-    looked = writer().inspect("a cat", tokenizer=letters(), layers=[1])
+    inspection = writer().inspect("a cat", tokenizer=letters(), layers=[1])
     for name in ("maps.csv", "maps.npz", "maps.png", "maps.svg"):
-        looked.save(tmp_path / name, "dark")
-    weights = looked.at(1).weights()
+        inspection.save(tmp_path / name, "dark")
+    weights = inspection.at(1).weights()
     with np.load(tmp_path / "maps.npz") as arrays:
         assert_allclose(arrays["stack.1"], weights)
         assert arrays["tokens"].tolist() == list("a cat")
@@ -307,13 +307,13 @@ def test_tables_hold_the_weights(tmp_path: Path) -> None:
         again[int(line["head"]), int(line["query"]), int(line["key"])] = float(line["weight"])
     assert_allclose(again, weights)
     assert lines[0]["query token"] == "a"
-    effect = looked.ablate()
+    effect = inspection.ablate()
     effect.save(tmp_path / "effect.csv")
     with (tmp_path / "effect.csv").open(encoding="utf-8") as file:
         assert float(list(csv.DictReader(file))[2][effect.unit]) == effect.values[0, 2]
     assert effect._repr_html_().startswith("<img")
     with pytest.raises(ValueError, match=r"must end in one of \.png, \.svg"):
-        looked.save(tmp_path / "maps.gif")
+        inspection.save(tmp_path / "maps.gif")
 
 
 def test_a_suffix_in_capitals_is_the_same_suffix(folder: Path, tmp_path: Path) -> None:
@@ -331,8 +331,8 @@ def test_a_suffix_in_capitals_is_the_same_suffix(folder: Path, tmp_path: Path) -
 
 
 def test_a_table_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.inspect.look.CELLS", 100)
-    with pytest.raises(ValueError, match="choose layers, heads or rows"):
+    monkeypatch.setattr("clearhead.inspect.inspection.CELLS", 100)
+    with pytest.raises(ValueError, match="select layers, heads or rows"):
         writer().inspect("a cat", tokenizer=letters()).save(tmp_path / "x.csv")
 
 
@@ -350,7 +350,7 @@ def run(*arguments: str) -> Any:
 def test_the_command_tells_what_heads_do(folder: Path) -> None:
     out = run(str(folder), TEXT).output
     assert out.startswith("writer: 2 layers, 8 heads, 23 positions\n")
-    assert "next, after '.'" in out
+    assert "next token after '.'" in out
     heads = json.loads(run(str(folder), TEXT, "--json").output)["heads"]
     assert [(head["layer"], head["head"]) for head in heads] == [(i, h) for i in range(2) for h in range(4)]
     following = json.loads(run(str(folder), TEXT, "--json", "--at", "3").output)["next"]
@@ -385,8 +385,8 @@ def test_the_command_shows_each_view(folder: Path, arguments: tuple[str, ...], t
 
 
 def test_log_probabilities_are_of_every_copy() -> None:
-    looked = writer().inspect("a cat", tokenizer=letters())
-    found = log_probabilities(looked.subject, 3, -1, copies=3)
+    inspection = writer().inspect("a cat", tokenizer=letters())
+    found = log_probabilities(inspection.model_input, 3, -1, copies=3)
     assert found.shape == (3,)
     assert_allclose(found, found[0])
 
@@ -394,39 +394,45 @@ def test_log_probabilities_are_of_every_copy() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("FOLDER", "a cat", "--layers", "5"), "layer 5 is not one of the 2 layers of stack, 0 to 1"),
-        (("FOLDER", "a cat", "--heads", "4"), "head 4 is not one of the 4 heads, 0 to 3"),
-        (("FOLDER", "a cat", "--rows", "9"), "row 9 is not one of the 5 queries, 0 to 4"),
+        (("FOLDER", "a cat", "--layers", "5"), "layer 5 does not exist; choose from the 2 layers of stack, 0 to 1"),
+        (("FOLDER", "a cat", "--heads", "4"), "head 4 does not exist; choose from the 4 heads, 0 to 3"),
+        (("FOLDER", "a cat", "--rows", "9"), "row 9 does not exist; choose from the 5 queries, 0 to 4"),
         (("FOLDER", "a cat", "--layers", "x"), "--layers takes numbers and ranges, such as 0,3-5, not 'x'"),
         (("FOLDER", "a cat", "--show", "patching"), "--show patching needs --other INPUT"),
         (("FOLDER", "a cat", "--rows", "3--1"), "--rows 3--1 holds nothing: a range goes up from one end"),
         (("FOLDER", "a cat", "--heads", "2-1"), "--heads 2-1 holds nothing: a range goes up from one end"),
-        (("tiny-gpt", "1 2", "--ids", "--show", "ablation", "--token", "500"), "token 500 is nothing that tiny-gpt"),
+        (("tiny-gpt", "1 2", "--ids", "--show", "ablation", "--token", "500"), "token 500 does not exist: tiny-gpt"),
         (
             ("tiny-mamba", "1 2", "--ids", "--show", "patching", "--other", "3 4", "--part", "heads"),
-            "no layer of tiny-mamba with fresh weights that was looked at has heads",
+            "no inspected layer of tiny-mamba with fresh weights has heads",
         ),
         (
             ("tiny-mamba", "1 2", "--ids", "--show", "patching", "--other", "3 4", "--part", "ffn"),
-            "no layer of tiny-mamba with fresh weights that was looked at has ffn",
+            "no inspected layer of tiny-mamba with fresh weights has ffn",
         ),
-        (("FOLDER", "a cat", "--show", "patching", "--other", "a"), "the prompts are 5 and 1 tokens"),
-        (("FOLDER", "a cat", "--show", "ablation", "--token", "at"), "'at' is 2 tokens ('a' 't'), not one"),
+        (("FOLDER", "a cat", "--show", "patching", "--other", "a"), "the prompts have 5 and 1 tokens"),
+        (
+            ("FOLDER", "a cat", "--show", "ablation", "--token", "at"),
+            "'at' is 2 tokens ('a' 't'), but must be exactly one",
+        ),
         (("FOLDER", "A cat"), "the character 'A'"),
-        (("FOLDER", "a cat", "--target", "x"), "has no decoder, so there is no target"),
-        (("FOLDER", "a cat", "--at", "7"), "position 7 is not one of the 5 positions"),
+        (("FOLDER", "a cat", "--target", "x"), "a target was given, but"),
+        (("FOLDER", "a cat", "--at", "7"), "position 7 does not exist; choose from the 5 positions"),
         (
             ("tiny-gpt", "a cat"),
-            "tiny-gpt with fresh weights has no tokenizer, so a text cannot be read; give token ids",
+            "tiny-gpt with fresh weights has no tokenizer and cannot read a text: give token ids (--ids)",
         ),
         (("tiny-gpt", "a cat", "--ids"), "token ids are whole numbers, such as '5 3 8', not 'a cat'"),
         (("tiny-vit", "nowhere.png"), "this model reads images, and there is no file nowhere.png"),
         (
             ("tiny-transformer", "1 2", "--ids"),
-            "give the target as far as it goes, or let it write one",
+            "give a target (--target), or let it generate one (--write N), not both",
         ),
-        (("tiny-transformer", "1 2", "--ids", "--write", "3"), "begins with; give its ids (--ids, --target)"),
-        (("tiny-bert", "1 2", "--ids", "--show", "lens"), "has no head over words or classes"),
+        (
+            ("tiny-transformer", "1 2", "--ids", "--write", "3"),
+            "does not say which token starts a target; give the target as ids (--ids, --target)",
+        ),
+        (("tiny-bert", "1 2", "--ids", "--show", "lens"), "has no head over tokens or classes"),
         (("tiny-gpt", "1 2", "--ids", "--rows", "0-99999999999"), "is a range of more than 1,048,576"),
         (("nowhere", "a"), "there is no preset 'nowhere'"),
     ],

@@ -1,4 +1,4 @@
-"""`model.inspect(…)`: one pass with somebody looking, and everything that can be asked of it afterwards."""
+"""`model.inspect(…)`: one forward pass that records attention, and the questions you can ask afterwards."""
 
 from __future__ import annotations
 
@@ -17,64 +17,67 @@ from clearhead.models.assemble import Model
 from clearhead.nn.attention_view import AttentionView
 from clearhead.nn.tap import Taps
 
-from .draw import check_file
-from .effects import Part, ablate, patch
 from .grid import TABLES, Grid
-from .lens import following, lens, norms
-from .maps import Head, Map, checked, listed, rollout, with_global
-from .subject import Subject, make_subject
+from .interventions import PatchPart, ablate, patch
+from .lens import lens, next_tokens, norms
+from .maps import HeadSummary, Map, combine_global, join_numbers, resolve_indices, rollout
+from .model_input import ModelInput, make_model_input
+from .plotting import check_file
 
 if TYPE_CHECKING:
     from clearhead.tokenize import Tokenizer
 
-CELLS = 20_000_000  # the most weights that a table of maps may hold
+CELLS = 20_000_000  # limit on the weights in one table
 NOTEBOOK_BYTES = 6_000_000
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What was seen. Maps, thumbnails and tags are computed when they are asked for; the rest takes a new pass."""
+    """One recorded pass. Maps, thumbnails and tags are computed on first use."""
 
-    subject: Subject
+    model_input: ModelInput
     maps: list[Map]
-    unseen: list[str]  # layers that keep no attention map
-    answer: Tensor  # what the model said in the very pass that was looked at
-    rows: list[int] | None = None  # the queries that are shown; None: all
+    layers_without_maps: list[str]  # one sentence per layer without an attention map
+    logits: Tensor  # the model's output in the recorded pass
+    rows: list[int] | None = None  # queries to show; None: all
 
     def map(self, layer: int, head: int, place: str | None = None) -> Grid:
-        """One head's map: the row is the token that reads, the column the one that is read."""
+        """One head's map: rows are queries, columns are keys."""
         found = self.at(layer, place)
         queries, keys = self.names(found)
         rows = self.rows_of(found)
         values = found.weights(head, rows)[0]
-        tags = {each.head: each.tag for each in found.described} if self.rows is None else {}  # a tag is of all rows
+        all_rows = self.rows is None  # a tag describes the whole map
+        tags = {each.head: each.tag for each in found.head_summaries} if all_rows else {}
         return Grid(
             title=", ".join(filter(None, (f"{found.place} layer {found.layer}", f"head {head}", tags.get(head)))),
             values=values,
             rows=[queries[i] for i in rows],
             columns=keys,
-            row_axis="reads",
-            column_axis="is read",
+            row_axis="query",
+            column_axis="key",
             unit="weight",
-            signed=not found.shares,
+            signed=not found.normalized,
         )
 
     @property
-    def heads(self) -> list[Head]:
-        """What every head that was looked at does."""
-        return [head for map in self.maps for head in map.described]
+    def heads(self) -> list[HeadSummary]:
+        """Summary of every inspected head."""
+        return [head for map in self.maps for head in map.head_summaries]
 
     def rollout(self, place: str | None = None) -> Grid:
-        """How much of each input token is left in each last position, if attention were all that moves information."""
-        place = place or next(iter(self.subject.stacks()))
+        """How much each input token contributes to each output position if only attention moved information."""
+        place = place or next(iter(self.model_input.stacks()))
         maps = [map for map in self.maps if map.place == place]
-        blocks = self.subject.stacks().get(place, ())
+        blocks = self.model_input.stacks().get(place, ())
         layers = len(blocks)
         if len(maps) < layers or not maps:
-            missing = "; ".join(self.unseen) or "not all layers were looked at"
-            raise ValueError(f"a rollout goes through the maps of all {layers} layers of {place!r}, but {missing}")
-        if other := [map.layer for map in maps if not (map.selfish and map.shares)]:
-            raise ValueError(f"a rollout is of shares of the positions themselves, and layer {other[0]} has none")
+            missing = "; ".join(self.layers_without_maps) or "some layers were not inspected"
+            raise ValueError(f"rollout needs the maps of all {layers} layers of {place!r}, but {missing}")
+        if other := [map.layer for map in maps if not (map.is_self_attention and map.normalized)]:
+            raise ValueError(
+                f"rollout needs self-attention weights that sum to 1, which layer {other[0]} does not have"
+            )
         (queries, keys), rows = self.names(maps[0]), self.rows_of(maps[0])
         chosen = any(len(map.heads) < getattr(blocks[map.layer].mixer, "heads", 0) for map in maps)
         return Grid(
@@ -82,37 +85,37 @@ class Inspection:
             values=rollout(maps)[rows],
             rows=[queries[i] for i in rows],
             columns=keys,
-            row_axis="last position",
+            row_axis="output position",
             column_axis="input",
             unit="share",
-            note=f"through heads {' or '.join(dict.fromkeys(listed(map.heads) for map in maps))} alone" * chosen,
+            note=f"only heads {' or '.join(dict.fromkeys(join_numbers(map.heads) for map in maps))}" * chosen,
         )
 
     def lens(self, rows: Sequence[int] | None = None) -> Grid:
-        """The likeliest token by layer and position (`lens.lens`)."""
-        return lens(self.subject, self.rows if rows is None else rows)
+        """The most likely token by layer and position (logit lens)."""
+        return lens(self.model_input, self.rows if rows is None else rows)
 
     def norms(self) -> Grid:
         """‖x‖ of the residual stream by layer and position."""
-        return norms(self.subject, self.rows)
+        return norms(self.model_input, self.rows)
 
     def next(self, row: int = -1, top: int = 10) -> list[tuple[str, int, float]]:
-        """The likeliest tokens after a position (of a masked language model, at it) or classes: text, id, share."""
-        return following(self.subject, self.answer, row, top)
+        """The most likely next tokens (or masked tokens, or classes) at `row`: text, id, probability."""
+        return next_tokens(self.model_input, self.logits, row, top)
 
     def ablate(self, token: str | int | None = None, row: int = -1) -> Grid:
-        """The change in log p(token) after position `row` when a head is set to zero, by layer and head."""
-        return ablate(self.subject, self.maps, token, row)
+        """Change in log p(token) at `row` when one head's output is set to zero, by layer and head."""
+        return ablate(self.model_input, self.maps, token, row)
 
-    def patch(self, other: Any, token: str | int | None = None, row: int = -1, part: Part = "residual") -> Grid:
-        """`other` is a prompt of as many tokens, or another source, into whose run this one's values are put."""
-        mine = self.subject
+    def patch(self, other: Any, token: str | int | None = None, row: int = -1, part: PatchPart = "residual") -> Grid:
+        """Copy values of this run into a run of `other`, a prompt (or source) with the same number of tokens."""
+        mine = self.model_input
         target = None if mine.source is None else mine.inputs
-        second = make_subject(mine.model, other, target, tokenizer=mine.tokenizer, name=mine.name)
+        second = make_model_input(mine.model, other, target, tokenizer=mine.tokenizer, name=mine.name)
         return patch(mine, second, self.maps, token, row, part)
 
     def rows_of(self, map: Map) -> list[int]:
-        """The queries of a map that are shown. What is chosen is the target's: of a source all are."""
+        """The queries of a map to show. `rows` selects target positions; an encoder map shows all."""
         return list(range(map.shape[0])) if self.rows is None or map.place == "encoder" else self.rows
 
     def at(self, layer: int, place: str | None = None) -> Map:
@@ -120,20 +123,20 @@ class Inspection:
         found = [map for map in self.maps if map.layer == layer and place in (None, map.place)]
         if not found:
             seen = ", ".join(dict.fromkeys(f"{map.place} {map.layer}" for map in self.maps)) or "none"
-            raise ValueError(f"layer {layer} was not looked at; there are {seen}")
+            raise ValueError(f"layer {layer} was not inspected; inspected layers: {seen}")
         return found[0]
 
     def names(self, map: Map) -> tuple[list[str], list[str]]:
-        """What the queries and the keys of a map are called."""
-        mine, source = self.subject.labels, self.subject.source_labels or []
+        """Labels of a map's queries and keys."""
+        mine, source = self.model_input.labels, self.model_input.source_labels or []
         queries = source if map.place == "encoder" else mine
         if map.place == "cross":
             return queries, source
-        return queries, queries if map.selfish else [f"mixture {n}" for n in range(map.shape[1])]
+        return queries, queries if map.is_self_attention else [f"mixture {n}" for n in range(map.shape[1])]
 
     def save(self, path: str | Path, theme: str = "light", **options: Any) -> None:
         """All maps as a picture (.png, .svg, .pdf), a table (.csv, .npz) or a page (.html)."""
-        from .figures import draw_maps
+        from .map_figures import draw_maps
         from .page import write_page
 
         path, suffix = Path(path), Path(path).suffix.lower()
@@ -146,18 +149,18 @@ class Inspection:
             draw_maps(self, path, theme)
 
     def write_table(self, path: Path) -> None:
-        """Every weight of what was chosen, in the model's numbers."""
+        """Write every selected attention weight."""
         cells = sum(len(m.heads) * m.shape[1] * len(self.rows_of(m)) for m in self.maps)
         if cells > CELLS:
             raise ValueError(
-                f"the maps hold {cells:,} weights, and a table takes {CELLS:,}: choose layers, heads or rows"
+                f"the maps hold {cells:,} weights, but a table holds at most {CELLS:,}: select layers, heads or rows"
             )
         if path.suffix.lower() == ".npz":
             arrays = {f"{m.place}.{m.layer}": m.weights(rows=self.rows_of(m)) for m in self.maps}
             heads = {f"{m.place}.{m.layer}.heads": np.array(m.heads) for m in self.maps}
-            labels = {"tokens": np.array(self.subject.labels)}
-            if self.subject.source_labels is not None:
-                labels["source"] = np.array(self.subject.source_labels)
+            labels = {"tokens": np.array(self.model_input.labels)}
+            if self.model_input.source_labels is not None:
+                labels["source"] = np.array(self.model_input.source_labels)
             with stage_file(path) as part, part.open("wb") as file:
                 np.savez_compressed(file, allow_pickle=False, **arrays, **heads, **labels)
             return
@@ -175,22 +178,22 @@ class Inspection:
                         out.writerow((*named, repr(float(weights[r, j]))))
 
     def html(self, limit: int = 25_000_000) -> str:
-        """The page that `save("….html")` writes, of at most so many bytes."""
+        """The page that `save("page.html")` writes, at most `limit` bytes."""
         from .page import page
 
         return page(self, limit)
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, for notebooks."""
+        """The page in an iframe, for notebooks."""
         from html import escape
 
         inside = escape(self.html(NOTEBOOK_BYTES), quote=True)
         return f'<iframe title="attention" srcdoc="{inside}" style="width:100%;height:760px;border:0"></iframe>'
 
     def __str__(self) -> str:
-        from .show import text_of
+        from .terminal import to_text
 
-        return text_of(self)
+        return to_text(self)
 
 
 def inspect(
@@ -206,50 +209,54 @@ def inspect(
     write: int = 0,
     name: str | None = None,
 ) -> Inspection:
-    """Look at a model while it reads one input; the model's answer is the same, bit for bit, as if nobody looked.
+    """Run a model on one input and record its attention. The output is bit-equal to an unrecorded pass.
 
-    inputs  a text, token ids, an image or its file; of an encoder–decoder the source, with a target
-    tokenizer  where the model was not loaded from a folder that holds one
-    layers, heads  what to look at; the rest costs nothing
-    rows    which queries maps, pictures and tables show, of an encoder–decoder the target's; tags and pages are of all
-    write   let the model go on for so many tokens, and look at those too
+    inputs     a text, token ids, an image or its file; for an encoder–decoder the source
+    tokenizer  needed only if the model was not loaded from a folder with one
+    layers, heads  what to record; the rest costs nothing
+    rows       queries that maps, figures and tables show; tags and pages use all of them
+    write      first generate this many tokens, and record them too
     """
-    subject = make_subject(model, inputs, target, tokenizer=tokenizer, labels=labels, write=write, name=name)
-    chosen = None if rows is None else checked(rows, len(subject.labels), "row", "queries")
-    return Inspection(subject, *look(subject, layers, heads), chosen)
+    model_input = make_model_input(model, inputs, target, tokenizer=tokenizer, labels=labels, write=write, name=name)
+    chosen = None if rows is None else resolve_indices(rows, len(model_input.labels), "row", "queries")
+    return Inspection(model_input, *record(model_input, layers, heads), chosen)
 
 
-def look(
-    subject: Subject, layers: Sequence[int] | None, heads: Sequence[int] | None
+def record(
+    model_input: ModelInput, layers: Sequence[int] | None, heads: Sequence[int] | None
 ) -> tuple[list[Map], list[str], Tensor]:
-    """The maps of the chosen layers, what is to be said of layers that have none, and the model's answer."""
+    """Run once and return the maps of the chosen layers, a sentence per layer without a map, and the output."""
     seen: dict[str, tuple[list[int], AttentionView]] = {}
 
     def keep(attending: AttentionView) -> None:
         all_heads = attending.q.shape[1]
-        chosen = list(range(all_heads)) if heads is None else checked(heads, all_heads, "head", "heads")
+        chosen = list(range(all_heads)) if heads is None else resolve_indices(heads, all_heads, "head", "heads")
         seen[attending.context.path] = chosen, attending.for_heads(chosen)
 
     wanted = {}
-    for stack, blocks in subject.stacks().items():
-        for i in range(len(blocks)) if layers is None else checked(layers, len(blocks), "layer", f"layers of {stack}"):
+    for stack, blocks in model_input.stacks().items():
+        for i in (
+            range(len(blocks))
+            if layers is None
+            else resolve_indices(layers, len(blocks), "layer", f"layers of {stack}")
+        ):
             wanted[f"{stack}.blocks.{i}.mixer"] = (stack, i, blocks[i].mixer.kind())
             if getattr(blocks[i], "cross", None) is not None:
                 wanted[f"{stack}.blocks.{i}.cross"] = ("cross", i, "Attention")
     places = (*wanted, *(f"{path}.global" for path in wanted))
-    answer = subject.run(Taps(on_attention=dict.fromkeys(places, keep)))
-    maps, unseen = [], []
+    logits = model_input.run(Taps(on_attention=dict.fromkeys(places, keep)))
+    maps, layers_without_maps = [], []
     for path, (place, i, kind) in wanted.items():
         if path not in seen:
-            unseen.append(f"{place} layer {i} ({kind}) keeps no attention map")
+            layers_without_maps.append(f"{place} layer {i} ({kind}) has no attention map")
             continue
         chosen, attending = seen[path]
         if f"{path}.global" in seen:
-            attending = with_global(attending, seen[f"{path}.global"][1])
-        ids = subject.source if place == "encoder" else subject.inputs
-        patches = subject.model.config.embedding if subject.image is not None else None  # type: ignore[union-attr]
+            attending = combine_global(attending, seen[f"{path}.global"][1])
+        ids = model_input.source if place == "encoder" else model_input.inputs
+        patches = model_input.model.config.embedding if model_input.image is not None else None  # type: ignore[union-attr]
         side = patches.image // patches.patch if isinstance(patches, PatchEmbeddingConfig) else None
         tokens = None if side is not None or ids is None else ids[0].numpy()
         maps.append(Map(place, i, tuple(chosen), attending, tokens, side))
     order = {"stack": 0, "encoder": 0, "decoder": 1, "cross": 2}
-    return sorted(maps, key=lambda map: (order[map.place], map.layer)), unseen, answer
+    return sorted(maps, key=lambda map: (order[map.place], map.layer)), layers_without_maps, logits
