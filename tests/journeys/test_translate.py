@@ -200,7 +200,7 @@ def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path:
     ((cut,),) = translate(model, ["abc"], max_new_tokens=2)
     assert cut.reason == "length"
     looked = look_at_translation(model, "abc", cut)
-    assert alignment(looked, cut).rows[-1] == looked.subject.word(cut.tokens[-1]) != "end"
+    assert alignment(looked, cut).rows[-1] == looked.model_input.token_text(cut.tokens[-1]) != "end"
     assert len(alignment(look_at_translation(model, "ab" * 400, cut), cut).columns) == 512
     for name in ("a.svg", "a.html", "a.csv"):
         result = typed("translate", folder, "-m", "8", "--attention", str(tmp_path / name), said="\nabc\n")

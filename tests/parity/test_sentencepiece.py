@@ -135,7 +135,7 @@ def test_a_marian_folder_translates_as_transformers_does(marian: Path) -> None:
     assert [best.text for (best,) in found] == [text.strip() for text in wanted]
     assert len(set(wanted)) > 1
     ours, target = clearhead.load(marian), GERMAN.splitlines()[0]
-    seen = ours.inspect(texts[0], target).subject
+    seen = ours.inspect(texts[0], target).model_input
     ids = [tokenizer.pad_token_id, *tokenizer(text_target=target).input_ids[:-1]]
     assert seen.inputs[0].tolist() == ids
     assert (seen.labels[0], seen.source_labels[-1]) == ("<pad>", "</s>")
