@@ -14,7 +14,7 @@ from torch import Tensor
 
 import clearhead
 from clearhead.configs import ConfigError, DualChunkConfig, NTKScaling, RotaryConfig, SequenceModelConfig
-from clearhead.models.assemble import SequenceModel, build
+from clearhead.models.model import SequenceModel, build
 
 SHARED = Path(os.environ.get("CLEARHEAD_SHARED", Path(__file__).parents[2] / "shared"))
 FOLDER = SHARED / "models/stories15M"

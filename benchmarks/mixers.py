@@ -28,7 +28,7 @@ from clearhead.configs import (
     StackConfig,
 )
 from clearhead.kernels.malloc import keep_memory
-from clearhead.models.assemble import initialise
+from clearhead.models.initialise import initialise
 from clearhead.models.quantize import replace_matrices
 from clearhead.nn.build import build_part
 from clearhead.nn.cache import StateAllocator

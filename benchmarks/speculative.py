@@ -11,8 +11,8 @@ import torch
 import clearhead
 from clearhead.configs import RMSNormConfig
 from clearhead.generate.speculate import Draft
-from clearhead.models.assemble import Model
 from clearhead.models.llama import llama
+from clearhead.models.model import Model
 
 from .starting import STORIES
 from .turns import report, take_turns

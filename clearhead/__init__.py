@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .configs import dumps, loads
     from .measure.cost import cost
     from .measure.trace import trace
-    from .models.assemble import build
+    from .models.model import build
     from .models.presets import preset
     from .models.quantize import quantize
     from .nn.tap import Taps
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PLACES = {
     "preset": "models.presets",
-    "build": "models.assemble",
+    "build": "models.model",
     "load": "models.load",
     "quantize": "models.quantize",
     "train": "training.loop",

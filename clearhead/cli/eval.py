@@ -11,7 +11,7 @@ import click
 from .options import beam_options, json_option, load_model, load_writer, print_json, translated, weights_option
 
 if TYPE_CHECKING:
-    from clearhead.models.assemble import Model
+    from clearhead.models.model import Model
 
 
 @click.command("eval")

@@ -42,7 +42,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     import torch
 
     from clearhead.generate.complete import own_tokenizer
-    from clearhead.models.gguf import save_gguf
+    from clearhead.models.gguf.write import save_gguf
     from clearhead.models.onnx import save_onnx
 
     if form == "gguf":

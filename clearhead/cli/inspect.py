@@ -112,7 +112,7 @@ def find_model(model: str) -> tuple[Any, str | None]:
     """The model, and what to call it where it has no folder: a preset or a config gets fresh weights."""
     import torch
 
-    from clearhead.models.assemble import build
+    from clearhead.models.model import build
 
     path = Path(model)
     if path.suffix != ".json" and (path.exists() or "/" in model):  # a folder, a file, or a name on the Hub

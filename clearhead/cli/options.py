@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from clearhead.configs import Cache, LengthPenalty, ModelConfig
     from clearhead.generate.complete import Completion
-    from clearhead.models.assemble import Model
+    from clearhead.models.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -306,10 +306,10 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
     file, or a model on the Hub, of which nothing but its config is fetched."""
     from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, read
     from clearhead.configs.adapter import read_adapter
-    from clearhead.models.hub import located
+    from clearhead.models.hub import find_checkpoint
     from clearhead.models.presets import preset
 
-    path = located(model, ["config.json"])
+    path = find_checkpoint(model, ["config.json"])
     config: Any
     if (path / "adapter.json").exists():
         return find_config(read_adapter(path).base, changes)
@@ -319,7 +319,7 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
             raise click.UsageError(f"{model} holds neither clearhead.json nor config.json")
         path = found[0]
     if path.suffix == ".gguf" and path.is_file():
-        from clearhead.models.gguf import gguf_config
+        from clearhead.models.gguf.read import gguf_config
 
         config = gguf_config(path)
     elif path.is_file():

@@ -182,11 +182,11 @@ def beginning_with(config: RecipeConfig, checkpoint: str, lora: int | None) -> R
     from clearhead.configs.adapter import LoRAConfig
     from clearhead.configs.data import TokenizerFileConfig
     from clearhead.configs.train import ImagesConfig, MaskedTokensConfig, NextTokenConfig
-    from clearhead.models.hub import located
+    from clearhead.models.hub import find_checkpoint
 
     model, task = find_config(checkpoint), config.task
     if not isinstance(task, ImagesConfig):
-        task = replace(task, tokenizer=TokenizerFileConfig(path=str(located(checkpoint))))
+        task = replace(task, tokenizer=TokenizerFileConfig(path=str(find_checkpoint(checkpoint))))
     if isinstance(task, NextTokenConfig | MaskedTokensConfig):
         position = model.embedding.position if isinstance(model, SequenceModelConfig) else None
         context = min(task.context, position.length) if isinstance(position, LearnedConfig) else task.context

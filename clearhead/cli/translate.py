@@ -89,12 +89,12 @@ def told(line: str, best: list[Completion]) -> dict[str, Any]:
 
 def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str) -> None:
     """The alignment of the first line that holds anything; as a page, with every map behind it."""
-    from clearhead.tasks.translate import alignment, look_at_translation
+    from clearhead.inspect.alignment import alignment, inspect_translation
 
     first = next((i for i, line in enumerate(lines) if line.strip()), None)
     if first is None:
         raise ValueError("there is no line whose translation could be drawn: all are empty")
-    looked = look_at_translation(model, lines[first], found[first][0])
+    looked = inspect_translation(model, lines[first], found[first][0])
     grid = alignment(looked, found[first][0])
     if Path(path).suffix.lower() == ".html":
         looked.save(path, grids=[grid])

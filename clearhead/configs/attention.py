@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .base import ConfigError, Part, Scope, Shape, Step, under
 from .masks import Full, Mask
@@ -49,6 +49,17 @@ class AttentionConfig(Part):
         if self.rotary is not None:
             self.rotary.width(key)
         return key, value
+
+    def resolved(self, dim: int = 0) -> AttentionConfig:
+        key, value = self.widths(dim)
+        return replace(
+            self,
+            kv_heads=self.groups,
+            head_dim=key,
+            value_dim=value,
+            mask=self.mask.resolved(),
+            rotary=None if self.rotary is None else self.rotary.resolved(key),
+        )
 
     def sized(self, scope: Scope) -> Scope:
         key, value = self.widths(scope["D"])

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 Shape = tuple[int, ...]
 C = TypeVar("C", bound="Config")
+P = TypeVar("P", bound="Part")
 
 
 class ConfigError(ValueError):
@@ -142,6 +143,23 @@ class Part(Config):
         """Names and shapes of the part's weights in a model of width `dim`; whole models know their own width."""
         steps = self.steps(ONE.having(D=dim))
         return {name: shape for step in steps for name, shape in step.weights.items()}
+
+    def state(self, scope: Scope) -> dict[str, Shape]:
+        """Names and shapes of what decoding keeps between two tokens; nothing by default."""
+        return {}
+
+    def resolved(self: P, dim: int = 0) -> P:
+        """The same part with every default written out, so that two ways to describe one computation become equal.
+
+        A part whose defaults depend on the width overrides this; here the parts inside it are resolved.
+        """
+
+        def resolve(value: Any) -> Any:
+            if isinstance(value, tuple):
+                return tuple(map(resolve, value))
+            return value.resolved(dim) if isinstance(value, Part) else value
+
+        return replace(self, **{f.name: resolve(getattr(self, f.name)) for f in fields(self)})
 
 
 def plain(value: Any) -> Any:

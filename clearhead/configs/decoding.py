@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from .base import Config, ConfigError
 
@@ -96,3 +97,24 @@ class DecodingConfig(Config):
         if self.temperature is not None:
             return self.temperature > 0
         return any(given is not None for given in (self.top_k, self.top_p, self.min_p))
+
+
+class DecodingOptions(TypedDict, total=False):
+    """The fields of `DecodingConfig` as options of `model.generate`. None keeps the checkpoint's default."""
+
+    max_new_tokens: int | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    repetition_penalty: float | None
+    beams: int | None
+    length_penalty: LengthPenalty | None
+    early_stopping: bool | Literal["never"] | None
+    n: int | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    ends: Sequence[int] | None
+    never: Sequence[int] | None
+    start: int | None
+    forced_end: int | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from .base import Part, Scope, Step
@@ -24,6 +24,9 @@ class FeedForwardConfig(Part):
 
     def width(self, dim: int) -> int:
         return self.hidden or 4 * dim
+
+    def resolved(self, dim: int = 0) -> FeedForwardConfig:
+        return replace(self, hidden=self.width(dim))
 
     def matrices(self, dim: int) -> dict[str, tuple[int, int]]:
         """[out, in] of each matrix, in order."""
@@ -46,6 +49,9 @@ class GatedFeedForwardConfig(Part):
 
     def width(self, dim: int) -> int:
         return self.hidden or 8 * dim // 3
+
+    def resolved(self, dim: int = 0) -> GatedFeedForwardConfig:
+        return replace(self, hidden=self.width(dim))
 
     def matrices(self, dim: int) -> dict[str, tuple[int, int]]:
         return {"gate": (self.width(dim), dim), "up": (self.width(dim), dim), "down": (dim, self.width(dim))}

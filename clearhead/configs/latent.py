@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .base import Part, Scope, Shape, Step, under
 from .masks import Causal, Mask
@@ -41,6 +41,9 @@ class LatentAttentionConfig(Part):
     @property
     def scale(self) -> float:
         return self.magnitude**2 * (self.plain_dim + self.rope_dim) ** -0.5
+
+    def resolved(self, dim: int = 0) -> LatentAttentionConfig:
+        return replace(self, mask=self.mask.resolved(), rotary=self.rotary.resolved(self.rope_dim))
 
     def sized(self, scope: Scope) -> Scope:
         return scope.having(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .attention import head_widths
@@ -91,6 +91,10 @@ class LinearAttentionConfig(Part):
     def widths(self, dim: int) -> tuple[int, int]:
         """K and U in a model of width `dim`."""
         return head_widths(dim, self.heads, self.head_dim, self.value_dim)
+
+    def resolved(self, dim: int = 0) -> LinearAttentionConfig:
+        key, value = self.widths(dim)
+        return replace(self, head_dim=key, value_dim=value)
 
     def sized(self, scope: Scope) -> Scope:
         key, value = self.widths(scope["D"])

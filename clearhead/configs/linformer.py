@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .attention import head_widths
 from .base import ConfigError, Part, Scope, Step
@@ -39,6 +39,10 @@ class LinformerConfig(Part):
     def widths(self, dim: int) -> tuple[int, int]:
         """K and U in a model of width `dim`."""
         return head_widths(dim, self.heads, self.head_dim, self.value_dim)
+
+    def resolved(self, dim: int = 0) -> LinformerConfig:
+        key, value = self.widths(dim)
+        return replace(self, head_dim=key, value_dim=value)
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         key, value = self.widths(scope["D"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .base import Part, Scope, Shape, Step
 from .masks import Causal, Mask
@@ -25,6 +25,9 @@ class LSTMConfig(Part):
     def mask(self) -> Mask:
         """Whom a position reads: all before it, through what is left of them in h and c."""
         return Causal()
+
+    def resolved(self, dim: int = 0) -> LSTMConfig:
+        return replace(self, hidden=self.hidden or dim)
 
     def sized(self, scope: Scope) -> Scope:
         return scope.having("recurrence", I=self.hidden or scope["D"])

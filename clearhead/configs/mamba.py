@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .base import Part, Scope, Shape, Step
 from .masks import Causal, Mask
@@ -31,8 +31,16 @@ class MambaConfig(Part):
         """Whom a position reads: all before it, through what is left of them in h."""
         return Causal()
 
+    def widths(self, dim: int) -> tuple[int, int]:
+        """I and J in a model of width `dim`."""
+        return self.inner or 2 * dim, self.rank or -(-dim // 16)
+
+    def resolved(self, dim: int = 0) -> MambaConfig:
+        inner, rank = self.widths(dim)
+        return replace(self, inner=inner, rank=rank)
+
     def sized(self, scope: Scope) -> Scope:
-        inner, rank = self.inner or 2 * scope["D"], self.rank or -(-scope["D"] // 16)
+        inner, rank = self.widths(scope["D"])
         return scope.having("recurrence", I=inner, Z=self.state_dim, O=self.conv - 1, J=rank)
 
     def steps(self, scope: Scope) -> Iterator[Step]:

@@ -63,6 +63,10 @@ class Mask(Config):
         """The simplest mask that says the same of positions below `length`."""
         return self
 
+    def resolved(self) -> Mask:
+        """One way to write masks that say the same: `Causal & Window`, whichever was written first."""
+        return self
+
 
 @dataclass(frozen=True)
 class Full(Mask):
@@ -248,6 +252,9 @@ class And(Mask):
     def within(self, length: int) -> Mask:
         left, right = self.left.within(length), self.right.within(length)
         return right if left == Full() else left if right in (Full(), left) else And(left, right)
+
+    def resolved(self) -> Mask:
+        return And(self.right, self.left) if self.left.kind() > self.right.kind() else self
 
 
 @dataclass(frozen=True)

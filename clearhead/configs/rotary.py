@@ -7,7 +7,7 @@ change of these frequencies and nothing else.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -134,6 +134,16 @@ class RotaryConfig(Config):
         frequencies = self.theta ** (-np.arange(0, width, 2) / width)
         return frequencies if self.scaling is None else self.scaling.scaled(frequencies, self.theta)
 
+    def resolved(self, head_dim: int) -> RotaryConfig:
+        """The same rotation with every default written out; NTK scaling is nothing but another θ."""
+        width = self.width(head_dim)
+        scaling, theta = self.scaling, self.theta
+        if isinstance(scaling, NTKScaling):
+            theta, scaling = theta if width == 2 else theta * scaling.factor ** (width / (width - 2)), None
+        elif isinstance(scaling, YarnScaling):
+            scaling = replace(scaling, rotation=self.magnitude)
+        return replace(self, theta=theta, scaling=scaling, dim=None if width == head_dim else width)
+
     def queries(self, mask: Mask) -> dict[str, Mask]:
         """The queries that attention needs, by name, and which keys each of them reads."""
         return {"query_turned": mask}
@@ -167,6 +177,9 @@ class DualChunkConfig(Config):
     def width(self, head_dim: int) -> int:
         """How many dimensions of a head turn."""
         return self.rotary.width(head_dim)
+
+    def resolved(self, head_dim: int) -> DualChunkConfig:
+        return self
 
     def queries(self, mask: Mask) -> dict[str, Mask]:
         """The queries that attention needs, by name, and which keys each of them reads."""

@@ -132,6 +132,9 @@ class StackConfig(Part):
         """Whether no token reads a later one, so that a text can be written token by token."""
         return all(block.mixer.mask.causal for block in self.blocks)
 
+    def resolved(self, dim: int = 0) -> StackConfig:
+        return super().resolved(self.dim)
+
     def place(self, i: int) -> int:
         """The place of the block whose weights block i runs on: its own."""
         return i
@@ -163,5 +166,5 @@ def without_weights(step: Step) -> Step:
 
 def mixer_state(mixer: MixerConfig, scope: Scope) -> dict[str, Shape]:
     """What decoding keeps for a mixer: nothing where it reads later tokens, for then there is no decoding."""
-    kept = mixer.state(scope) if mixer.mask.causal and not isinstance(mixer, LinformerConfig) else {}
-    return {f"mixer.{name}": shape for name, shape in kept.items()}
+    state = mixer.state(scope) if mixer.mask.causal else {}
+    return {f"mixer.{name}": shape for name, shape in state.items()}

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.configs import DecodingConfig
-from clearhead.models.assemble import Model
+from clearhead.models.model import Model
 from clearhead.precision.matrix import kernels_on, threads_for
 
 from .filters import Filter, filtered, filters

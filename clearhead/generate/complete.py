@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from clearhead.configs import ConfigError, DecodingConfig, LMHeadConfig, TokenEmbeddingConfig
 from clearhead.configs.base import nearest
-from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.configs.decoding import DecodingOptions
+from clearhead.models.model import EncoderDecoder, Model
 from clearhead.tokenize import Tokenizer
 from clearhead.tokenize.gguf import from_gguf
 
@@ -122,7 +123,7 @@ def generate(
     draft: Draft | None = None,
     logprobs: bool = False,
     batch: int = BATCH,
-    **options: Any,
+    **options: Unpack[DecodingOptions],
 ) -> list[Completion]:
     """What the model writes for each prompt: `n` completions of the first, then of the second, and so on.
 
@@ -149,7 +150,7 @@ def stream(
     *,
     tokenizer: Tokenizer | None = None,
     draft: Draft | None = None,
-    **options: Any,
+    **options: Unpack[DecodingOptions],
 ) -> Iterator[str]:
     """The text of one prompt's completion, piece by piece, each as soon as it is certain; options as of `generate`."""
     task = Task.of(model, tokenizer, draft, **options)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from clearhead.models.assemble import SequenceModel
+from clearhead.models.model import SequenceModel
 from clearhead.nn.cache import DecodeState
 
 from .complete import Task

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.configs import DecodingConfig, LearnedConfig, Power
-from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.models.load import DECODING, DRAWN, config_json, read_json
+from clearhead.models.folder import read_json
+from clearhead.models.model import EncoderDecoder, Model
+from clearhead.models.origin import DECODING, SAMPLING, config_json
 from clearhead.tokenize import Tokenizer
 
 NEUTRAL: dict[str, Any] = {
@@ -32,7 +33,7 @@ def defaults(model: Model, tokenizer: Tokenizer | None) -> DecodingConfig:
     given["start"] = start(model, said, tokenizer)
     given["forced_end"] = said.get("forced_eos_token_id") if isinstance(model, EncoderDecoder) else None
     if said.get("do_sample"):
-        given |= {"temperature": 1.0} | {name: said[name] for name in DRAWN if said.get(name) is not None}
+        given |= {"temperature": 1.0} | {name: said[name] for name in SAMPLING if said.get(name) is not None}
         given["top_k"] = given.get("top_k") or None  # transformers' 0 is no top_k
     elif said.get("num_beams"):
         given["beams"] = said["num_beams"]

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.configs import DecodingConfig
-from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.models.model import EncoderDecoder, Model
 from clearhead.nn.cache import DecodeState
 
 from .filters import Filter, draw, filtered, filters, luck_of, probabilities, uniforms

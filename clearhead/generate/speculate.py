@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.configs import DecodingConfig, LMHeadConfig
-from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel
+from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.cache import DecodeState
 
 from .filters import Filter, draw, filtered, filters, luck_of, probabilities, uniforms

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from clearhead.configs import PatchEmbeddingConfig
 from clearhead.files import stage_file
-from clearhead.models.assemble import Model
+from clearhead.models.model import Model
 from clearhead.nn.attention_view import AttentionView
 from clearhead.nn.tap import Taps
 

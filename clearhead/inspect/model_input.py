@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.configs import BlockConfig, ParallelBlockConfig, PatchEmbeddingConfig
 from clearhead.generate.complete import generate, own_tokenizer
 from clearhead.generate.defaults import defaults
-from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel
+from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Stack
 from clearhead.nn.tap import Taps

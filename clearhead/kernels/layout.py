@@ -6,7 +6,7 @@ from torch import nn
 
 from clearhead.kernels.decode import READY
 from clearhead.kernels.malloc import keep_memory
-from clearhead.models.assemble import Model
+from clearhead.models.model import Model
 
 
 def ready_to_write(model: Model) -> Model:

@@ -29,7 +29,8 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
 )
 from clearhead.configs.train import AdamWConfig, CosineConfig
-from clearhead.models.assemble import LAST, SequenceModel, build
+from clearhead.models.initialise import RESIDUAL_OUTPUTS
+from clearhead.models.model import SequenceModel, build
 from clearhead.nn.tap import Taps
 from clearhead.training.optimizer import AdamW, make_optimizer
 
@@ -74,7 +75,7 @@ def make_model(size: Size, depth: int, placement: Placement, seed: int, scaled: 
     if not scaled:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name.endswith(LAST):
+                if name.endswith(RESIDUAL_OUTPUTS):
                     parameter.mul_((2 * depth) ** 0.5)
     return model
 

@@ -29,7 +29,7 @@ from clearhead.configs import (
     SharedStackConfig,
     StackConfig,
 )
-from clearhead.models.assemble import initialise
+from clearhead.models.initialise import initialise
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
 

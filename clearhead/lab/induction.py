@@ -15,8 +15,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 
 from clearhead.configs import AttentionConfig, Causal, FeedForwardConfig, RotaryConfig
-from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
+from clearhead.models.model import SequenceModel, build
 
 from .result import Progress, Result, Rows, no_progress, require, tidy
 from .training_loop import record_steps, train_steps

@@ -15,7 +15,7 @@ from torch import Tensor
 from clearhead.configs import SequenceModelConfig
 from clearhead.configs.base import ONE
 from clearhead.measure.growth import Size, matched, measure, mixers, of_mixer, parameters
-from clearhead.models.assemble import SequenceModel, build
+from clearhead.models.model import SequenceModel, build
 
 from .induction import repeating_texts
 from .result import Progress, Result, Rows, no_progress, require, tidy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from clearhead.configs import RMSNormConfig, SequenceModelConfig, StackConfig
-from clearhead.models.assemble import SequenceModel, build
+from clearhead.models.model import SequenceModel, build
 from clearhead.nn.norm import RMSNorm
 
 IDENTITY_NORM, GAIN = RMSNormConfig(eps=2.0**100), 2.0**50

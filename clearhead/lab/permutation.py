@@ -25,7 +25,7 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
 )
 from clearhead.configs.positions import AddedPositionConfig
-from clearhead.models.assemble import build
+from clearhead.models.model import build
 
 from .result import Result, Rows, require
 

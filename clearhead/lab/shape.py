@@ -14,8 +14,8 @@ from torch import Tensor
 import clearhead
 from clearhead.configs import AttentionConfig, Causal, FeedForwardConfig, RotaryConfig, SequenceModelConfig
 from clearhead.measure.growth import matched, parameters
-from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
+from clearhead.models.model import SequenceModel, build
 
 from .result import Progress, Result, Rows, no_progress, require, tidy
 from .training_loop import train_steps

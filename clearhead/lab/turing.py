@@ -33,7 +33,7 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
 )
 from clearhead.inspect.plotting import colours
-from clearhead.models.assemble import SequenceModel
+from clearhead.models.model import SequenceModel
 from clearhead.nn.tap import Taps
 
 from .manual_weights import IDENTITY_NORM, Fields, stack_of, zero_model

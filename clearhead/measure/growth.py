@@ -41,8 +41,9 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
     Window,
 )
-from clearhead.models.assemble import SequenceModel, initialise
+from clearhead.models.initialise import initialise
 from clearhead.models.llama import decoder
+from clearhead.models.model import SequenceModel
 from clearhead.nn.build import build_part
 from clearhead.nn.cache import DecodeState
 from clearhead.nn.context import Context

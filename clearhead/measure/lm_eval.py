@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from clearhead.generate.complete import Task, generate
-from clearhead.models.assemble import Model, SequenceModel
+from clearhead.models.model import Model, SequenceModel
 from clearhead.tokenize import Tokenizer
 
 from .perplexity import WINDOW, logprobs, perplexity, windows

@@ -21,7 +21,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.generate.complete import Task
-from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel, check_ids, make_context
+from clearhead.models.context import check_ids, make_context
+from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.tokenize import Tokenizer
 
 WINDOW = 1024  # tokens, where the model has no bound

@@ -1,4 +1,4 @@
-"""LoRA: every matrix of the blocks learns a difference of low rank, and itself stays as it was."""
+"""LoRA: train a low-rank difference for every matrix of the blocks, and leave the matrices themselves unchanged."""
 
 from __future__ import annotations
 
@@ -16,27 +16,17 @@ from torch.nn.utils import parametrize
 
 from clearhead.configs import ConfigError
 from clearhead.configs.adapter import ADAPTER, LoRAConfig, read_adapter
-from clearhead.files import file_digest
 
-from .assemble import Model
 from .convert import CheckpointError
-from .load import (
-    KEPT,
-    TOKENIZER,
-    Writers,
-    config_json,
-    json_text,
-    load,
-    replace_files,
-    tensor_writer,
-    text_writer,
-)
+from .folder import COMPANIONS, TOKENIZER, Writers, json_text, replace_files, tensor_writer, text_writer
+from .model import Model
+from .origin import config_json
 
 WEIGHTS = "adapter.safetensors"
 
 
 class LowRank(nn.Module):
-    """W -> W + (alpha / rank)·B·A, with B = 0 at first. Experts, stacked along a first axis, have one each."""
+    """W -> W + (alpha / rank)·B·A, with B = 0 at the start. Stacked experts have one difference each."""
 
     def __init__(self, config: LoRAConfig, weight: Tensor) -> None:
         super().__init__()
@@ -50,7 +40,7 @@ class LowRank(nn.Module):
 
 
 def adapt(model: nn.Module, config: LoRAConfig) -> None:
-    """Freeze the model, and put a difference that learns beside every matrix of its blocks."""
+    """Freeze the model and add a trainable low-rank difference to every matrix of its blocks."""
     model.requires_grad_(False)
     most = max(min(weight.shape[-2:]) for weight in matrices(model).values())
     if config.rank > most:
@@ -60,13 +50,13 @@ def adapt(model: nn.Module, config: LoRAConfig) -> None:
 
 
 def matrices(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The weights that are adapted, by the name of their module."""
+    """The weights that LoRA adapts, by the name of their module."""
     found = {name: getattr(module, "weight", None) for name, module in model.named_modules() if ".blocks." in name}
     return {name: weight for name, weight in found.items() if isinstance(weight, nn.Parameter) and weight.dim() > 1}
 
 
 def differences(model: nn.Module) -> dict[str, LowRank]:
-    """The differences by the name of the module whose weight they change."""
+    """The low-rank differences, by the name of the module they change."""
     mark = ".parametrizations.weight.0"
     return {name.removesuffix(mark): m for name, m in model.named_modules() if isinstance(m, LowRank)}
 
@@ -80,34 +70,17 @@ def save_adapter(
     tokenizer: Any = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """The differences alone, and which checkpoint they belong to; with them, as `checkpoint.save` has it, what belongs
-    to the model beside its weights."""
+    """Write the differences, the checkpoint they belong to, and the model's other files, as `save` does."""
     tensors = {f"{name}.{key}": t for name, m in differences(model).items() for key, t in m.named_parameters()}
     about = {"base": str(base.resolve()), "digest": base_digest(base), "adapter": config.to_dict()}
     texts = {ADAPTER: json_text(about), "config.json": json_text({**config_json(model.origin), **(extra or {})})}
     files: Writers = {WEIGHTS: tensor_writer(tensors)} | {name: text_writer(text) for name, text in texts.items()}
     if model.origin is not None and model.origin.resolve() != folder.resolve():
-        kept = KEPT if tokenizer is None else KEPT - TOKENIZER
-        files |= {path.name: partial(copyfile, path) for path in model.origin.iterdir() if path.name in kept}
+        copied = COMPANIONS if tokenizer is None else COMPANIONS - TOKENIZER
+        files |= {path.name: partial(copyfile, path) for path in model.origin.iterdir() if path.name in copied}
     replace_files(folder, files)
     if tokenizer is not None:
         tokenizer.save(folder)
-
-
-def load_adapted(folder: Path) -> Model:
-    """The base with its differences added. What belongs to it beside its weights lies in the adapter's folder, where
-    that has its own."""
-    about = read_adapter(folder)
-    base = Path(about.base)
-    if not base.is_dir():
-        raise CheckpointError(f"{folder} adapts {base}, which is not there; put it back, or change base in {ADAPTER}")
-    if base_digest(base) != about.digest:
-        raise CheckpointError(f"{folder} adapts {base}, whose weights have changed since")
-    model = load(base)
-    merge(model, folder)
-    if (folder / "config.json").exists():
-        model.origin = folder
-    return model.eval()
 
 
 def merge(model: Model, folder: str | Path, *, sign: int = 1) -> None:
@@ -117,22 +90,34 @@ def merge(model: Model, folder: str | Path, *, sign: int = 1) -> None:
         tensors = load_file(file)
     except (SafetensorError, FileNotFoundError) as error:
         raise CheckpointError(f"{file} is missing or damaged: {error}") from None
-    wanted = {f"{name}.{key}" for name in matrices(model) for key in ("a", "b")}
-    if wanted != tensors.keys():
-        odd = sorted(wanted ^ tensors.keys())
-        raise CheckpointError(f"{file} does not fit the model: {odd[0]} is in one of them only")
+    check_shapes(file, tensors, matrices(model), config.rank)
     with torch.no_grad():
         for name, weight in matrices(model).items():
             weight.add_(tensors[f"{name}.b"] @ tensors[f"{name}.a"], alpha=sign * config.alpha / config.rank)
 
 
+def check_shapes(file: Path, tensors: Mapping[str, Tensor], matrices: Mapping[str, Tensor], rank: int) -> None:
+    """Raise unless the adapter has an A of [rank, in] and a B of [out, rank] for every matrix."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    for name, weight in matrices.items():
+        *stacked, rows, columns = weight.shape
+        wanted |= {f"{name}.a": (*stacked, rank, columns), f"{name}.b": (*stacked, rows, rank)}
+    if odd := sorted(wanted.keys() ^ tensors.keys()):
+        where = "the model has no such matrix" if odd[0] in tensors else "the adapter lacks it"
+        raise CheckpointError(f"{file} does not fit the model: {odd[0]}: {where}")
+    for name, shape in wanted.items():
+        if tuple(tensors[name].shape) != shape:
+            found = tuple(tensors[name].shape)
+            raise CheckpointError(f"{file} does not fit the model: {name} is {found}, but must be {shape}")
+
+
 def unmerge(model: Model, folder: str | Path) -> None:
-    """Take them away again: the base, but for the rounding of its last bits."""
+    """Subtract an adapter that `merge` added. The base comes back up to rounding."""
     merge(model, folder, sign=-1)
 
 
 def base_digest(folder: Path) -> str:
-    """One digest over the weights of a checkpoint, which may itself be an adapter."""
+    """A digest of a checkpoint's weights; the checkpoint may itself be an adapter."""
     return "-".join(
         file_digest(path)[:16] for path in sorted([*folder.glob("model*.safetensors"), *folder.glob(WEIGHTS)])
     )

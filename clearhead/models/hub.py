@@ -13,7 +13,7 @@ FILES = ["*.json", "*.safetensors", "*.jinja", "*.spm", "*.model", "*.txt"]
 """What is read of a model; nobody's pickles or programs are fetched."""
 
 
-def located(path: str | Path, files: Sequence[str] = FILES) -> Path:
+def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
     """The path itself, if it is there; else, where it looks like `org/name`, the Hub's folder of that name.
 
     What would stand in a folder that is there is a path mistyped, not a name: nobody is asked for it.

@@ -20,8 +20,8 @@ from clearhead.configs import (
 )
 from clearhead.files import check_target, flush_to_disk
 
-from .assemble import Model, SequenceModel
 from .convert import CheckpointError
+from .model import Model, SequenceModel
 
 MIXERS = (AttentionConfig, LatentAttentionConfig)
 FEED_FORWARD = (FeedForwardConfig, GatedFeedForwardConfig)

@@ -17,7 +17,7 @@ from clearhead.nn.heads import LMHead, MaskedLMHead
 from clearhead.nn.moe import StackedLinear
 from clearhead.precision.matrix import Embedding, Linear, pack
 
-from .assemble import Model, SequenceModel, bare
+from .model import Model, SequenceModel, build_empty
 
 HOLDERS = (Linear, Embedding, LMHead, MaskedLMHead, StackedLinear)
 """Modules whose `weight` is a matrix that may be packed."""
@@ -32,7 +32,7 @@ def quantize(model: Model, precision: Precision, *, tokens: Int[Tensor, "B T"] |
     if model.precision is not None:
         raise ValueError(f"the model is in {model.precision.kind()} already; quantise the model it was made from")
     moments = input_moments(model, tokens) if isinstance(precision, Int4) and tokens is not None else {}
-    made = bare(model.config)
+    made = build_empty(model.config)
     weights = model.state_dict()
     replace_matrices(made, precision, weights, moments)
     rest = {name: weight.detach().float().clone() for name, weight in weights.items() if name in made.state_dict()}

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.configs import ClassHeadConfig, PatchEmbeddingConfig
-from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.models.model import EncoderDecoder, Model
 from clearhead.tokenize import Tokenizer
 
 from .texts import TextReader

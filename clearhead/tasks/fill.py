@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from clearhead.configs import MaskedLMHeadConfig
-from clearhead.models.assemble import Model
+from clearhead.models.model import Model
 from clearhead.tokenize import Tokenizer
 
 from .texts import TextReader

@@ -14,7 +14,8 @@ from clearhead.configs import PoolerConfig, TokenEmbeddingConfig
 from clearhead.generate.complete import own_tokenizer
 from clearhead.generate.defaults import context_length
 from clearhead.generate.loop import padded
-from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel, make_context
+from clearhead.models.context import make_context
+from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.context import Context
 from clearhead.tokenize import Tokenizer
 

@@ -19,11 +19,9 @@ import torch
 
 from clearhead.configs import Wu
 from clearhead.generate.complete import Completion, Task, made
-from clearhead.inspect.grid import Grid
-from clearhead.inspect.inspection import Inspection, inspect
 from clearhead.kernels.build import kernels
-from clearhead.models.assemble import EncoderDecoder, Model
-from clearhead.models.load import DRAWN
+from clearhead.models.model import EncoderDecoder, Model
+from clearhead.models.origin import SAMPLING
 from clearhead.tokenize import Tokenizer
 
 BATCH = 32  # sentences worked on together
@@ -67,7 +65,7 @@ def translate(
     if batch < 1:
         raise ValueError(f"batch is {batch}, but must be at least 1")
     asked: dict[str, Any] = {"beams": 5, "length_penalty": Wu(0.6)} | options
-    if asked["beams"] == 1 and not asked.keys() & DRAWN:
+    if asked["beams"] == 1 and not asked.keys() & SAMPLING:
         asked["temperature"] = 0.0  # greedy, even where the checkpoint's files ask for drawing
     task = Translating.of(model, tokenizer, **asked)
     if task.tokenizer is None:
@@ -147,27 +145,3 @@ def begin_work(task: Task, parent: int) -> None:
 
 def work_here(part: Sequence[tuple[int, list[int]]]) -> list[Completion]:
     return made(HERE[0], part)
-
-
-def look_at_translation(model: Model, text: str, one: Completion, tokenizer: Tokenizer | None = None) -> Inspection:
-    """The model as it reads a source and what it has written for it."""
-    task = Translating.of(model, tokenizer)
-    assert task.config.start is not None
-    return inspect(model, task.read(text), [task.config.start, *one.tokens[:-1]], tokenizer=task.tokenizer)
-
-
-def alignment(inspection: Inspection, one: Completion) -> Grid:
-    """What each token was written from: the mean of all cross-attention, a row for the token that was to be written."""
-    maps = [map for map in inspection.maps if map.place == "cross"]
-    weights = sum(map.weights().mean(0) for map in maps) / len(maps)
-    rows, columns = inspection.names(maps[0])
-    return Grid(
-        title=f"{inspection.model_input.name}: attention over the source",
-        values=weights,
-        rows=[*rows[1:], "end" if one.reason == "end" else inspection.model_input.token_text(one.tokens[-1])],
-        columns=columns,
-        row_axis="is written",
-        column_axis="is read",
-        unit="weight",
-        note=f"mean of {len(maps)} layers and their heads",
-    )

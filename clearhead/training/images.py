@@ -17,8 +17,8 @@ from clearhead.configs import ClassHeadConfig, ConfigError, PatchEmbeddingConfig
 from clearhead.configs.train import ImagesConfig, RecipeConfig
 from clearhead.data.hashing import keys, shuffled
 from clearhead.data.images import Pictures, augmented, digits, pictures
-from clearhead.models.assemble import SequenceModel
-from clearhead.models.load import json_text
+from clearhead.models.folder import json_text
+from clearhead.models.model import SequenceModel
 
 from .run import Run
 from .task import Paths, Say, Sums, Task, TrainBatch, learns

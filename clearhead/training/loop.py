@@ -27,10 +27,11 @@ from clearhead.measure.cost import cost
 from clearhead.measure.machine import look_for_compiler
 from clearhead.measure.precision import precision_works
 from clearhead.models.adapter import adapt
-from clearhead.models.assemble import LAST, EncoderDecoder, Model, bare, build
-from clearhead.models.convert.resolve import differences
-from clearhead.models.hub import located
+from clearhead.models.convert.compare import differences
+from clearhead.models.hub import find_checkpoint
+from clearhead.models.initialise import RESIDUAL_OUTPUTS
 from clearhead.models.load import load
+from clearhead.models.model import EncoderDecoder, Model, build, build_empty
 
 from . import images as _images
 from . import pairs as _pairs
@@ -406,7 +407,7 @@ def make_model(recipe: RecipeConfig, task: Task) -> Model:
     likely."""
     torch.manual_seed(recipe.seed)
     if recipe.start is not None:
-        if recipe.adapter is not None and not located(recipe.start).is_dir():
+        if recipe.adapter is not None and not find_checkpoint(recipe.start).is_dir():
             raise ConfigError(f"{recipe.start} is no folder, to which an adapter could belong; save it as one first")
         model = load(recipe.start)
         if model.precision is not None:
@@ -419,7 +420,7 @@ def make_model(recipe: RecipeConfig, task: Task) -> Model:
     if recipe.zero_out:
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                if name.endswith(LAST) or name == "head.weight":
+                if name.endswith(RESIDUAL_OUTPUTS) or name == "head.weight":
                     parameter.zero_()
     return model
 
@@ -432,7 +433,7 @@ def as_asked(model: Model, config: ModelConfig, start: str) -> Model:
         )
     if config == model.config:
         return model
-    asked = bare(config)
+    asked = build_empty(config)
     asked.load_state_dict(model.state_dict(), assign=True)
     asked.origin = model.origin
     return asked

@@ -20,8 +20,8 @@ from clearhead.data.dates import dates
 from clearhead.data.pairs import PairBatch, PairBatches, Pairs, pairs
 from clearhead.measure.bleu import bleu, needed
 from clearhead.measure.perplexity import bounded_exp
-from clearhead.models.assemble import EncoderDecoder
-from clearhead.models.load import json_text
+from clearhead.models.folder import json_text
+from clearhead.models.model import EncoderDecoder
 from clearhead.tasks.translate import translate
 from clearhead.tokenize import Tokenizer, make
 

@@ -16,9 +16,9 @@ from clearhead.configs.train import RecipeConfig
 from clearhead.data import IGNORED
 from clearhead.files import write_atomically
 from clearhead.models.adapter import save_adapter
-from clearhead.models.assemble import Model
-from clearhead.models.hub import located
-from clearhead.models.load import save
+from clearhead.models.hub import find_checkpoint
+from clearhead.models.model import Model
+from clearhead.models.save import save
 from clearhead.tokenize import Tokenizer
 
 from .run import Run
@@ -107,7 +107,7 @@ class Task:
         if recipe.adapter is None:
             save(model, folder, force=True, **belonging)
         else:
-            save_adapter(model, folder, located(str(recipe.start)), recipe.adapter, **belonging)
+            save_adapter(model, folder, find_checkpoint(str(recipe.start)), recipe.adapter, **belonging)
         for name, text in self.files().items():
             write_atomically(folder / name, text)
 

@@ -38,7 +38,8 @@ from clearhead.data import (
     windows,
 )
 from clearhead.measure.perplexity import bounded_exp
-from clearhead.models.assemble import SequenceModel, make_context
+from clearhead.models.context import make_context
+from clearhead.models.model import SequenceModel
 from clearhead.tokenize import MASK, Tokenizer, make
 
 from .loss import linear_cross_entropy

@@ -19,7 +19,7 @@ from clearhead.configs import AlibiConfig, Window
 from clearhead.inspect.grid import Grid
 from clearhead.inspect.inspection import Inspection, inspect
 from clearhead.inspect.page import grid_data, page, shrink_thumbnails
-from clearhead.models.assemble import build
+from clearhead.models.model import build
 from clearhead.models.presets import preset
 from tests.invariants.tools import randomise
 

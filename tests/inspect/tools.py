@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clearhead.configs import CharactersConfig
-from clearhead.models.assemble import Model, SequenceModel, build
+from clearhead.models.model import Model, SequenceModel, build
 from clearhead.models.presets import preset
 from clearhead.tokenize import Tokenizer, make
 from tests.invariants.tools import randomise

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from clearhead.models.assemble import build
+from clearhead.models.model import build
 from clearhead.nn.tap import Taps
 
 from .cases import CASES

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.configs import Scope
-from clearhead.models.assemble import SequenceModel
+from clearhead.models.model import SequenceModel
 from clearhead.nn.cache import DecodeState
 
 from .cases import CASES, MIXERS, POSITIONS, VOCABULARY, block, sequence

@@ -74,7 +74,7 @@ import json, sys, warnings
 warnings.simplefilter("error")
 import torch
 from clearhead.configs import *
-from clearhead.models.assemble import build
+from clearhead.models.model import build
 from clearhead.models.presets import PRESETS, preset
 from tests.invariants.cases import CASES
 torch.set_num_threads(1)

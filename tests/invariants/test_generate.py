@@ -21,7 +21,7 @@ from clearhead.generate.loop import begin
 from clearhead.generate.row import Pieces, Row
 from clearhead.kernels.decode import SteppingAttention
 from clearhead.kernels.layout import ready_to_write
-from clearhead.models.assemble import EncoderDecoder, Model
+from clearhead.models.model import EncoderDecoder, Model
 from clearhead.models.quantize import quantize
 from clearhead.models.transformer import modern_transformer, transformer
 from clearhead.nn.cache import KVCache

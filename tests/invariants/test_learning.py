@@ -9,7 +9,7 @@ import torch
 
 from clearhead.configs import LMHeadConfig
 from clearhead.functional import cross_entropy
-from clearhead.models.assemble import build
+from clearhead.models.model import build
 from clearhead.models.presets import preset
 
 from .cases import CASES, PLACEMENTS, VOCABULARY, block, sequence

@@ -15,7 +15,7 @@ from clearhead.configs import (
     Window,
     YarnScaling,
 )
-from clearhead.models.assemble import SequenceModel
+from clearhead.models.model import SequenceModel
 from clearhead.nn.tap import Taps
 
 from .cases import CASES, MIXERS, block, sequence

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.configs import AttentionConfig, BlockConfig, Causal, EncoderDecoderConfig, SequenceModelConfig
 from clearhead.measure.trace import trace
-from clearhead.models.assemble import Model, SequenceModel, build
+from clearhead.models.model import Model, SequenceModel, build
 from clearhead.nn.tap import Taps
 
 from .cases import CASES, DIM, MIXERS, PLAIN, RMS, VOCABULARY, block, sequence

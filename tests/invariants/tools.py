@@ -19,7 +19,7 @@ from clearhead.configs import (
     PatchEmbeddingConfig,
     SequenceModelConfig,
 )
-from clearhead.models.assemble import EncoderDecoder, Model, SequenceModel, build
+from clearhead.models.model import EncoderDecoder, Model, SequenceModel, build
 
 from .cases import CASES, VOCABULARY
 

@@ -42,8 +42,8 @@ from clearhead.measure.growth import (
     parameters,
     peak_memory,
 )
-from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.gpt import gpt
+from clearhead.models.model import SequenceModel, build
 from clearhead.models.presets import preset
 from clearhead.training import loop
 
@@ -223,7 +223,7 @@ def test_what_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     mine.write_text(dumps(AttentionConfig(heads=2, mask=Causal())))
     assert [contestant(name, SMALL).fused for name in ("full", "flash", str(mine))] == [False, True, True]
     (tmp_path / "clearhead.json").write_text(dumps(preset("tiny-llama")))
-    monkeypatch.setattr("clearhead.models.hub.located", lambda path, files: tmp_path)
+    monkeypatch.setattr("clearhead.models.hub.find_checkpoint", lambda path, files: tmp_path)
     assert contestant("somebody/llama", SMALL).make(8) == preset("tiny-llama")
 
 

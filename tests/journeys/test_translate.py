@@ -19,8 +19,9 @@ import torch
 import clearhead as package
 from clearhead.configs import BytesConfig, Wu
 from clearhead.generate.complete import Completion, Task, made
+from clearhead.inspect.alignment import alignment, inspect_translation
 from clearhead.measure.bleu import Moses, bleu, chrf, scores, tokenised_bleu
-from clearhead.tasks.translate import Translating, alignment, divided, look_at_translation, translate
+from clearhead.tasks.translate import Translating, divided, translate
 from clearhead.tokenize import make
 
 from .test_generate import refused, told, typed
@@ -189,7 +190,7 @@ def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) 
 def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path: Path) -> None:
     model = package.load(folder)
     ((best,),) = translate(model, ["abc"], max_new_tokens=8)
-    grid = alignment(look_at_translation(model, "abc", best), best)
+    grid = alignment(inspect_translation(model, "abc", best), best)
     taps = package.Taps(read=["decoder.blocks.*.cross.weights"])
     target = torch.tensor([[256, *best.tokens[:-1]]])
     with torch.no_grad():
@@ -199,9 +200,9 @@ def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path:
     assert len(grid.rows) == len(best.tokens)
     ((cut,),) = translate(model, ["abc"], max_new_tokens=2)
     assert cut.reason == "length"
-    looked = look_at_translation(model, "abc", cut)
+    looked = inspect_translation(model, "abc", cut)
     assert alignment(looked, cut).rows[-1] == looked.model_input.token_text(cut.tokens[-1]) != "end"
-    assert len(alignment(look_at_translation(model, "ab" * 400, cut), cut).columns) == 512
+    assert len(alignment(inspect_translation(model, "ab" * 400, cut), cut).columns) == 512
     for name in ("a.svg", "a.html", "a.csv"):
         result = typed("translate", folder, "-m", "8", "--attention", str(tmp_path / name), said="\nabc\n")
         assert result.returncode == 0, result.stderr

@@ -35,8 +35,8 @@ from clearhead.lab.shape import config, corpus, match_parameters, shape
 from clearhead.lab.training_loop import record_steps, train_steps
 from clearhead.measure.growth import Size as CompareSize
 from clearhead.measure.growth import parameters
-from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
+from clearhead.models.model import SequenceModel, build
 
 SMALL = Size(dim=16, heads=2, length=8, batch=3, vocabulary=11)
 

@@ -21,20 +21,22 @@ from clearhead.cli.main import cli
 from clearhead.configs import BytePairConfig, Causal, LinearScaling, Llama3Scaling, RMSNormConfig, Window, YarnScaling
 from clearhead.configs.data import CharactersConfig
 from clearhead.generate.complete import Task
-from clearhead.models.assemble import build
 from clearhead.models.convert import CheckpointError
-from clearhead.models.convert.resolve import differences
+from clearhead.models.convert.compare import differences
 from clearhead.models.llama import llama, mixtral
-from clearhead.models.load import load, save
+from clearhead.models.load import load
+from clearhead.models.model import build
 from clearhead.models.onnx import save_onnx
 from clearhead.models.presets import preset
+from clearhead.models.save import save
 from clearhead.tokenize import Tokenizer, make
 from clearhead.tokenize.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, begin_with, from_pieces
 
 from .test_transformers import randomise
 
 gguf = pytest.importorskip("gguf")
-from clearhead.models.gguf import described, hf_config, load_gguf, save_gguf  # noqa: E402
+from clearhead.models.gguf.read import hf_config, load_gguf, read_header  # noqa: E402
+from clearhead.models.gguf.write import save_gguf  # noqa: E402
 from clearhead.tokenize.gguf import metadata, open_gguf  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
@@ -213,13 +215,13 @@ def test_a_spoilt_file_is_one_sentence(spoil: object, sentence: str, tmp_path: P
 
 
 def test_what_has_no_place_in_gguf_is_said(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"a BertModel \(bert\) has no place in GGUF here"):
+    with pytest.raises(CheckpointError, match=r"cannot export a BertModel \(bert\) to GGUF"):
         save_gguf(build(preset("tiny-bert")), tmp_path / "m.gguf", None)
 
 
 def test_what_llama_cpp_would_turn_otherwise_is_not_written(tmp_path: Path) -> None:
     odd = YarnScaling(factor=4.0, length=16, slow=2.0)
-    with pytest.raises(CheckpointError, match="GGUF keeps of YaRN only the factor and the length"):
+    with pytest.raises(CheckpointError, match="it stores only YaRN's factor and length"):
         save_gguf(build(LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", odd)), tmp_path / "m.gguf", None)
 
 
@@ -264,13 +266,13 @@ def test_characters_are_not_written_to_gguf(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "sentence"),
     [
-        ("rope.dimension_count", 8, "only 8 of a head's 16 dimensions tell positions"),
-        ("rope.scaling.attn_factor", 2, "it stretches positions by llama.rope.scaling.attn_factor"),
+        ("rope.dimension_count", 8, "rotary positions over only 8 of a head's 16 dimensions are not supported"),
+        ("rope.scaling.attn_factor", 2, "the rotary scaling llama.rope.scaling.attn_factor is not supported"),
     ],
 )
 def test_positions_that_are_told_otherwise_are_refused(name: str, value: int, sentence: str, tmp_path: Path) -> None:
     save_gguf(build(LLAMA), tmp_path / "m.gguf", None)
-    _, tensors = described(tmp_path / "m.gguf")
+    _, tensors = read_header(tmp_path / "m.gguf")
     said = metadata(open_gguf(tmp_path / "m.gguf"))
     assert hf_config(said, tensors)["head_dim"] == 16
     with pytest.raises(CheckpointError, match=sentence):

@@ -43,16 +43,17 @@ from clearhead.configs import (  # noqa: E402
     dumps,
     loads,
 )
-from clearhead.models import load as load_module  # noqa: E402
-from clearhead.models.assemble import EncoderDecoder, Model, build  # noqa: E402
+from clearhead.models import folder as checkpoint_folder  # noqa: E402
 from clearhead.models.bert import bert  # noqa: E402
 from clearhead.models.convert import FAMILIES, CheckpointError, family, to_hf  # noqa: E402
-from clearhead.models.convert.resolve import differences, spelled_out  # noqa: E402
+from clearhead.models.convert.compare import differences  # noqa: E402
 from clearhead.models.gpt import gpt  # noqa: E402
 from clearhead.models.llama import decoder, llama, mixtral  # noqa: E402
-from clearhead.models.load import load, save  # noqa: E402
+from clearhead.models.load import load  # noqa: E402
 from clearhead.models.mamba import mamba  # noqa: E402
+from clearhead.models.model import EncoderDecoder, Model, build  # noqa: E402
 from clearhead.models.presets import PRESETS, preset  # noqa: E402
+from clearhead.models.save import save  # noqa: E402
 from clearhead.models.vit import vit  # noqa: E402
 
 from .test_transformers import DECODERS, ids, randomise  # noqa: E402
@@ -377,7 +378,7 @@ def test_dropout_survives_where_the_family_has_the_place(config: Any, places: di
         config = config.changed(path, share)
     hf = to_hf(config)
     assert hf is not None
-    assert spelled_out(family(hf).config(hf)) == spelled_out(config)
+    assert family(hf).config(hf).resolved() == config.resolved()
 
 
 def test_dropout_that_a_family_has_no_place_for_is_kept_in_ours(tmp_path: Path) -> None:
@@ -553,7 +554,7 @@ def test_a_failed_save_leaves_the_old_files(
         path.write_bytes(b"half")
         raise kind("no space left on device")
 
-    monkeypatch.setattr(load_module, "save_file", half)
+    monkeypatch.setattr(checkpoint_folder, "save_file", half)
     with pytest.raises(OSError, match="no space left"):
         save(random_model(GPT), tmp_path, force=True)
     assert contents(tmp_path) == before
@@ -565,12 +566,12 @@ def test_a_killed_save_leaves_the_old_files_and_the_next_one_cleans_up(tmp_path:
     program = """
 import os, signal, sys
 from clearhead import build, load
-from clearhead.models import load as load_module
+from clearhead.models import folder
 model = load(sys.argv[1])
 def half(tensors, path, metadata):
     path.write_bytes(b"half")
     os.kill(os.getpid(), signal.SIGKILL)
-load_module.save_file = half
+folder.save_file = half
 model.save(sys.argv[1], force=True)
 """
     done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], env=os.environ, check=False)
@@ -644,29 +645,29 @@ REMOTE = {"AutoModelForCausalLM": "modeling_foo.FooForCausalLM"}
 SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     "no config": (no_config, r"config\.json is missing, so .*run is not a checkpoint folder"),
     "broken config": (lambda f: (f / "config.json").write_text("{"), r"config\.json is not JSON"),
-    "a list": (lambda f: (f / "config.json").write_text("[]"), r"config\.json holds no object"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), r"config\.json is not a JSON object"),
     "broken clearhead.json": (lambda f: (f / "clearhead.json").write_text("{"), "run: not JSON"),
     "a part only": (
         lambda f: (f / "clearhead.json").write_text(dumps(LLAMA.stack)),
         r"clearhead\.json describes a Stack, not a whole model",
     ),
-    "own without config": (own_without_config, r"clearhead\.json is missing, and config\.json alone does not"),
+    "own without config": (own_without_config, r"clearhead\.json is missing, and this config\.json alone does not"),
     "two configs": (
         lambda f: edit(f / "config.json", rope_parameters={"rope_type": "default", "rope_theta": 5.0}),
-        r"describe different models: stack\.blocks\.0\.mixer\.rotary\.theta is 10000\.0 and 5\.0 and 2 more; remove",
+        r"describe different models: stack\.blocks\.0\.mixer\.rotary\.theta is 10000\.0 and 5\.0 and 2 more; to use",
     ),
     "unknown model_type": (
         lambda f: foreign(f, model_type="lama"),
-        "the model_type 'lama' is not known; did you mean 'llama'\\? Known: albert, bert, .*gpt2, .*, vit",
+        "the model_type 'lama' is not supported; did you mean 'llama'\\? Known: albert, bert, .*gpt2, .*, vit",
     ),
     "unknown architecture": (
         lambda f: foreign(f, architectures=["LlamaForTokenClassification"]),
-        "the architecture 'LlamaForTokenClassification' is not known; did you mean .* Known: LlamaForCausalLM, Llama",
+        "the architecture 'LlamaForTokenClassification' is not supported; did you mean .* Known: LlamaForCausalLM",
     ),
     "no size": (lambda f: foreign(f, hidden_size=...), r"config\.json of a llama lacks 'hidden_size'"),
     "remote code": (
         lambda f: foreign(f, model_type="foo", auto_map=REMOTE),
-        "needs trust_remote_code.*never run here.*one of the known families",
+        "needs trust_remote_code.*never does.*a supported family",
     ),
     "remote code of a known name": (
         lambda f: foreign(f, architectures=["FooForCausalLM"], auto_map=REMOTE),
@@ -709,11 +710,11 @@ SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "parts that do not fit": (
         lambda f: retensor(f, lambda t: t.update({"model.layers.0.self_attn.q_proj.weight": torch.zeros(36, 35)})),
-        "misshapen 1 tensor: .* do not go together as stack.blocks.0.mixer.qkv.weight",
+        "misshapen 1 tensor: .* cannot be joined to stack.blocks.0.mixer.qkv.weight",
     ),
     "whole numbers": (
         lambda f: retensor(f, lambda t: t.update({"model.norm.weight": torch.zeros(36, dtype=torch.int8)})),
-        r"unreadable 1 tensor: stack\.final_norm\.weight is int8; weights are one of float64, float32, bfloat16",
+        r"unsupported 1 tensor: stack\.final_norm\.weight is int8; weights must be one of float64, float32, bfloat16",
     ),
 }
 
@@ -750,12 +751,12 @@ def test_an_alias_of_a_tied_table_is_no_surplus(tmp_path: Path) -> None:
 
 def test_what_cannot_be_saved(tmp_path: Path) -> None:
     model = random_model(LLAMA)
-    with pytest.raises(CheckpointError, match=r"extra changes the model: stack\.dim is 36 and 72"):
+    with pytest.raises(CheckpointError, match=r"extra would change the model: stack\.dim is 36 and 72"):
         save(model, tmp_path, extra={"hidden_size": 72})
     with pytest.raises(ValueError, match="shard_bytes is 0, but must be positive"):
         save(model, tmp_path, shard_bytes=0)
     model.stack.adapter = torch.nn.Linear(2, 2)
-    with pytest.raises(CheckpointError, match=r"no longer is what its config describes: unknown 2 tensors: stack\.ad"):
+    with pytest.raises(CheckpointError, match=r"no longer matches its config: unknown 2 tensors: stack\.ad"):
         save(model, tmp_path)
     with torch.device("meta"):
         empty = build(LLAMA)

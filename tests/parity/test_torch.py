@@ -26,7 +26,7 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
     Window,
 )
-from clearhead.models.assemble import EncoderDecoder
+from clearhead.models.model import EncoderDecoder
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.build import build_part
 from clearhead.nn.cache import StateAllocator

@@ -14,9 +14,9 @@ import torch
 transformers = pytest.importorskip("transformers")
 
 from clearhead.configs import ShortConvConfig  # noqa: E402
-from clearhead.models.assemble import EncoderDecoder, SequenceModel  # noqa: E402
 from clearhead.models.convert import family  # noqa: E402
 from clearhead.models.load import load  # noqa: E402
+from clearhead.models.model import EncoderDecoder, SequenceModel  # noqa: E402
 from clearhead.nn.build import build_part  # noqa: E402
 from clearhead.nn.context import Context  # noqa: E402
 from clearhead.nn.tap import Taps  # noqa: E402

@@ -38,8 +38,8 @@ from clearhead.kernels.build import compiled as compiled_file
 from clearhead.kernels.build import kernels
 from clearhead.kernels.decode import SteppingAttention, SteppingMamba
 from clearhead.kernels.layout import ready_to_write
-from clearhead.models.assemble import SequenceModel, build
 from clearhead.models.llama import decoder
+from clearhead.models.model import SequenceModel, build
 from clearhead.models.quantize import quantize
 from clearhead.nn.cache import clamp_to
 from clearhead.nn.context import Context

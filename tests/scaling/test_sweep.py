@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from clearhead.cli.main import cli
 from clearhead.configs import ConfigError
-from clearhead.models.assemble import build
+from clearhead.models.model import build
 from clearhead.scaling import read_table
 from clearhead.scaling.sweep import Sweep, bytes_recipe, member_config, multiplied, run_sweep
 from clearhead.training.checkpoint import ResumeError

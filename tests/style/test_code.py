@@ -26,9 +26,14 @@ LAYERS = (
     {"nn"},
     {"kernels.decode"},
     {"models"},
-    {"generate", "measure", "checker", "inspect", "tasks", "kernels.layout"},
+    {"kernels.layout"},
+    {"generate"},
+    {"measure"},
+    {"tasks"},
+    {"inspect"},
     {"training"},
     {"lab", "scaling"},
+    {"checker"},
     {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -54,11 +59,19 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """The parts of the package that a file imports when it is loaded, `import` under TYPE_CHECKING left out."""
+    """The parts of the package that a file imports, inside functions too, except for type checkers only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    typing_only = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for inner in ast.walk(node)
+    }
     found = set()
-    for node in tree.body:
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
         if isinstance(node, ast.ImportFrom):
             base = [*package[: len(package) - node.level + 1]] if node.level else []
             name = ".".join([*base, *([node.module] if node.module else [])])

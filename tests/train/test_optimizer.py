@@ -13,8 +13,8 @@ from clearhead.configs import (
     ShortConvConfig,
 )
 from clearhead.configs.train import AdamWConfig, MuonConfig
-from clearhead.models.assemble import bare
 from clearhead.models.llama import llama
+from clearhead.models.model import build_empty
 from clearhead.training.optimizer import fused_rows, make_optimizer, orthogonal, parts
 from tests.invariants.cases import MIXERS, block, sequence
 
@@ -71,7 +71,7 @@ def test_fused_qkv_is_three_matrices_and_experts_are_many() -> None:
 
 def test_fused_rows_are_all_the_rows_of_a_matrix() -> None:
     for name, mixer in MIXERS.items():
-        model = bare(sequence(block(mixer), repeats=1))
+        model = build_empty(sequence(block(mixer), repeats=1))
         fused = fused_rows(model)
         assert {path: len(model.get_parameter(path)) for path in fused} == {p: sum(rows) for p, rows in fused.items()}
         assert bool(fused) == isinstance(mixer, FUSED), name

@@ -22,7 +22,7 @@ from clearhead.cli.main import cli
 from clearhead.cli.train import command
 from clearhead.configs import ConfigError, dumps, loads
 from clearhead.data import DataError
-from clearhead.models.assemble import build
+from clearhead.models.model import build
 from clearhead.models.presets import preset
 from clearhead.training import loop
 from clearhead.training.checkpoint import ResumeError, listed, write

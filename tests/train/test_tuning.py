@@ -25,7 +25,7 @@ from clearhead.generate.template import ChatTemplate
 from clearhead.models import hub
 from clearhead.models.adapter import adapt, save_adapter, unmerge
 from clearhead.models.convert import CheckpointError
-from clearhead.models.load import config_json
+from clearhead.models.origin import config_json
 from clearhead.models.quantize import quantize
 from clearhead.tasks.classify import classify
 from clearhead.tokenize import Tokenizer
@@ -103,7 +103,7 @@ def test_an_adapter_whose_base_has_changed_is_refused(base: Path, tmp_path: Path
     out = tuned(base, tmp_path, "--lora", "2", "--steps", "2")
     about = json.loads((out / "adapter.json").read_text())
     (out / "adapter.json").write_text(json.dumps(about | {"digest": "0"}))
-    with pytest.raises(ValueError, match="whose weights have changed since"):
+    with pytest.raises(ValueError, match="but the weights there have changed since"):
         clearhead.load(out)
     (out / "adapter.json").write_text(json.dumps(about | {"base": str(tmp_path / "gone")}))
     with pytest.raises(ValueError, match="which is not there"):
@@ -148,7 +148,7 @@ def test_an_adapter_of_an_adapter_knows_its_base(base: Path, tmp_path: Path) -> 
     torch.manual_seed(5)
     adapt(model, LoRAConfig(rank=2))
     save_adapter(model, tmp_path / "one", base, LoRAConfig(rank=2))
-    with pytest.raises(CheckpointError, match="one, whose weights have changed since"):
+    with pytest.raises(CheckpointError, match="one, but the weights there have changed since"):
         clearhead.load(start)
 
 
@@ -204,7 +204,7 @@ def test_of_a_checkpoints_model_only_dropout_can_be_changed(base: Path, tmp_path
 
 
 def test_a_checkpoint_by_its_name_on_the_hub_brings_its_tokenizer(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "located", lambda path, *files: base if path == "org/name" else Path(path))
+    monkeypatch.setattr(hub, "find_checkpoint", lambda path, *files: base if path == "org/name" else Path(path))
     config = find_recipe("finetune", checkpoint="org/name")
     assert (config.start, config.task.tokenizer.path) == ("org/name", str(base))
 
@@ -237,7 +237,7 @@ def test_a_gathered_model_has_its_adapters_and_can_be_saved(
         raise SafetensorError("no space left")
 
     before = sorted(path.name for path in tmp_path.iterdir())
-    monkeypatch.setattr("clearhead.models.load.save_file", full)
+    monkeypatch.setattr("clearhead.models.folder.save_file", full)
     with pytest.raises(OSError, match="no space left"):
         save_adapter(copy, tmp_path, base, config.adapter)
     assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -1,4 +1,4 @@
-"""Other people's checkpoints: one file per family, names and layouts both ways."""
+"""Checkpoint families of `transformers`: one file each, with names and layouts in both directions."""
 
 from __future__ import annotations
 
@@ -12,49 +12,49 @@ from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.base import nearest
 
 from . import albert, bert, deepseek, gemma, gpt, llama, mamba, marian, vit
-from .resolve import differences, spelled_out
+from .compare import differences
 from .rules import Array, Rule
 
 OUTSIDE = ("lm_head", "cls", "classifier", "score", "predictions", "final_logits_bias")
-"""Tensors of heads, which stand beside the base model and not in it."""
+"""First words of tensors that belong to a head, and so have no prefix of the base model."""
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that does not fit its config: the message lists what is missing, left over or misshapen."""
+    """A checkpoint that cannot be loaded or saved; the message lists what is missing, unknown or misshapen."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """What is known of one `model_type`."""
+    """How one `model_type` is read and written."""
 
     from_hf: Callable[[Mapping[str, Any]], ModelConfig]
-    to_hf: Callable[[ModelConfig], dict[str, Any] | None]  # of a config that `spelled_out` has gone over
+    to_hf: Callable[[ModelConfig], dict[str, Any] | None]  # takes a resolved config
     rules: Callable[[Any], Iterable[Rule]]
-    prefix: str  # of the base model's tensors, absent where the base model was saved alone
-    ignored: tuple[str, ...]  # tensors that say nothing new: buffers, and copies of tied weights
-    architectures: tuple[str, ...]  # classes of `transformers`
+    prefix: str  # of the base model's tensors; absent if the base model was saved without a head
+    ignored: tuple[str, ...]  # patterns of tensors to skip: buffers, and copies of tied weights
+    architectures: tuple[str, ...]  # classes of `transformers`, the one without a head first
 
     def config(self, hf: Mapping[str, Any]) -> ModelConfig:
-        """Our config of their `config.json`."""
+        """The config that a `config.json` describes."""
         named = hf.get("architectures") or self.architectures
         if named[0] not in self.architectures:
-            raise ConfigError(f"the architecture {named[0]!r} is not known{nearest(named[0], self.architectures)}")
+            raise ConfigError(f"the architecture {named[0]!r} is not supported{nearest(named[0], self.architectures)}")
         try:
             return self.from_hf(hf)
         except KeyError as error:
             raise ConfigError(f"config.json of a {hf.get('model_type')} lacks {error}") from None
 
-    def hf(self, spelled: ModelConfig) -> dict[str, Any] | None:
-        """Their `config.json` of our config, spelled out; None where it is not of this family, dropout aside."""
-        hf = self.to_hf(spelled)
+    def hf(self, config: ModelConfig) -> dict[str, Any] | None:
+        """The `config.json` of a resolved config; None if the config is not of this family. Dropout may differ."""
+        hf = self.to_hf(config)
         try:
-            return None if hf is None or differences(spelled, self.from_hf(hf)) else hf
+            return None if hf is None or differences(config, self.from_hf(hf)) else hf
         except ConfigError:
             return None
 
     def ours(self, tensors: Mapping[str, Array], config: ModelConfig) -> dict[str, Array]:
-        """Our named weights from theirs; anything missing, left over or misshapen is an error."""
-        theirs = {modern(name.removeprefix(self.prefix)): array for name, array in tensors.items()}
+        """Our weights from their tensors. Anything missing, unknown or misshapen is an error."""
+        theirs = {current_name(name.removeprefix(self.prefix)): array for name, array in tensors.items()}
         rules = list(self.rules(config))
         wanted = {name for rule in rules for name in rule.theirs}
         missing = sorted(wanted - theirs.keys())
@@ -65,44 +65,45 @@ class Family:
         weights, misshapen = {}, []
         for rule in rules:
             try:
-                array = rule.gather([theirs[name] for name in rule.theirs])
-            except (RuntimeError, ValueError):
-                misshapen.append(f"{', '.join(rule.theirs)} do not go together as {rule.ours}")
+                arrays = rule.gather([theirs[name] for name in rule.theirs])
+            except (RuntimeError, ValueError, IndexError):
+                misshapen.append(f"{', '.join(rule.theirs)} cannot be joined to {', '.join(rule.ours)}")
                 continue
-            if tuple(array.shape) != shapes[rule.ours]:
-                found = tuple(array.shape)
-                misshapen.append(f"{rule.theirs[0]} gives {rule.ours} as {found}, not {shapes[rule.ours]}")
-            weights[rule.ours] = array
+            for name, array in zip(rule.ours, arrays, strict=True):
+                if tuple(array.shape) != shapes[name]:
+                    found = tuple(array.shape)
+                    misshapen.append(f"{rule.theirs[0]} gives {name} as {found}, not {shapes[name]}")
+                weights[name] = array
         if misshapen:
             raise CheckpointError(listing("misshapen", misshapen))
         return weights
 
     def theirs(self, weights: Mapping[str, Array], config: ModelConfig, architecture: str) -> dict[str, Array]:
-        """Their named tensors from our weights: views, nothing is copied."""
+        """Their tensors from our weights, as views if the layouts allow it."""
         alone = architecture == self.architectures[0] and len(self.architectures) > 1
         return {
             name if alone or name.split(".")[0] in OUTSIDE else self.prefix + name: array
             for rule in self.rules(config)
-            for name, array in zip(rule.theirs, rule.scatter(weights[rule.ours]), strict=True)
+            for name, array in zip(rule.theirs, rule.scatter([weights[name] for name in rule.ours]), strict=True)
         }
 
 
-def modern(name: str) -> str:
-    """Norms of BERT's first checkpoints are still called as TensorFlow did."""
+def current_name(name: str) -> str:
+    """The current name of a tensor: BERT's first checkpoints use TensorFlow's names for norms."""
     return re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", name))
 
 
 def own_rules(config: ModelConfig) -> Iterator[Rule]:
     """Every weight under its own name."""
-    return (Rule(name, (name,)) for name in config.weights())
+    return (Rule((name,), (name,)) for name in config.weights())
 
 
 def from_own(hf: Mapping[str, Any]) -> ModelConfig:
-    raise ConfigError("a config.json whose model_type is clearhead says no more: the config is in clearhead.json")
+    raise ConfigError("config.json has model_type clearhead, so the config is in clearhead.json")
 
 
 OWN = Family(from_own, lambda config: None, own_rules, "", (), ("SequenceModel", "EncoderDecoder"))
-"""An architecture that nobody else has."""
+"""Our own format, for architectures that `transformers` does not have."""
 
 FAMILIES = {
     "gpt2": Family(gpt.gpt2_config, gpt.gpt2_to_hf, gpt.gpt2_rules, gpt.PREFIX, gpt.IGNORED, gpt.GPT2),
@@ -124,14 +125,18 @@ def family(hf: Mapping[str, Any]) -> Family:
     if kind == "clearhead":
         return OWN
     if kind not in FAMILIES:
-        raise ConfigError(f"the model_type {kind!r} is not known{nearest(kind, FAMILIES)}")
+        raise ConfigError(f"the model_type {kind!r} is not supported{nearest(kind, FAMILIES)}")
     return FAMILIES[kind]
 
 
-def to_hf(config: ModelConfig) -> dict[str, Any] | None:
-    """The `config.json` by which `transformers` builds this very model; None where it has no such architecture."""
-    spelled = spelled_out(config)
-    return next((hf for kind in FAMILIES.values() if (hf := kind.hf(spelled)) is not None), None)
+def to_hf(config: ModelConfig, preferred: str | None = None) -> dict[str, Any] | None:
+    """The `config.json` from which `transformers` builds this model; None if it has no such architecture.
+
+    preferred  the family that the model was loaded from, which is tried first
+    """
+    resolved = config.resolved()
+    kinds = sorted(FAMILIES, key=lambda kind: kind != preferred)
+    return next((hf for kind in kinds if (hf := FAMILIES[kind].hf(resolved)) is not None), None)
 
 
 def listing(what: str, names: list[str], most: int = 8) -> str:

@@ -106,7 +106,7 @@ def rules(config: SequenceModelConfig) -> Iterator[Rule]:
         )
     if isinstance(config.head, MaskedLMHeadConfig):
         yield from both({"head.dense": "predictions.dense", "head.norm": "predictions.LayerNorm"})
-        yield Rule("head.bias", ("predictions.bias",))
+        yield Rule(("head.bias",), ("predictions.bias",))
     elif isinstance(config.head, PoolerConfig):
         yield from both({"head.dense": "pooler"})
     elif isinstance(config.head, ClassHeadConfig):

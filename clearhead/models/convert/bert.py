@@ -142,7 +142,7 @@ def head_rules(head: HeadConfig | None) -> Iterator[Rule]:
     if isinstance(head, MaskedLMHeadConfig):
         transform = "cls.predictions.transform"
         yield from both({"head.dense": f"{transform}.dense", "head.norm": f"{transform}.LayerNorm"})
-        yield Rule("head.bias", ("cls.predictions.bias",))
+        yield Rule(("head.bias",), ("cls.predictions.bias",))
     elif isinstance(head, PoolerConfig):
         yield from both({"head.dense": "pooler.dense"})
     elif isinstance(head, ClassHeadConfig):

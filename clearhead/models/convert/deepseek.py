@@ -196,11 +196,11 @@ def mixer_rules(ours: str, theirs: str, mixer: LatentAttentionConfig) -> Iterato
 
 
 def moe_rules(ours: str, theirs: str, moe: MoEConfig) -> Iterator[Rule]:
-    yield Rule(f"{ours}.router.weight", (f"{theirs}.gate.weight",))
+    yield Rule((f"{ours}.router.weight",), (f"{theirs}.gate.weight",))
     if isinstance(moe.choice, GroupedChoiceConfig):
-        yield Rule(f"{ours}.choice.bias", (f"{theirs}.gate.e_score_correction_bias",))
+        yield Rule((f"{ours}.choice.bias",), (f"{theirs}.gate.e_score_correction_bias",))
     for name in ("gate", "up", "down"):
         experts = tuple(f"{theirs}.experts.{e}.{name}_proj.weight" for e in range(moe.experts))
-        yield Stacked(f"{ours}.experts.{name}.weight", experts)
+        yield Stacked((f"{ours}.experts.{name}.weight",), experts)
     if isinstance(moe.shared, GatedFeedForwardConfig):
         yield from gated_rules(f"{ours}.shared", f"{theirs}.shared_experts", moe.shared)

@@ -150,5 +150,5 @@ def block_rules(config: SequenceModelConfig, place: str) -> Iterator[Rule]:
         }
         yield from both(matrices, ("bias",))
         for our_name, their_name in matrices.items():
-            yield Transposed(f"{our_name}.weight", (f"{their_name}.weight",))
+            yield Transposed((f"{our_name}.weight",), (f"{their_name}.weight",))
     yield from decoder_head_rules(config.head)

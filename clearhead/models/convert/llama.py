@@ -185,10 +185,10 @@ def rules(config: SequenceModelConfig) -> Iterator[Rule]:
             )
         if isinstance(ffn, MoEConfig):
             moe = f"{theirs}.block_sparse_moe"
-            yield Rule(f"{ours}.ffn.router.weight", (f"{moe}.gate.weight",))
+            yield Rule((f"{ours}.ffn.router.weight",), (f"{moe}.gate.weight",))
             for name, letter in {"gate": "w1", "down": "w2", "up": "w3"}.items():
                 experts = tuple(f"{moe}.experts.{e}.{letter}.weight" for e in range(ffn.experts))
-                yield Stacked(f"{ours}.ffn.experts.{name}.weight", experts)
+                yield Stacked((f"{ours}.ffn.experts.{name}.weight",), experts)
         else:
             assert isinstance(ffn, GatedFeedForwardConfig)
             yield from gated_rules(f"{ours}.ffn", f"{theirs}.mlp", ffn)

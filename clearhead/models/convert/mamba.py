@@ -27,11 +27,11 @@ ARCHITECTURES = ("MambaModel", "MambaForCausalLM")
 class Filters(Rule):
     """They store a depthwise convolution's kernel, [channels, 1, tokens]."""
 
-    def gather(self, parts: list[Array]) -> Array:
-        return parts[0].squeeze(1).T
+    def gather(self, parts: list[Array]) -> list[Array]:
+        return [parts[0].squeeze(1).T]
 
-    def scatter(self, array: Array) -> list[Array]:
-        return [array.T[:, None]]
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        return [arrays[0].T[:, None]]
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
@@ -98,9 +98,9 @@ def rules(config: SequenceModelConfig) -> Iterator[Rule]:
         yield from both(projections, ("weight", "bias") if block.mixer.bias else ("weight",))
         yield from copies({f"{ours}.select.weight": f"{theirs}.x_proj.weight", f"{ours}.skip": f"{theirs}.D"})
         yield from both({f"{ours}.step": f"{theirs}.dt_proj"})
-        yield Transposed(f"{ours}.decay", (f"{theirs}.A_log",))
-        yield Filters(f"{ours}.filter", (f"{theirs}.conv1d.weight",))
+        yield Transposed((f"{ours}.decay",), (f"{theirs}.A_log",))
+        yield Filters((f"{ours}.filter",), (f"{theirs}.conv1d.weight",))
         if block.mixer.conv_bias:
-            yield Rule(f"{ours}.filter_bias", (f"{theirs}.conv1d.bias",))
+            yield Rule((f"{ours}.filter_bias",), (f"{theirs}.conv1d.bias",))
     if isinstance(config.head, LMHeadConfig) and not config.head.tied:
-        yield Rule("head.weight", ("lm_head.weight",))
+        yield Rule(("head.weight",), ("lm_head.weight",))

@@ -110,7 +110,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
 def rules(config: EncoderDecoderConfig) -> Iterator[Rule]:
     size = config.head.vocabulary
     yield from copies({"source.tokens.weight": "shared.weight"})
-    yield Reshaped("head.bias", ("final_logits_bias",), (size,), (1, size))
+    yield Reshaped(("head.bias",), ("final_logits_bias",), (size,), (1, size))
     for side, stack in {"encoder": config.encoder, "decoder": config.decoder}.items():
         for i, block in enumerate(stack.blocks):
             assert isinstance(block, BlockConfig)

@@ -1,4 +1,7 @@
-"""How one of our weights is made of an outsider's, and back. Works on NumPy arrays and torch tensors alike."""
+"""Rules that convert tensors between their layout and ours, and readers of common `config.json` fields.
+
+Rules work on NumPy arrays and torch tensors alike.
+"""
 
 from __future__ import annotations
 
@@ -29,54 +32,66 @@ Array = Any  # np.ndarray | torch.Tensor
 
 @dataclass(frozen=True)
 class Rule:
-    """Our weight and theirs are the same array under two names."""
+    """How some of our weights are made of some of their tensors, and back. Here: one array under two names."""
 
-    ours: str
+    ours: tuple[str, ...]
     theirs: tuple[str, ...]
 
-    def gather(self, parts: list[Array]) -> Array:
-        """Theirs -> ours."""
-        return parts[0]
+    def gather(self, parts: list[Array]) -> list[Array]:
+        """Our arrays from theirs."""
+        return parts
 
-    def scatter(self, array: Array) -> list[Array]:
-        """Ours -> theirs."""
-        return [array]
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        """Their arrays from ours."""
+        return arrays
 
 
 @dataclass(frozen=True)
 class Transposed(Rule):
     """They store [in, out]."""
 
-    def gather(self, parts: list[Array]) -> Array:
-        return parts[0].T
+    def gather(self, parts: list[Array]) -> list[Array]:
+        return [parts[0].T]
 
-    def scatter(self, array: Array) -> list[Array]:
-        return [array.T]
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        return [arrays[0].T]
 
 
 @dataclass(frozen=True)
 class Rows(Rule):
-    """They store our row blocks apart."""
+    """They store blocks of our rows as tensors of their own."""
 
     sizes: tuple[int, ...]
 
-    def gather(self, parts: list[Array]) -> Array:
-        return library(parts[0]).concatenate(parts)
+    def gather(self, parts: list[Array]) -> list[Array]:
+        return [library(parts[0]).concatenate(parts)]
 
-    def scatter(self, array: Array) -> list[Array]:
-        ends = np.cumsum(self.sizes).tolist()
-        return [array[end - size : end] for size, end in zip(self.sizes, ends, strict=True)]
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        return split_rows(arrays[0], self.sizes)
+
+
+@dataclass(frozen=True)
+class RowBlocks(Rule):
+    """They store several of our matrices under each other in one tensor."""
+
+    sizes: tuple[int, ...]
+
+    def gather(self, parts: list[Array]) -> list[Array]:
+        return split_rows(parts[0], self.sizes)
+
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        return [library(arrays[0]).concatenate(arrays)]
 
 
 @dataclass(frozen=True)
 class Stacked(Rule):
-    """They store each expert apart."""
+    """They store each expert as a tensor of its own."""
 
-    def gather(self, parts: list[Array]) -> Array:
-        return library(parts[0]).stack(parts)
+    def gather(self, parts: list[Array]) -> list[Array]:
+        return [library(parts[0]).stack(parts)]
 
-    def scatter(self, array: Array) -> list[Array]:
-        return [array[i] for i in range(len(self.theirs))]
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        return [arrays[0][i] for i in range(len(self.theirs))]
 
 
 @dataclass(frozen=True)
@@ -86,11 +101,19 @@ class Reshaped(Rule):
     shape: tuple[int, ...]
     their_shape: tuple[int, ...]
 
-    def gather(self, parts: list[Array]) -> Array:
-        return parts[0].reshape(self.shape)
+    def gather(self, parts: list[Array]) -> list[Array]:
+        return [parts[0].reshape(self.shape)]
 
-    def scatter(self, array: Array) -> list[Array]:
-        return [array.reshape(self.their_shape)]
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        return [arrays[0].reshape(self.their_shape)]
+
+
+def split_rows(array: Array, sizes: tuple[int, ...]) -> list[Array]:
+    """Blocks of consecutive rows; raises if the sizes do not add up to the rows there are."""
+    if sum(sizes) != len(array):
+        raise ValueError(f"{len(array)} rows cannot be split into blocks of {sizes}")
+    ends = np.cumsum(sizes).tolist()
+    return [array[end - size : end] for size, end in zip(sizes, ends, strict=True)]
 
 
 def library(array: Array) -> Any:
@@ -101,7 +124,7 @@ def library(array: Array) -> Any:
 def copies(pairs: Mapping[str, str]) -> Iterator[Rule]:
     """ours -> theirs, as they are."""
     for ours, theirs in pairs.items():
-        yield Rule(ours, (theirs,))
+        yield Rule((ours,), (theirs,))
 
 
 def both(pairs: Mapping[str, str], suffixes: Iterable[str] = ("weight", "bias")) -> Iterator[Rule]:
@@ -115,7 +138,7 @@ def joined_qkv(ours: str, theirs: tuple[str, ...], config: AttentionConfig, dim:
     key, value = config.widths(dim)
     sizes = (config.heads * key, config.groups * key, config.groups * value)
     for suffix in ("weight", "bias") if config.qkv_bias else ("weight",):
-        yield Rows(f"{ours}.{suffix}", tuple(f"{name}.{suffix}" for name in theirs), sizes)
+        yield Rows((f"{ours}.{suffix}",), tuple(f"{name}.{suffix}" for name in theirs), sizes)
 
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -190,9 +213,9 @@ def decoder_class(architectures: tuple[str, ...], head: HeadConfig | None) -> st
 
 def decoder_head_rules(head: HeadConfig | None) -> Iterator[Rule]:
     if isinstance(head, LMHeadConfig) and not head.tied:
-        yield Rule("head.weight", ("lm_head.weight",))
+        yield Rule(("head.weight",), ("lm_head.weight",))
     elif isinstance(head, ClassHeadConfig):
-        yield Rule("head.classes.weight", ("score.weight",))
+        yield Rule(("head.classes.weight",), ("score.weight",))
 
 
 def rotary(hf: Mapping[str, Any], layout: Any = "halves", theta: float = 10000.0) -> RotaryConfig:
@@ -232,7 +255,7 @@ def scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> ScalingConfig | N
 
 
 def rope_parameters(rotary: RotaryConfig) -> dict[str, Any]:
-    """The form of `transformers` 5, of a config that `spelled_out` has gone over."""
+    """The fields of `transformers` 5 for a resolved config."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(rotary.theta)}
     match rotary.scaling:
         case LinearScaling(factor=factor):

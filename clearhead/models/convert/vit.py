@@ -100,10 +100,10 @@ def rules(config: SequenceModelConfig) -> Iterator[Rule]:
     kernel = (dim, patches.channels, patches.patch, patches.patch)
     length = patches.patches + 1
     projection = "embeddings.patch_embeddings.projection"
-    yield Reshaped("embedding.patches.weight", (f"{projection}.weight",), (dim, patches.pixels), kernel)
-    yield Rule("embedding.patches.bias", (f"{projection}.bias",))
-    yield Reshaped("embedding.class_token", ("embeddings.cls_token",), (dim,), (1, 1, dim))
-    yield Reshaped("embedding.position.weight", ("embeddings.position_embeddings",), (length, dim), (1, length, dim))
+    yield Reshaped(("embedding.patches.weight",), (f"{projection}.weight",), (dim, patches.pixels), kernel)
+    yield Rule(("embedding.patches.bias",), (f"{projection}.bias",))
+    yield Reshaped(("embedding.class_token",), ("embeddings.cls_token",), (dim,), (1, 1, dim))
+    yield Reshaped(("embedding.position.weight",), ("embeddings.position_embeddings",), (length, dim), (1, length, dim))
     for i, block in enumerate(config.stack.blocks):
         assert isinstance(block, BlockConfig)
         assert isinstance(block.mixer, AttentionConfig)

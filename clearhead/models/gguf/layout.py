@@ -1,0 +1,64 @@
+"""How llama.cpp names and lays out what `transformers` has: tables and conversions for reading and writing GGUF."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from clearhead.configs import Llama3Scaling, RotaryConfig
+
+CLASSES = {"llama": "Llama", "mixtral": "Mixtral", "qwen2": "Qwen2", "qwen3": "Qwen3", "gemma": "Gemma"}
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma": "gemma",
+}
+"""The architecture of llama.cpp for each model_type."""
+PRECISIONS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
+
+OUTER = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+INNER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "block_sparse_moe.gate",
+}
+SCALING_FIELDS = tuple(f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "finetuned"))
+EXPERTS = {"ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3"}
+
+
+def llama3_factors(theta: float, scaling: Llama3Scaling, pairs: int) -> np.ndarray:
+    """The number that each frequency is divided by."""
+    plain, scaled = (RotaryConfig(theta=theta, scaling=s).frequencies(2 * pairs) for s in (None, scaling))
+    return np.asarray(plain) / np.asarray(scaled)
+
+
+def permute_rotary(array: Tensor, part: str, hf: Mapping[str, Any], back: bool) -> Tensor:
+    """Reorder the rows of LLaMA's queries and keys.
+
+    llama.cpp rotates pairs of neighbouring rows; `transformers` rotates row i with row i + K/2. `back` undoes it.
+    """
+    heads = {"attn_q": hf["num_attention_heads"], "attn_k": hf["num_key_value_heads"]}.get(part)
+    if heads is None or ARCHITECTURES[hf["model_type"]] != "llama":
+        return array
+    halves = (heads, -1, 2) if back else (heads, 2, array.shape[0] // heads // 2)
+    return array.unflatten(0, halves).transpose(1, 2).flatten(0, 2)
+
+
+def shift_gain(array: Tensor, part: str, hf: Mapping[str, Any], by: int) -> Tensor:
+    """Add `by` to a norm's gain: llama.cpp stores Gemma's gains as 1 + γ, `transformers` as γ."""
+    return array + by if hf["model_type"] == "gemma" and part.endswith("norm") else array

@@ -1,0 +1,195 @@
+"""Read GGUF, the one-file format of llama.cpp, through the names of `transformers`.
+
+Files in float32, float16 and bfloat16 keep their precision; quantised ones become float32.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from clearhead.configs import Llama3Scaling, ModelConfig
+from clearhead.models.convert import CheckpointError, family
+from clearhead.models.model import Model, build_empty
+from clearhead.tokenize.gguf import ROLES, TOKENS, gguf_package, metadata, open_gguf
+
+from .layout import (
+    ARCHITECTURES,
+    CLASSES,
+    EXPERTS,
+    INNER,
+    OUTER,
+    SCALING_FIELDS,
+    llama3_factors,
+    permute_rotary,
+    shift_gain,
+)
+
+if TYPE_CHECKING:
+    import gguf
+
+READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q6_K")
+
+
+def load_gguf(path: Path) -> Model:
+    """The model in a GGUF file."""
+    with prefix_errors(path):
+        hf, tensors = read_header(path)
+        kind = family(hf)
+        config = kind.config(hf)
+        weights = kind.ours(dict(hf_tensors(hf, tensors)), config)
+    dtype = matrix_dtype(tensors.values())
+    model = build_empty(config)
+    model.load_state_dict({name: weight.to(dtype).contiguous() for name, weight in weights.items()}, assign=True)
+    model.origin = path
+    return model.eval()
+
+
+def gguf_config(path: Path) -> ModelConfig:
+    """The config of the model in a file, without loading its weights."""
+    with prefix_errors(path):
+        hf, _ = read_header(path)
+        return family(hf).config(hf)
+
+
+def gguf_fields(path: Path) -> dict[str, Any]:
+    """The `config.json` equivalent of a file, cached until the file changes."""
+    return read_fields(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def read_fields(path: Path, changed: int) -> dict[str, Any]:
+    with prefix_errors(path):
+        return read_header(path)[0]
+
+
+@contextmanager
+def prefix_errors(path: Path) -> Iterator[None]:
+    """Let error messages begin with the file they are about."""
+    try:
+        yield
+    except KeyError as error:
+        raise CheckpointError(f"{path} lacks {error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
+    """The `config.json` equivalent of a file, and its tensors, not yet loaded."""
+    reader = open_gguf(path)
+    tensors = {tensor.name: tensor for tensor in reader.tensors}
+    return hf_config(metadata(reader), tensors), tensors
+
+
+def hf_config(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """The `config.json` equivalent of a file's metadata."""
+    arch = fields["general.architecture"]
+    if arch not in ARCHITECTURES.values():
+        raise CheckpointError(
+            f"the architecture {arch!r} is not supported; supported: {', '.join(sorted({*ARCHITECTURES.values()}))}"
+        )
+
+    def field(name: str, *otherwise: Any) -> Any:
+        return fields.get(f"{arch}.{name}", *otherwise) if otherwise else fields[f"{arch}.{name}"]
+
+    unknown = {name for name in fields if name.startswith(f"{arch}.rope.scaling.")} - {
+        f"{arch}.{name}" for name in SCALING_FIELDS
+    }
+    if unknown:
+        raise CheckpointError(f"the rotary scaling {min(unknown)} is not supported")
+    heads, dim, experts = field("attention.head_count"), field("embedding_length"), field("expert_count", 0)
+    kind, width = "mixtral" if experts else arch, field("attention.key_length", dim // heads)
+    if field("rope.dimension_count", width) != width:
+        turned = field("rope.dimension_count")
+        raise CheckpointError(f"rotary positions over only {turned} of a head's {width} dimensions are not supported")
+    ids = {f"{key}_id": fields.get(f"{TOKENS}{role}_token_id") for role, key in ROLES.items()}
+    return {
+        "model_type": kind,
+        "architectures": [f"{CLASSES[kind]}ForCausalLM"],
+        "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
+        "hidden_size": dim,
+        "intermediate_size": field("feed_forward_length"),
+        "num_hidden_layers": field("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": field("attention.head_count_kv", heads),
+        "head_dim": width,
+        "rms_norm_eps": field("attention.layer_norm_rms_epsilon"),
+        "max_position_embeddings": field("context_length", 2048),
+        "tie_word_embeddings": "output.weight" not in tensors,
+        "attention_bias": arch == "llama" and "blk.0.attn_q.bias" in tensors,
+        "num_local_experts": experts,
+        "num_experts_per_tok": field("expert_used_count", 0),
+        "hidden_act": "gelu_pytorch_tanh" if arch == "gemma" else "silu",
+        "rope_parameters": rope(field, tensors.get("rope_freqs.weight")),
+    } | {name: id for name, id in ids.items() if id is not None}
+
+
+def rope(field: Any, factors: Any) -> dict[str, Any]:
+    """`rope_parameters`. LLaMA 3 files hold only its factors; find the scaling that gives them."""
+    theta, kind = field("rope.freq_base", 10000.0), field("rope.scaling.type", "none")
+    length = field("rope.scaling.original_context_length", None)
+    if factors is not None:
+        found = np.asarray(factors.data, np.float64)
+        for trained in (8192, length):
+            guess = Llama3Scaling(factor=float(found.max()), length=trained) if trained and found.max() > 1 else None
+            if guess is not None and np.allclose(llama3_factors(theta, guess, len(found)), found, rtol=1e-4):
+                return {"rope_type": "llama3", "rope_theta": theta, "factor": guess.factor} | {
+                    "original_max_position_embeddings": guess.length,
+                    "low_freq_factor": guess.slow,
+                    "high_freq_factor": guess.fast,
+                }
+        raise CheckpointError("its rope_freqs are not those of LLaMA 3, and no others are supported")
+    if kind == "none":
+        return {"rope_type": "default", "rope_theta": theta}
+    return {"rope_type": kind, "rope_theta": theta, "factor": field("rope.scaling.factor")} | (
+        {"original_max_position_embeddings": length} if length else {}
+    )
+
+
+def hf_tensors(hf: Mapping[str, Any], tensors: Mapping[str, gguf.ReaderTensor]) -> Iterator[tuple[str, Tensor]]:
+    """The tensors under the names and in the layout of `transformers`."""
+    for name, tensor in tensors.items():
+        if name == "rope_freqs.weight":
+            continue
+        array = to_floats(tensor)
+        part, _, suffix = name.rpartition(".")
+        if part in OUTER:
+            yield f"{OUTER[part]}.{suffix}", shift_gain(array, part, hf, -1)
+            continue
+        found = re.fullmatch(r"blk\.(\d+)\.(\w+)", part)
+        if found and found[2] in EXPERTS:
+            for e, expert in enumerate(array):
+                yield f"layers.{found[1]}.block_sparse_moe.experts.{e}.{EXPERTS[found[2]]}.{suffix}", expert
+        elif found and found[2] in INNER:
+            array = permute_rotary(array, found[2], hf, back=True)
+            yield f"layers.{found[1]}.{INNER[found[2]]}.{suffix}", shift_gain(array, found[2], hf, -1)
+        else:
+            yield name, array  # unknown: `Family.ours` raises
+
+
+def to_floats(tensor: gguf.ReaderTensor) -> Tensor:
+    """A tensor as floats: memory-mapped if the file holds floats, else dequantised."""
+    kind = tensor.tensor_type.name
+    if kind not in READABLE:
+        raise CheckpointError(f"{tensor.name} is {kind}, which is not supported; supported: {', '.join(READABLE)}")
+    if kind in ("F32", "F16"):
+        return torch.from_numpy(np.asarray(tensor.data))
+    return torch.from_numpy(gguf_package().quants.dequantize(tensor.data, tensor.tensor_type))
+
+
+def matrix_dtype(tensors: Any) -> torch.dtype:
+    """The dtype of the matrices; vectors are always stored in float32."""
+    kinds = {tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}
+    return (
+        {"F16": torch.float16, "BF16": torch.bfloat16}.get(kinds.pop(), torch.float32)
+        if len(kinds) == 1
+        else torch.float32
+    )

@@ -1,0 +1,96 @@
+"""`generate`, `stream`, `inspect` and `save` as methods of a model.
+
+The functions belong to higher layers, which import the model. The model finds them by name when they are called, so it
+imports none of them. Their options are typed here, so editors can complete and check them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+
+from clearhead.configs.decoding import DecodingOptions
+from clearhead.tokenize import Tokenizer
+
+if TYPE_CHECKING:
+    from clearhead.generate.complete import Completion
+    from clearhead.generate.speculate import Draft
+    from clearhead.inspect.inspection import Inspection
+
+FUNCTIONS = {
+    "generate": "clearhead.generate.complete",
+    "stream": "clearhead.generate.complete",
+    "inspect": "clearhead.inspect.inspection",
+    "save": "clearhead.models.save",
+}
+"""The module that defines each function."""
+
+
+class StreamOptions(DecodingOptions, total=False):
+    """Options of `model.stream`."""
+
+    tokenizer: Tokenizer | None
+    draft: Draft | None
+
+
+class GenerateOptions(StreamOptions, total=False):
+    """Options of `model.generate`."""
+
+    logprobs: bool
+    batch: int
+
+
+class InspectOptions(TypedDict, total=False):
+    """Options of `model.inspect`."""
+
+    tokenizer: Tokenizer | None
+    labels: Sequence[str] | None
+    layers: Sequence[int] | None
+    heads: Sequence[int] | None
+    rows: Sequence[int] | None
+    write: int
+    name: str | None
+
+
+class SaveOptions(TypedDict, total=False):
+    """Options of `model.save`."""
+
+    tokenizer: Any
+    shard_bytes: int
+    extra: Mapping[str, Any] | None
+    force: bool
+
+
+class ModelMethods:
+    """What every model can do besides computing logits."""
+
+    def generate(self, prompts: str | Sequence[Any], **options: Unpack[GenerateOptions]) -> list[Completion]:
+        """Continue prompts, given as texts or token ids; an encoder–decoder writes a target for each source.
+
+        See `clearhead.generate.complete.generate`.
+        """
+        return find_function("generate")(self, prompts, **options)
+
+    def stream(self, prompt: str | Sequence[int], **options: Unpack[StreamOptions]) -> Iterator[str]:
+        """Continue one prompt and yield the text piece by piece. See `clearhead.generate.complete.stream`."""
+        return find_function("stream")(self, prompt, **options)
+
+    def inspect(self, inputs: Any, target: Any = None, **options: Unpack[InspectOptions]) -> Inspection:
+        """Run one input and return attention maps, the logit lens, ablation and patching.
+
+        See `clearhead.inspect.inspection.inspect`. An encoder–decoder takes a source and a target.
+        """
+        return find_function("inspect")(self, inputs, target, **options)
+
+    def save(self, folder: str | Path, **options: Unpack[SaveOptions]) -> None:
+        """Write a folder that `clearhead.load` reads, and `transformers` too if it has the architecture.
+
+        See `clearhead.models.save.save`.
+        """
+        find_function("save")(self, folder, **options)
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    return getattr(import_module(FUNCTIONS[name]), name)

@@ -1,0 +1,266 @@
+"""The two model classes: `SequenceModel` and `EncoderDecoder`, and how to build one from a config."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from clearhead.configs import EncoderDecoderConfig, ModelConfig, Precision, SequenceModelConfig, TokenEmbeddingConfig
+from clearhead.nn.build import build_part
+from clearhead.nn.cache import DecodeState
+from clearhead.nn.context import Context
+from clearhead.nn.stack import Block, Select, Stack, all_positions
+from clearhead.nn.tap import Taps
+
+from .context import check_ids, last_real, make_context, make_state
+from .initialise import SkipInitialisation, initialise
+from .methods import ModelMethods
+
+
+class ModelBase(ModelMethods, nn.Module):
+    """What both kinds of model remember about where they came from."""
+
+    origin: Path | None = None  # the folder or GGUF file it was loaded from, which holds its tokenizer and defaults
+    family: str | None = None  # the `model_type` it was loaded from, and is saved as
+    precision: Precision | None = None  # how `quantize` stored the matrices
+
+
+class SequenceModel(ModelBase):
+    """embedding -> stack -> head: GPT, LLaMA, BERT, ViT, Mamba."""
+
+    def __init__(self, config: SequenceModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.stack.dim
+        self.embedding = build_part(config.embedding, dim)
+        self.stack: Stack = build_part(config.stack, dim)
+        self.head = None if config.head is None else build_part(config.head, dim)
+
+    def forward(
+        self,
+        inputs: Int[Tensor, "B T"] | Float[Tensor, "B Ch Y X"],
+        *,
+        segments: Int[Tensor, "B T"] | None = None,
+        readable: Bool[Tensor, "B T"] | None = None,
+        documents: Int[Tensor, "B T"] | None = None,
+        positions: Int[Tensor, "B T"] | None = None,
+        state: DecodeState | None = None,
+        taps: Taps | None = None,
+        fused: bool = True,
+    ) -> Float[Tensor, "B T V"] | Float[Tensor, "B C"]:
+        """The head's output for token ids or images. Without a head: the hidden states.
+
+        readable   False where a token is padding; positions count only real tokens
+        documents  the document of each token; tokens of different documents do not attend to each other
+        state      the KV cache from `init_state`: the inputs continue it, and their keys and values are added
+        taps       values to read or replace
+        fused      False computes attention in plain operations and taps every intermediate value
+        """
+        if isinstance(self.config.embedding, TokenEmbeddingConfig):
+            check_ids(inputs)
+        length = self.config.embedding.positions(inputs.shape[1])
+        context = make_context(
+            inputs.shape[0],
+            length,
+            inputs.device,
+            readable=readable,
+            documents=documents,
+            positions=positions,
+            state=state,
+            taps=taps,
+            fused=fused,
+        )
+        x = self.hidden(inputs, context, segments, state)
+        return x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
+
+    def hidden(
+        self,
+        inputs: Int[Tensor, "B T"] | Float[Tensor, "B Ch Y X"],
+        context: Context,
+        segments: Int[Tensor, "B T"] | None = None,
+        state: DecodeState | None = None,
+        select: Select = all_positions,
+    ) -> Float[Tensor, "B Chosen D"]:
+        """The stack's output at the positions that `select` keeps, which the head reads."""
+        x = context.tap("embedding", self.embedding(inputs, context.at("embedding"), segments))
+        if state is not None:  # after the embedding, which raises for a bad token before the state changes
+            state.advance(context.positions, context.readable)
+        return self.stack(x, context.at("stack"), None if state is None else state.blocks, select)
+
+    def next_logits(
+        self, tokens: Int[Tensor, "B T"], state: DecodeState, *, readable: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """The logits of each row's next token. Only the last position goes through the head."""
+        check_ids(tokens)
+        context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable, state=state)
+        x = self.hidden(tokens, context, None, state, select=partial(last_real, readable=readable))
+        assert self.head is not None, "only a model with a head predicts tokens"
+        return self.head(x, context.at("head"), self.embedding.table)[:, 0]
+
+    def init_state(self, batch: int, length: int, *, spare: int = 0) -> DecodeState:
+        """An empty KV cache for `batch` rows of up to `length` tokens; the last `spare` tokens can be removed again."""
+        return make_state(self.stack, batch, length, spare)
+
+
+class EncoderDecoder(ModelBase):
+    """source -> encoder; target -> decoder, which reads the encoder's output -> head  (Vaswani et al. 2017)."""
+
+    def __init__(self, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        self.config = config
+        dim = config.encoder.dim
+        self.source = build_part(config.source, dim)
+        self.encoder: Stack = build_part(config.encoder, dim)
+        self.target = None if config.target is None else build_part(config.target, dim)
+        self.decoder: Stack = build_part(config.decoder, dim)
+        self.head = build_part(config.head, dim)
+
+    def forward(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_readable: Bool[Tensor, "B S"] | None = None,
+        readable: Bool[Tensor, "B T"] | None = None,
+        taps: Taps | None = None,
+        fused: bool = True,
+    ) -> Float[Tensor, "B T V"]:
+        """The logits of each next target token, given the source and the target tokens before it."""
+        context = self.target_context(source, target, source_readable, readable, taps, fused)
+        return self.target_logits(target, context, None)
+
+    def hidden(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        *,
+        source_readable: Bool[Tensor, "B S"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """The decoder's output, which the head reads."""
+        return self.target_hidden(target, self.target_context(source, target, source_readable, None, None, True), None)
+
+    def target_context(
+        self,
+        source: Int[Tensor, "B S"],
+        target: Int[Tensor, "B T"],
+        source_readable: Bool[Tensor, "B S"] | None,
+        readable: Bool[Tensor, "B T"] | None,
+        taps: Taps | None,
+        fused: bool,
+    ) -> Context:
+        """Encode the source, and return the context in which the target reads it."""
+        check_ids(source)
+        check_ids(target)
+        if len(source) != len(target):
+            raise ValueError(f"the source has {len(source)} rows, but the target has {len(target)}")
+        memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
+        context = make_context(len(target), target.shape[1], target.device, readable=readable, taps=taps, fused=fused)
+        return cross_context(context, memory, source_readable)
+
+    def encode(
+        self,
+        source: Int[Tensor, "B S"],
+        *,
+        readable: Bool[Tensor, "B S"] | None = None,
+        taps: Taps | None = None,
+        fused: bool = True,
+    ) -> Float[Tensor, "B S D"]:
+        """The encoder's output."""
+        check_ids(source)
+        context = make_context(len(source), source.shape[1], source.device, readable=readable, taps=taps, fused=fused)
+        x = context.tap("source", self.source(source, context.at("source")))
+        return self.encoder(x, context.at("encoder"))
+
+    def decode(
+        self,
+        target: Int[Tensor, "B T"],
+        state: DecodeState,
+        *,
+        readable: Bool[Tensor, "B T"] | None = None,
+        taps: Taps | None = None,
+        fused: bool = True,
+    ) -> Float[Tensor, "B T V"]:
+        """The logits of more target tokens, after those in `state`."""
+        check_ids(target)
+        context = make_context(
+            len(target), target.shape[1], target.device, readable=readable, state=state, taps=taps, fused=fused
+        )
+        source = state.blocks[0].cross
+        assert source is not None, "a decoder's block state holds the source's keys"
+        context = cross_context(context, None, state.source_readable, source.key.shape[2], source.shared)
+        return self.target_logits(target, context, state)
+
+    def init_state(
+        self, memory: Float[Tensor, "B S D"], length: int, *, readable: Bool[Tensor, "B S"] | None = None
+    ) -> DecodeState:
+        """A KV cache for up to `length` target tokens. The source's keys and values are computed here, once."""
+        state = make_state(self.decoder, len(memory), length, spare=0)
+        for block, block_state in zip(self.decoder.layers(), state.blocks, strict=True):
+            block_state.cross = cast(Block, block).cross.cache_source(memory)
+        state.source_readable = readable
+        return state
+
+    def next_logits(
+        self, tokens: Int[Tensor, "B T"], state: DecodeState, *, readable: Bool[Tensor, "B T"] | None = None
+    ) -> Float[Tensor, "B V"]:
+        """The logits of each row's next target token, after those in `state`."""
+        return last_real(self.decode(tokens, state, readable=readable), readable)[:, 0]
+
+    def target_logits(
+        self, target: Int[Tensor, "B T"], context: Context, state: DecodeState | None
+    ) -> Float[Tensor, "B T V"]:
+        return self.head(self.target_hidden(target, context, state), context.at("head"), self.table)
+
+    def target_hidden(
+        self, target: Int[Tensor, "B T"], context: Context, state: DecodeState | None
+    ) -> Float[Tensor, "B T D"]:
+        embedding = self.source if self.target is None else self.target
+        x = context.tap("target", embedding(target, context.at("target")))
+        if state is not None:
+            state.advance(context.positions, context.readable)
+        return self.decoder(x, context.at("decoder"), None if state is None else state.blocks)
+
+    @property
+    def table(self) -> Any:
+        """The target's embedding table, which a tied head uses too."""
+        return (self.source if self.target is None else self.target).table
+
+
+def cross_context(
+    context: Context,
+    memory: Tensor | None,
+    readable: Bool[Tensor, "B S"] | None,
+    length: int | None = None,
+    shared: int = 1,
+) -> Context:
+    """The decoder's context with the one for cross-attention in it.
+
+    shared  how many consecutive target rows read the same source; their queries are computed as those of one row
+    """
+    length = memory.shape[1] if memory is not None else length
+    keys = torch.arange(length or 0, device=context.positions.device)[None]
+    queries = context.positions if shared == 1 else context.positions[:1].repeat(1, shared)
+    cross = Context(queries, keys, readable, source=memory, fused=context.fused, taps=context.taps)
+    return replace(context, cross=cross)
+
+
+Model = SequenceModel | EncoderDecoder
+
+
+def build(config: ModelConfig) -> Model:
+    """A model with fresh weights, on torch's default device and in its default dtype."""
+    model = SequenceModel(config) if isinstance(config, SequenceModelConfig) else EncoderDecoder(config)
+    initialise(model)
+    return model
+
+
+def build_empty(config: ModelConfig) -> Model:
+    """A model whose weights are on the meta device, for `load_state_dict(…, assign=True)`."""
+    with torch.device("meta"), SkipInitialisation():
+        return SequenceModel(config) if isinstance(config, SequenceModelConfig) else EncoderDecoder(config)
