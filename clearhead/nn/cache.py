@@ -14,7 +14,7 @@ token. Rows of a batch may be at different positions:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -23,6 +23,7 @@ from torch import Tensor
 from .context import Context
 
 
+@runtime_checkable
 class MixerState(Protocol):
     """What a mixer's `init_state` returns. Any class with these two members works."""
 
