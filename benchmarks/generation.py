@@ -22,7 +22,7 @@ import torch
 
 import clearhead
 from clearhead.configs import Float32, Precision, precision
-from clearhead.generate.loop import begin
+from clearhead.generate.loop import prefill
 from clearhead.models.llama import llama
 
 THREADS, NEW, ROUNDS, READINGS = 2, 128, 3, 9  # a prompt is read in half a second: more turns, less luck
@@ -77,7 +77,7 @@ def ours(model: Any, stored: Precision) -> Callable[..., Any]:
 
     def run(prompt: torch.Tensor, new: int) -> tuple[float, float, torch.Tensor]:
         start = time.perf_counter()
-        begun = begin(quantised, prompt.tolist(), new)
+        begun = prefill(quantised, prompt.tolist(), new)
         first = begun.logits
         read = time.perf_counter()
         for _ in range(new):

@@ -21,7 +21,7 @@ import torch
 
 import clearhead
 from clearhead.configs import Power
-from clearhead.generate.complete import Task
+from clearhead.generate.complete import TextGenerator
 from clearhead.kernels.layout import ready_to_write
 from clearhead.tasks.translate import written_for
 
@@ -76,7 +76,7 @@ def marian(folder: Path) -> Any:
 
 def ours(folder: Path) -> Run:
     model = ready_to_write(clearhead.load(folder))
-    task = Task.of(model, beams=BEAM, length_penalty=Power(0.0), max_new_tokens=NEW, never=(PAD,))
+    task = TextGenerator.of(model, beams=BEAM, length_penalty=Power(0.0), max_new_tokens=NEW, banned=(PAD,))
 
     def run(sources: list[list[int]]) -> list[list[int]]:
         found = written_for(task, list(enumerate(sources)), BATCH, workers=THREADS)

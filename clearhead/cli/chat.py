@@ -1,4 +1,4 @@
-"""`clearhead chat`: a conversation with a model."""
+"""`clearhead chat`: chat with a model in the terminal."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ if TYPE_CHECKING:
 
 @click.command("chat")
 @click.argument("model")
-@click.option("--system", default=None, metavar="TEXT", help="What the model is told before the conversation.")
+@click.option("--system", default=None, metavar="TEXT", help="System message: instructions before the conversation.")
 @weights_option
 @cache_option
 @decoding_options
 def command(model: str, system: str | None, weights: str | None, cache: Cache | None, **options: Any) -> None:
-    """Converse with MODEL, a checkpoint folder that has a chat template.
+    """Chat with MODEL, a checkpoint folder with a chat template.
 
-    Every line of standard input is a turn of yours; the answers go to standard output. Ctrl-D ends it. What was said
-    is remembered and not read again.
+    Every line you type is a message; the answers go to standard output. Ctrl-D ends the chat.
 
     \b
     clearhead chat path/to/model --system "Answer in one sentence." --temperature 0.7
     """
     loaded = load_writer(model, weights, cache)
-    from clearhead.generate.complete import Task
+    from clearhead.generate.complete import TextGenerator
     from clearhead.generate.conversation import Conversation
     from clearhead.generate.template import ChatTemplate
 
-    task = Task.of(loaded, **options | {"stop": options["stop"] or None})
-    assert loaded.origin is not None, "what was loaded has an origin"
-    if task.tokenizer is None:
-        raise ValueError(f"{model} has no tokenizer.json, so it reads no text")
-    conversation = Conversation(task, ChatTemplate.load(loaded.origin, task.tokenizer), system)
-    while (said := ask()) is not None:
-        for piece in conversation.reply(said) if said else ():
+    generator = TextGenerator.of(loaded, **options | {"stop": options["stop"] or None})
+    assert loaded.origin is not None, "a loaded model has an origin"
+    if generator.tokenizer is None:
+        raise ValueError(f"{model} has no tokenizer.json, so it cannot read text")
+    conversation = Conversation(generator, ChatTemplate.load(loaded.origin, generator.tokenizer), system)
+    while (message := read_message()) is not None:
+        for piece in conversation.reply(message) if message else ():
             click.echo(piece, nl=False)
-        click.echo(nl=bool(said))
+        click.echo(nl=bool(message))
 
 
-def ask() -> str | None:
-    """A line of standard input; None at its end. On a terminal it is asked for."""
+def read_message() -> str | None:
+    """One line of standard input, without its ends; None at the end of the input. Prints a prompt on a terminal."""
     if sys.stdin.isatty():
         click.echo("> ", nl=False, err=True)
     line = sys.stdin.readline()

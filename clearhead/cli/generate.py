@@ -1,4 +1,4 @@
-"""`clearhead generate`: how a model goes on from prompts."""
+"""`clearhead generate`: generate text from prompts."""
 
 from __future__ import annotations
 
@@ -32,26 +32,33 @@ if TYPE_CHECKING:
 @click.argument("prompts", nargs=-1)
 @file_options
 @decoding_options
-@click.option("--beams", type=int, default=None, help="Beam search of this width, instead of one token at a time.")
+@click.option("--beams", type=int, default=None, help="Beam search with this many beams.")
 @click.option(
     "--length-penalty",
     type=length_penalty,
     default=None,
     metavar="RULE",
-    help="What a beam's log-probability is divided by: power:1 (|y|^1) or wu:0.6.",
+    help="Length penalty of beam search: power:1 (|y|^1) or wu:0.6.",
 )
 @click.option(
     "--early-stopping",
     type=click.Choice(["true", "false", "never"]),
     default=None,
-    help="When a beam search ends: at as many texts as beams; when the rest looks worse; when it must be worse.",
+    help="When a beam search stops: with enough texts (true), when the rest looks (false) or must be worse (never).",
 )
-@click.option("-n", "n", type=int, default=None, help="Texts for each prompt.")
-@click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts worked on together.")
-@click.option("--draft", default=None, metavar="MODEL", help="A smaller model of the same tokens that writes ahead.")
-@click.option("--draft-tokens", type=int, default=4, show_default=True, help="How many tokens it writes ahead.")
-@click.option("--echo", is_flag=True, help="Print the prompt too, before what goes on from it.")
-@click.option("--logprobs", is_flag=True, help="With --json: the log-probability of every token.")
+@click.option("-n", "n", type=int, default=None, help="Number of texts per prompt.")
+@click.option("--batch", type=click.IntRange(min=1), default=16, show_default=True, help="Prompts per batch.")
+@click.option(
+    "--draft",
+    default=None,
+    metavar="MODEL",
+    help="A smaller model with the same tokenizer that proposes tokens (speculative decoding).",
+)
+@click.option(
+    "--draft-tokens", type=int, default=4, show_default=True, help="How many tokens the draft proposes at a time."
+)
+@click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
+@click.option("--logprobs", is_flag=True, help="With --json, also print the log-probability of every token.")
 @weights_option
 @cache_option
 @json_option
@@ -72,10 +79,11 @@ def command(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Print how MODEL, a checkpoint folder, goes on from each of PROMPTS, and nothing else.
+    """Generate text with MODEL (a checkpoint folder, a run or a GGUF file) after each of PROMPTS.
 
-    Greedy, unless the checkpoint or an option says otherwise. Without a prompt it begins with the model's start token.
-    A prompt that is - is read from standard input. An encoder–decoder writes a target for each prompt.
+    Decoding is greedy by default, unless the checkpoint's generation_config.json asks for sampling. Without a prompt
+    the text begins with the model's start token. The prompt - is read from standard input. For an encoder–decoder the
+    prompt is the source. Only the generated text goes to standard output.
 
     \b
     clearhead generate runs/mine "To be" --max-new-tokens 50
@@ -87,38 +95,39 @@ def command(
     options |= {"early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping)}
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
     loaded = load_writer(model, weights, cache)
-    from clearhead.generate.complete import Task, generate, pieces
+    from clearhead.generate.complete import TextGenerator, generate, stream_text
     from clearhead.generate.speculate import Draft
 
-    ahead = None if draft is None else Draft(load_writer(draft), draft_tokens)
-    task = Task.of(loaded, draft=ahead, **options)
-    if len(wanted) == 1 and task.config.n == task.config.beams == 1 and not as_json:
+    draft_model = None if draft is None else Draft(load_writer(draft), draft_tokens)
+    generator = TextGenerator.of(loaded, draft=draft_model, **options)
+    if len(wanted) == 1 and generator.config.n == generator.config.beams == 1 and not as_json:
         click.echo(wanted[0] if echo else "", nl=False)
-        ids = task.ids(wanted[0])
-        row = task.row(0, ids)
-        for piece in pieces(task, ids, row):
+        ids = generator.encode(wanted[0])
+        row = generator.row(0, ids)
+        for piece in stream_text(generator, ids, row):
             click.echo(piece, nl=False)
         click.echo()
-        say_accepted([row])
+        print_acceptance([row])
         return
-    options["seed"] = task.config.seed
-    found = generate(loaded, wanted, draft=ahead, logprobs=logprobs, batch=batch, **options)
-    say_accepted(found)
+    options["seed"] = generator.config.seed
+    found = generate(loaded, wanted, draft=draft_model, logprobs=logprobs, batch=batch, **options)
+    print_acceptance(found)
     if as_json:
-        drawn = {"seed": task.config.seed} if task.config.draws else {}
-        print_json({"model": model} | drawn | {"completions": [described(wanted, one) for one in found]})
+        seed = {"seed": generator.config.seed} if generator.config.sampling else {}
+        print_json({"model": model} | seed | {"completions": [completion_json(wanted, one) for one in found]})
     else:
         for one in found:
             click.echo((wanted[one.prompt] if echo else "") + one.text)
 
 
-def say_accepted(written: Sequence[Completion | Row]) -> None:
-    """With a draft, how much of what it proposed was kept."""
-    drafted, accepted = (sum(getattr(one, name) or 0 for one in written) for name in ("drafted", "accepted"))
+def print_acceptance(rows: Sequence[Completion | Row]) -> None:
+    """With a draft, print how many of its tokens were accepted."""
+    drafted, accepted = (sum(getattr(one, name) or 0 for one in rows) for name in ("drafted", "accepted"))
     if drafted:
-        click.echo(f"draft: {accepted} of {drafted} tokens kept, {accepted / drafted:.0%}", err=True)
+        click.echo(f"draft: {accepted} of {drafted} tokens accepted ({accepted / drafted:.0%})", err=True)
 
 
-def described(prompts: list[str], one: Completion) -> dict[str, Any]:
-    told = {name: value for name, value in asdict(one).items() if value is not None}
-    return told | {"prompt": prompts[one.prompt]}
+def completion_json(prompts: list[str], one: Completion) -> dict[str, Any]:
+    """The fields of a completion that are set, with the text of its prompt."""
+    fields = {name: value for name, value in asdict(one).items() if value is not None}
+    return fields | {"prompt": prompts[one.prompt]}

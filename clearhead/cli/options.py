@@ -74,18 +74,18 @@ def some(texts: list[str]) -> list[str]:
 
 
 def decoding_options(function: F) -> F:
-    """How tokens are chosen, one after the other; what is not given is as the checkpoint asks."""
+    """Sampling options; those that are not given default to the checkpoint's settings."""
     for names, kind, text in (
-        (("--seed",), int, "Two runs with one seed write the same.  [default: another one every time]"),
-        (("--repetition-penalty",), float, "Above 1: what has been said before becomes less likely."),
-        (("--min-p",), float, "Only tokens at least this share as probable as the likeliest."),
-        (("--top-p",), float, "Only the likeliest tokens that come to this probability together."),
-        (("--top-k",), int, "Only so many of the likeliest tokens."),
-        (("--temperature", "-t"), float, "Draw from softmax(logits/temperature); 0 is greedy."),
-        (("--max-new-tokens", "-m"), int, "Tokens to write at most.  [default: 256]"),
+        (("--seed",), int, "Random seed; the same seed gives the same text.  [default: a new one every time]"),
+        (("--repetition-penalty",), float, "Values above 1 make tokens that already occurred less likely."),
+        (("--min-p",), float, "Keep tokens with at least this fraction of the highest probability."),
+        (("--top-p",), float, "Keep the most likely tokens with this total probability."),
+        (("--top-k",), int, "Keep this many of the most likely tokens."),
+        (("--temperature", "-t"), float, "Sample from softmax(logits/temperature); 0 is greedy."),
+        (("--max-new-tokens", "-m"), int, "Maximum number of new tokens.  [default: 256]"),
     ):
         function = click.option(*names, type=kind, default=None, help=text)(function)
-    return click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; may be given again.")(
+    return click.option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; can be repeated.")(
         function
     )
 

@@ -48,7 +48,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     kind = kind if cache is None else replace(kind, cache=cache)
     read = None if text is None else read_text(text)
     loaded = read_model(model)
-    from clearhead.generate.complete import check_writes, own_tokenizer
+    from clearhead.generate.complete import check_generates, own_tokenizer
     from clearhead.generate.defaults import context_length
     from clearhead.measure.perplexity import perplexity_of
     from clearhead.models.quantize import quantize
@@ -61,7 +61,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
         raise ValueError(f"{model} has no tokenizer, so it reads no text; leave --text out")
     half = 0 if read is None else len(read) // 2
     if read is not None:
-        check_writes(loaded)  # by which the loss is told
+        check_generates(loaded)  # by which the loss is told
     length = min(ROW, context_length(loaded) or ROW)
     tokens = None if read is None or tokenizer is None else rows(tokenizer.encode(read[:half]), length)
     made = quantize(loaded, kind, tokens=tokens)

@@ -1,4 +1,4 @@
-"""How tokens are chosen when a model writes: what is left out, how it is drawn, when it stops."""
+"""Decoding options: how tokens are filtered and sampled, and when a text stops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .base import Config, ConfigError
 
 @dataclass(frozen=True)
 class Power(Config):
-    """|y|^α: what `transformers` and CTranslate2 divide a beam's log-probability by. 0: nothing, 1: the mean."""
+    """|y|^α, the length penalty of `transformers` and CTranslate2. α = 0: no penalty, α = 1: mean log-probability."""
 
     alpha: float = 1.0
 
@@ -41,19 +41,17 @@ LengthPenalty = Power | Wu
 
 def check_alpha(alpha: float) -> None:
     if not -10 <= alpha <= 10:
-        raise ConfigError(f"alpha is {alpha}, but of a length penalty it is between -10 and 10")
+        raise ConfigError(f"alpha of the length penalty is {alpha}, but must be between -10 and 10")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingConfig(Config):
-    """All that decides, besides the model and the prompt, what is written.
+    """Everything besides the model and the prompt that decides the generated text.
 
-    Greedy, unless a temperature or one of top_k, top_p, min_p says to draw; more than one beam: beam search.
+    The default is greedy. A temperature, top_k, top_p or min_p turns sampling on; beams > 1 is beam search.
     """
 
-    max_new_tokens: int | None = (
-        None  # None: 256, for a translation more if it is long; never more than the model's context holds
-    )
+    max_new_tokens: int | None = None  # None: 256, or more for a long translation; the model's context is the bound
     temperature: float | None = None  # 0: greedy
     top_k: int | None = None
     top_p: float | None = None
@@ -61,39 +59,41 @@ class DecodingConfig(Config):
     repetition_penalty: float = 1.0
     beams: int = 1
     length_penalty: LengthPenalty = Power(1.0)
-    early_stopping: bool | Literal["never"] = False  # as `transformers` has it: docs/generation.md
-    n: int = 1  # texts for each prompt: samples, or the best of the beams
-    seed: int | None = None  # None: another one every time
-    stop: tuple[str, ...] = ()  # texts before which to stop
+    early_stopping: bool | Literal["never"] = False  # same meaning as in `transformers`
+    n: int = 1  # texts per prompt: samples, or the best beams
+    seed: int | None = None  # None: a new random seed every time
+    stop: tuple[str, ...] = ()  # stop strings; the text ends before them
     ends: tuple[int, ...] = ()  # tokens that end a text
-    never: tuple[int, ...] = ()  # tokens that are not written
-    start: int | None = None  # what an empty prompt, or the target of an encoder–decoder, begins with
-    forced_end: int | None = None  # the last token of a text that has come to max_new_tokens
+    banned: tuple[int, ...] = ()  # tokens that must not be written
+    start: int | None = None  # first token of an empty prompt, or of an encoder–decoder's target
+    forced_end: int | None = None  # last token of a text that reaches max_new_tokens
 
     def check(self) -> None:
         self.require_positive("max_new_tokens", "top_k", "repetition_penalty", "beams", "n")
         if self.temperature is not None and not 0 <= self.temperature < math.inf:
-            raise ConfigError(f"temperature is {self.temperature}, but must not be negative, and finite; 0 is greedy")
+            raise ConfigError(f"temperature is {self.temperature}, but must be a finite number ≥ 0; 0 is greedy")
         for name in ("top_p", "min_p"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
-                raise ConfigError(f"{name} is {value}, but must be a share between 0 and 1")
+                raise ConfigError(f"{name} is {value}, but must be between 0 and 1")
         if "" in self.stop:
-            raise ConfigError("an empty stop text would stop everything before its first token")
-        if self.beams > 1 and self.draws:
+            raise ConfigError("a stop string is empty, which would stop every text at once; remove it")
+        if self.beams > 1 and self.sampling:
             raise ConfigError(
-                f"beams={self.beams} looks for the likeliest text and draws nothing; leave temperature out"
+                f"beams={self.beams} is beam search, which does not sample; drop temperature, top_k, top_p and min_p"
             )
         if self.beams > 1 and self.stop:
-            raise ConfigError("stop texts go with one text at a time, not with beams; leave one of them out")
+            raise ConfigError("stop strings do not work with beam search; drop stop or beams")
         if self.beams > 1 and self.n > self.beams:
-            raise ConfigError(f"n={self.n} texts are asked of {self.beams} beams; n can be at most beams")
-        if self.beams == 1 and self.n > 1 and not self.draws:
-            raise ConfigError(f"n={self.n} greedy texts would all be the same; give a temperature, or beams")
+            raise ConfigError(
+                f"n={self.n} is more than beams={self.beams}; a beam search returns at most as many texts as beams"
+            )
+        if self.beams == 1 and self.n > 1 and not self.sampling:
+            raise ConfigError(f"n={self.n} greedy texts would all be the same; set temperature or beams")
 
     @property
-    def draws(self) -> bool:
-        """Whether tokens are drawn at random."""
+    def sampling(self) -> bool:
+        """Whether tokens are sampled at random."""
         if self.temperature is not None:
             return self.temperature > 0
         return any(given is not None for given in (self.top_k, self.top_p, self.min_p))

@@ -1,4 +1,4 @@
-"""A conversation: every turn goes on from what the model remembers of the turns before."""
+"""A conversation with a model. Each turn reads only what is new; the state holds the turns before."""
 
 from __future__ import annotations
 
@@ -10,71 +10,71 @@ import torch
 from clearhead.models.model import SequenceModel
 from clearhead.nn.cache import DecodeState
 
-from .complete import Task
-from .loop import Begun, write
+from .complete import TextGenerator
+from .loop import PrefilledBatch, decode
 from .template import ChatTemplate, Message
 
-ROOM = 4096  # tokens to begin with, where the model has no bound
+ROOM = 4096  # size of the first state, in tokens, if the model has no context length
 
 
 class Conversation:
-    """Who said what, and the state of the model after it."""
+    """The messages so far, and the model's state after them."""
 
-    def __init__(self, task: Task, template: ChatTemplate, system: str | None = None) -> None:
-        if not isinstance(task.model, SequenceModel) or task.tokenizer is None:
-            raise ValueError("a conversation takes a language model and its tokenizer")
-        self.model, self.tokenizer, self.template = task.model, task.tokenizer, template
-        self.task = ending(task, template)
+    def __init__(self, generator: TextGenerator, template: ChatTemplate, system: str | None = None) -> None:
+        if not isinstance(generator.model, SequenceModel) or generator.tokenizer is None:
+            raise ValueError("a conversation needs a language model with a tokenizer")
+        self.model, self.tokenizer, self.template = generator.model, generator.tokenizer, template
+        self.generator = with_turn_end(generator, template)
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
         self.read: list[int] = []  # tokens that the state holds
         self.state: DecodeState | None = None
         self.room = 0
 
     def reply(self, text: str) -> Iterator[str]:
-        """The model's answer, piece by piece. The turn counts once it is complete."""
+        """Yield the model's answer piece by piece. The turn is added to `messages` once it is complete."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.tokenizer.prompt(self.template.render(messages), around=False)
-        self.task.check(ids, "conversation")
-        row = self.task.row(0, ids, sample=len(self.messages))  # which draws other numbers every turn
-        begun = self.begin(ids, row.limit)
-        for _, piece in write(self.model, begun, [row], self.task.config):
+        self.generator.check(ids, "conversation")
+        row = self.generator.row(0, ids, sample=len(self.messages))  # another random stream every turn
+        batch = self.prefill(ids, row.limit)
+        for _, piece in decode(self.model, batch, [row], self.generator.config):
             self.read = [*ids, *row.tokens[:-1]]
             if piece:
                 yield piece
         self.messages = [*messages, {"role": "assistant", "content": row.text.strip()}]
 
-    def begin(self, ids: list[int], room: int) -> Begun:
-        """Read what the state does not hold yet: what comes after the longest beginning that both have."""
+    def prefill(self, ids: list[int], room: int) -> PrefilledBatch:
+        """Read the tokens after the longest prefix that the state already holds."""
         shared = next((i for i, pair in enumerate(zip(self.read, ids, strict=False)) if pair[0] != pair[1]), None)
         shared = min(len(self.read), len(ids) - 1) if shared is None else min(shared, len(ids) - 1)
         with torch.inference_mode():
-            state = self.rewound(shared, len(ids) + room)
+            state = self.rewind_to(shared, len(ids) + room)
             new = ids[int(state.lengths[0]) :]
             logits = self.model.next_logits(torch.tensor([new], device=state.lengths.device), state)
             seen = torch.zeros_like(logits, dtype=torch.bool)
             seen[0, ids] = True
         self.state, self.read = state, ids
-        return Begun(state, logits, seen)
+        return PrefilledBatch(state, logits, seen)
 
-    def rewound(self, length: int, needed: int) -> DecodeState:
-        """The state with its first `length` tokens; an empty one where it cannot go back so far or has no room."""
+    def rewind_to(self, length: int, needed: int) -> DecodeState:
+        """The state cut to `length` tokens; an empty state if it cannot go back that far or has no room."""
         if self.state is not None and needed <= self.room:
             try:
                 if length < len(self.read):
                     self.state.rewind(torch.tensor([length], device=self.state.lengths.device))
                 return self.state
             except ValueError:
-                pass  # of a window or a summary: read it all again
-        self.room = self.task.context or max(ROOM, 2 * needed)
+                pass  # a window or a recurrent state cannot go back: read everything again
+        self.room = self.generator.context or max(ROOM, 2 * needed)
         return self.model.init_state(1, self.room)
 
 
-def ending(task: Task, template: ChatTemplate) -> Task:
-    """The task, with whatever ends a turn in the template's layout as an end too: a token, or else a text."""
+def with_turn_end(generator: TextGenerator, template: ChatTemplate) -> TextGenerator:
+    """A generator that also stops where the template ends a turn: at a token, or else at a text."""
     mark = template.turn_end()
-    if not mark or task.tokenizer is None:
-        return task
-    ids, config = task.tokenizer.prompt(mark, around=False), task.config
+    if not mark or generator.tokenizer is None:
+        return generator
+    ids, config = generator.tokenizer.prompt(mark, around=False), generator.config
     if len(ids) == 1:
-        return replace(task, config=replace(config, ends=tuple({*config.ends, *ids})))
-    return replace(task, config=replace(config, stop=(*config.stop, mark)))
+        return replace(generator, config=replace(config, ends=tuple({*config.ends, *ids})))
+    return replace(generator, config=replace(config, stop=(*config.stop, mark)))

@@ -1,7 +1,7 @@
-"""What is done to logits before a token is chosen: small parts, applied one after the other.
+"""Filters: functions from logits to logits that run before a token is chosen.
 
-Each takes the logits of every row and which tokens the row has read or written so far, and gives new logits. What a
-part rules out becomes −∞. They mean what the parts of `transformers` mean by the same names, and stand in its order.
+Each filter gets the logits of every row and the tokens seen in that row so far. A forbidden token gets −∞. The filters
+have the same meaning and order as the logits processors of `transformers`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Filter = Callable[[Float[Tensor, "B V"], Bool[Tensor, "B V"]], Float[Tensor, "B 
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Logits of tokens seen before: divided by the penalty, or multiplied where negative  (Keskar et al. 2019)."""
+    """Divide positive logits of seen tokens by the penalty and multiply negative ones  (Keskar et al. 2019)."""
 
     penalty: float
 
@@ -30,8 +30,8 @@ class RepetitionPenalty:
 
 
 @dataclass(frozen=True)
-class Never:
-    """Tokens that are never written."""
+class BannedTokens:
+    """Forbid these tokens."""
 
     tokens: tuple[int, ...]
 
@@ -51,7 +51,7 @@ class Temperature:
 
 @dataclass(frozen=True)
 class TopK:
-    """Only the `count` likeliest tokens, and those as likely as the last of them."""
+    """Keep the `count` most likely tokens, and any that tie with the last of them."""
 
     count: int
 
@@ -62,12 +62,12 @@ class TopK:
 
 @dataclass(frozen=True)
 class TopP:
-    """The fewest likeliest tokens whose probabilities come to `share` together  (Holtzman et al. 2020)."""
+    """Keep the smallest set of most likely tokens with total probability ≥ `share`  (Holtzman et al. 2020)."""
 
     share: float
 
     def __call__(self, logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"]) -> Float[Tensor, "B V"]:
-        ordered, tokens = logits.sort(dim=1)  # from the least likely
+        ordered, tokens = logits.sort(dim=1)  # ascending
         out = ordered.softmax(dim=1).cumsum(dim=1) <= 1 - self.share
         out[:, -1] = False
         return logits.masked_fill(torch.zeros_like(out).scatter(1, tokens, out), -torch.inf)
@@ -75,7 +75,7 @@ class TopP:
 
 @dataclass(frozen=True)
 class MinP:
-    """Tokens at least `share` times as probable as the likeliest  (Nguyen et al. 2024)."""
+    """Keep tokens with at least `share` times the probability of the most likely one  (Nguyen et al. 2024)."""
 
     share: float
 
@@ -84,53 +84,57 @@ class MinP:
         return logits.masked_fill(probabilities < self.share * probabilities.amax(dim=1, keepdim=True), -torch.inf)
 
 
-def filters(config: DecodingConfig) -> tuple[Filter, ...]:
-    """The parts that a config asks for, in their order."""
-    parts: list[Filter] = []
+def build_filters(config: DecodingConfig) -> tuple[Filter, ...]:
+    """The filters of a config, in the order in which they run."""
+    filters: list[Filter] = []
     if config.repetition_penalty != 1:
-        parts.append(RepetitionPenalty(config.repetition_penalty))
-    if config.never:
-        parts.append(Never(config.never))
-    if not config.draws:
-        return tuple(parts)
+        filters.append(RepetitionPenalty(config.repetition_penalty))
+    if config.banned:
+        filters.append(BannedTokens(config.banned))
+    if not config.sampling:
+        return tuple(filters)
     if config.temperature not in (None, 1):
-        parts.append(Temperature(config.temperature))
+        filters.append(Temperature(config.temperature))
     if config.top_k is not None:
-        parts.append(TopK(config.top_k))
+        filters.append(TopK(config.top_k))
     if config.top_p is not None and config.top_p < 1:
-        parts.append(TopP(config.top_p))
+        filters.append(TopP(config.top_p))
     if config.min_p is not None:
-        parts.append(MinP(config.min_p))
-    return tuple(parts)
+        filters.append(MinP(config.min_p))
+    return tuple(filters)
 
 
-def filtered(logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], parts: Iterable[Filter]) -> Float[Tensor, "B V"]:
-    """In float32, through every part."""
+def apply_filters(
+    logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], filters: Iterable[Filter]
+) -> Float[Tensor, "B V"]:
+    """Logits in float32 after every filter."""
     logits = logits.float()
-    for part in parts:
-        logits = part(logits, seen)
+    for each in filters:
+        logits = each(logits, seen)
     return logits
 
 
-def probabilities(logits: Float[Tensor, "B V"], draws: bool) -> Float[Tensor, "B V"]:
-    """What a token is drawn from: the softmax, or all on the likeliest token where nothing is drawn."""
-    if draws:
+def probabilities(logits: Float[Tensor, "B V"], sampling: bool) -> Float[Tensor, "B V"]:
+    """The softmax in float64; without sampling, probability 1 for the most likely token."""
+    if sampling:
         return logits.double().softmax(dim=1)
     return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
 
 
 def draw(chances: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> Tensor:
-    """The token at which the running sum of chances passes a uniform number: one number a token, so that what a row
-    draws depends on its own seed alone. A token of no chance is never drawn."""
+    """The first token at which the cumulative probability exceeds a uniform number.
+
+    One number per token, so a row's samples depend on its own seed alone. A token with probability 0 is never drawn.
+    """
     sums = chances.cumsum(dim=1)
     return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True).squeeze(1)
 
 
-def uniforms(luck: torch.Generator, count: int) -> Float[Tensor, "N"]:
-    """Numbers to draw by, each below 1 by more than rounding can undo."""
-    return torch.rand(count, generator=luck, dtype=torch.float64) * (1 - 2**-40)
+def uniform_numbers(generator: torch.Generator, count: int) -> Float[Tensor, "N"]:
+    """Uniform numbers in [0, 1), far enough below 1 that rounding in `draw` cannot reach the end of the vocabulary."""
+    return torch.rand(count, generator=generator, dtype=torch.float64) * (1 - 2**-40)
 
 
-def luck_of(seed: int, sample: int) -> torch.Generator:
-    """Where the numbers come from by which the `sample`-th text of a seed is drawn."""
+def sample_generator(seed: int, sample: int) -> torch.Generator:
+    """The random stream of the `sample`-th text drawn with a seed."""
     return torch.Generator().manual_seed((seed * 1_000_003 + sample) % 2**64)

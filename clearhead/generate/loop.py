@@ -1,7 +1,7 @@
-"""The one decode loop: any model that writes, one token at a time for every row of a batch.
+"""The decode loop: one forward pass writes one token in every row of a batch.
 
-The prompts are read in one pass; after that each pass reads one token per row and the state that the model keeps.
-A row that has ended leaves the batch. What a row says depends on its own prompt and seed, not on its company.
+The first pass reads the prompts (prefill). Every later pass reads the last token of each row and the model's state.
+A row leaves the batch when it ends. The text of a row depends on its own prompt and seed, not on the other rows.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from clearhead.configs import DecodingConfig
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.nn.cache import DecodeState
 
-from .filters import Filter, draw, filtered, filters, luck_of, probabilities, uniforms
+from .filters import Filter, apply_filters, build_filters, draw, probabilities, sample_generator, uniform_numbers
 from .row import Row
 
 
 @dataclass
-class Begun:
-    """Prompts that have been read: what the model remembers of them, and what it says comes next."""
+class PrefilledBatch:
+    """Rows whose prompts have been read: the model's state, and the logits of the next token of each row."""
 
     state: DecodeState
     logits: Float[Tensor, "B V"]
-    seen: Bool[Tensor, "B _"]  # tokens that each row has read or written; of no width where nobody asks
+    seen: Bool[Tensor, "B _"]  # tokens in each row so far; width 0 if no filter needs them
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int] | Int[Tensor, "R"]) -> None:
@@ -38,7 +38,7 @@ class Begun:
 
     @torch.inference_mode()
     def spread(self, width: int) -> None:
-        """Make `width` rows of each."""
+        """Repeat every row `width` times."""
         self.state.repeat_rows(width)
         self.logits, self.seen = (each.repeat_interleave(width, dim=0) for each in (self.logits, self.seen))
 
@@ -51,30 +51,30 @@ class Begun:
 
 
 @torch.inference_mode()
-def begin(model: Model, prompts: Sequence[Sequence[int]], room: int, *, start: int | None = None) -> Begun:
-    """Read prompts of any lengths, with room for `room` more tokens after each.
+def prefill(model: Model, prompts: Sequence[Sequence[int]], room: int, *, start: int | None = None) -> PrefilledBatch:
+    """Read prompts of any lengths and leave room for `room` more tokens after each.
 
-    For an encoder–decoder the prompts are sources, and the targets begin with `start`.
+    For an encoder–decoder the prompts are sources, and every target begins with `start`.
     """
     device = next(model.parameters()).device
-    tokens, readable = padded(prompts, device)
+    tokens, readable = pad_prompts(prompts, device)
     if isinstance(model, EncoderDecoder):
         state = model.init_state(model.encode(tokens, readable=readable), 1 + room, readable=readable)
-        assert start is not None, "who writes for a source has been told how a target begins"
+        assert start is not None, "an encoder–decoder needs the first token of its target"
         tokens, readable = torch.full((len(prompts), 1), start, device=device), None
     else:
         state = model.init_state(len(prompts), tokens.shape[1] + room)
     logits = model.next_logits(tokens, state, readable=readable)
     seen = torch.zeros_like(logits, dtype=torch.bool)
-    for row, mine in enumerate(tokens):
-        seen[row, mine if readable is None else mine[readable[row]]] = True
-    return Begun(state, logits, seen)
+    for row, ids in enumerate(tokens):
+        seen[row, ids if readable is None else ids[readable[row]]] = True
+    return PrefilledBatch(state, logits, seen)
 
 
-def padded(
+def pad_prompts(
     prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]:
-    """Rows of one length, and which of their tokens are real; None where all are."""
+    """Rows of equal length, and True where a token is real; None if there is no padding."""
     longest = max(map(len, prompts))
     tokens = torch.tensor([[*prompt, *[0] * (longest - len(prompt))] for prompt in prompts], device=device)
     if all(len(prompt) == longest for prompt in prompts):
@@ -83,44 +83,50 @@ def padded(
     return tokens, torch.arange(longest, device=device) < lengths
 
 
-def write(
-    model: Model, begun: Begun, rows: Sequence[Row], config: DecodingConfig, *, logprobs: bool = False
+def decode(
+    model: Model, batch: PrefilledBatch, rows: Sequence[Row], config: DecodingConfig, *, logprobs: bool = False
 ) -> Iterator[tuple[Row, str]]:
-    """Go on from what has been read, one row of it for each of `rows`: yields every row that wrote a token, with the
-    text that this made certain, until all have ended. `begun` has then read all that was written but the last token."""
-    parts, live = filters(config), list(rows)
-    luck = torch.empty(0)
-    if config.draws:
+    """Write tokens until every row has ended; `rows` holds one Row for each row of the batch.
+
+    Yields each row that got a token, with the text that this token completed. At the end the state holds everything
+    but the last token of each row.
+    """
+    filters, live = build_filters(config), list(rows)
+    numbers = torch.empty(0)
+    if config.sampling:
         count, seed = max(row.limit for row in live), config.seed or 0
-        luck = torch.stack([uniforms(luck_of(seed, row.sample), count) for row in live]).to(begun.logits.device)
+        streams = [uniform_numbers(sample_generator(seed, row.sample), count) for row in live]
+        numbers = torch.stack(streams).to(batch.logits.device)
     step = 0
     while True:
-        tokens = chosen(begun, parts, luck[:, step] if config.draws else None)
+        tokens = choose_tokens(batch, filters, numbers[:, step] if config.sampling else None)
         if config.forced_end is not None:
             last = torch.tensor([row.limit == step + 1 for row in live], device=tokens.device)
             tokens = torch.where(last, config.forced_end, tokens)
-        said = spoken(begun.logits, tokens) if logprobs else [None] * len(live)
-        for row, token, logprob in zip(live, tokens.tolist(), said, strict=True):
-            yield row, row.take(token, logprob, config.ends)
+        scores = token_logprobs(batch.logits, tokens) if logprobs else [None] * len(live)
+        for row, token, logprob in zip(live, tokens.tolist(), scores, strict=True):
+            yield row, row.append(token, logprob, config.ends)
         keep = [i for i, row in enumerate(live) if row.reason is None]
         if not keep:
             return
         if len(keep) < len(live):
-            begun.select(keep)
+            batch.select(keep)
             live, tokens = [live[i] for i in keep], tokens[keep]
-            luck = luck[keep] if config.draws else luck
-        begun.advance(model, tokens)
+            numbers = numbers[keep] if config.sampling else numbers
+        batch.advance(model, tokens)
         step += 1
 
 
 @torch.inference_mode()
-def chosen(begun: Begun, parts: Sequence[Filter], luck: Float[Tensor, "B"] | None) -> Int[Tensor, "B"]:
-    """Each row's next token: the likeliest that the filters leave, or drawn by `luck` from what they leave."""
-    logits = filtered(begun.logits, begun.seen, parts)
-    return logits.argmax(dim=1) if luck is None else draw(probabilities(logits, True), luck)
+def choose_tokens(
+    batch: PrefilledBatch, filters: Sequence[Filter], numbers: Float[Tensor, "B"] | None
+) -> Int[Tensor, "B"]:
+    """The next token of each row: the argmax of the filtered logits, or a sample drawn with uniform `numbers`."""
+    logits = apply_filters(batch.logits, batch.seen, filters)
+    return logits.argmax(dim=1) if numbers is None else draw(probabilities(logits, True), numbers)
 
 
 @torch.inference_mode()
-def spoken(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> list[float]:
-    """The log-probability that the model itself, before any filter, gives each row's token."""
+def token_logprobs(logits: Float[Tensor, "B V"], tokens: Int[Tensor, "B"]) -> list[float]:
+    """The log-probability of each row's token under the model itself, before any filter."""
     return logits.float().log_softmax(dim=1).gather(1, tokens[:, None])[:, 0].tolist()

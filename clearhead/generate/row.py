@@ -1,4 +1,4 @@
-"""One text under way: its tokens, its text as far as it is certain, and why it ended."""
+"""One text being written: its tokens, the text they decode to so far, and why it ended."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Literal
 from clearhead.tokenize import Tokenizer
 
 Reason = Literal["end", "stop", "length"]
-"""It wrote an end token; a stop text; all that it was allowed to."""
+"""Why a text ended: an end token, a stop string, or the token limit."""
 
-UNFINISHED = "\ufffd"  # what bytes that are no character yet are shown as
-LEAD = 8  # tokens before the first new one that decide how it is spelled: whether a space goes before it
+UNFINISHED = "\ufffd"  # how an incomplete UTF-8 sequence decodes
+LEAD = 8  # earlier tokens that can change how the next one decodes, for example whether it starts with a space
 
 
-class Pieces:
-    """Tokens to text, piece by piece. Only the last few tokens are decoded anew, however long the text is."""
+class Detokenizer:
+    """Tokens to text, piece by piece. Decodes only the last few tokens again, however long the text is."""
 
     def __init__(self, tokenizer: Tokenizer, before: Sequence[int]) -> None:
         self.tokenizer = tokenizer
         first = max(0, len(before) - LEAD)
-        while first > 0 and tokenizer.is_byte(before[first]):  # a run of bytes is text only as a whole
+        while first > 0 and tokenizer.is_byte(before[first]):  # byte tokens decode only as a complete run
             first -= 1
         self.ids = list(before[first:])
-        self.ends = [len(self.ids)]  # where pieces end that have been given, and with them characters
+        self.ends = [len(self.ids)]  # where the returned pieces end; complete characters end there too
 
     def add(self, token: int) -> str:
-        """The text that this token completes; nothing while a character lacks bytes."""
+        """The text that this token completes; empty while a character lacks bytes."""
         self.ids.append(token)
-        text = self.new()
+        text = self.rest()
         if text.endswith(UNFINISHED):
             return ""
         self.ends.append(len(self.ids))
@@ -38,33 +38,33 @@ class Pieces:
             self.ids, self.ends = self.ids[cut:], [end - cut for end in self.ends[1:]]
         return text
 
-    def new(self) -> str:
-        """The text after what has been given, whole characters or not."""
+    def rest(self) -> str:
+        """The text after the last returned piece, even if its last character is incomplete."""
         given, whole = (self.tokenizer.decode(ids) for ids in (self.ids[: self.ends[-1]], self.ids))
-        if not whole.startswith(given):  # bytes that are no character yet undo those before them
+        if not whole.startswith(given):  # an incomplete character can change how the bytes before it decode
             return self.tokenizer.decode(self.ids[self.ends[-1] :])
         return whole[len(given) :]
 
 
 @dataclass
 class Row:
-    """What is written from the `prompt`-th prompt."""
+    """A text that continues the `prompt`-th prompt."""
 
     prompt: int
-    limit: int  # tokens it may write
-    pieces: Pieces | None
+    limit: int  # maximum number of new tokens
+    detokenizer: Detokenizer | None
     stop: tuple[str, ...] = ()
-    sample: int = 0  # which of the prompt's texts it is: they draw different numbers
+    sample: int = 0  # number of this text among those of its prompt; each has its own random stream
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     text: str = ""
-    held: str = ""  # text that may be the beginning of a stop text
+    pending: str = ""  # text that may be the beginning of a stop string
     reason: Reason | None = None
-    drafted: int = 0  # tokens that a draft proposed, and how many of them were kept
-    accepted: int = 0
+    drafted: int = 0  # tokens proposed by a draft model
+    accepted: int = 0  # tokens of the draft that were kept
 
-    def take(self, token: int, logprob: float | None, ends: Sequence[int]) -> str:
-        """Write a token, and give the text that is certain now."""
+    def append(self, token: int, logprob: float | None, ends: Sequence[int]) -> str:
+        """Add a token and return the text that is now final."""
         self.tokens.append(token)
         if logprob is not None:
             self.logprobs.append(logprob)
@@ -72,28 +72,28 @@ class Row:
             self.reason = "end"
         elif len(self.tokens) >= self.limit:
             self.reason = "length"
-        if self.pieces is None:
+        if self.detokenizer is None:
             return ""
-        if self.reason != "end":  # what ends a text is no part of it, special token or not
-            self.held += self.pieces.add(token)
+        if self.reason != "end":  # the end token is not part of the text
+            self.pending += self.detokenizer.add(token)
         if self.reason is not None:
-            self.held += self.pieces.new()
+            self.pending += self.detokenizer.rest()
         return self.release()
 
     def release(self) -> str:
-        """What is held, up to a stop text or to what may become one."""
-        found = [at for stop in self.stop if (at := self.held.find(stop)) >= 0]
+        """Return pending text up to a stop string, or up to what may become one."""
+        found = [at for stop in self.stop if (at := self.pending.find(stop)) >= 0]
         if found:
             self.reason, safe = "stop", min(found)
         elif self.reason is not None:
-            safe = len(self.held)
+            safe = len(self.pending)
         else:
-            safe = len(self.held) - max((overlap(self.held, stop) for stop in self.stop), default=0)
-        given, self.held = self.held[:safe], self.held[safe:]
-        self.text += given
-        return given
+            safe = len(self.pending) - max((overlap(self.pending, stop) for stop in self.stop), default=0)
+        final, self.pending = self.pending[:safe], self.pending[safe:]
+        self.text += final
+        return final
 
 
 def overlap(text: str, stop: str) -> int:
-    """How many characters at the end of a text are the beginning of a stop text."""
+    """The length of the longest end of `text` that is a beginning of `stop`."""
     return next((size for size in range(min(len(text), len(stop)), 0, -1) if text.endswith(stop[:size])), 0)

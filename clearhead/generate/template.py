@@ -1,6 +1,6 @@
-"""Chat templates: Jinja programs that come with a checkpoint and lay a conversation out as text.
+"""Chat templates: Jinja programs that come with a checkpoint and format a conversation as text.
 
-They are run in Jinja's sandbox, with what `transformers` gives them: nothing of the machine can be reached.
+They run in Jinja's sandbox with the same functions that `transformers` provides, so they cannot reach the machine.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_t
 
 
 class TemplateError(ValueError):
-    """A chat template that is missing, or refuses a conversation."""
+    """The chat template is missing or rejects the conversation."""
 
 
 class ChatTemplate:
-    """The layout in which a model was taught to converse."""
+    """The format in which the model was trained to chat."""
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         import jinja2
@@ -31,38 +31,36 @@ class ChatTemplate:
         try:
             self.template = environment().from_string(source)
         except jinja2.TemplateError as error:
-            raise TemplateError(f"the chat template is not Jinja: {error}") from None
+            raise TemplateError(f"the chat template has a Jinja syntax error: {error}") from None
 
     @classmethod
     def load(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
-        """`chat_template.jinja`, or the field of `tokenizer_config.json`; of several the one called default."""
+        """Read `chat_template.jinja`, or the default template of `tokenizer_config.json`."""
         file = folder / "chat_template.jinja"
         source = file.read_text(encoding="utf-8") if file.is_file() else tokenizer.settings.get("chat_template")
         if isinstance(source, list):
             source = {one["name"]: one["template"] for one in source}.get("default")
         if not source:
-            raise TemplateError(
-                f"{folder} has no chat template, so it was not made for conversations; see `clearhead generate`"
-            )
+            raise TemplateError(f"{folder} has no chat template, so it is not a chat model; use `clearhead generate`")
         named = {role: tokenizer.settings[role] for role in ROLES if tokenizer.settings.get(role)}
         return cls(source, {role: name["content"] if isinstance(name, dict) else name for role, name in named.items()})
 
-    def render(self, messages: Sequence[Message], *, answering: bool = True, **more: Any) -> str:
-        """The conversation as text; `answering`: up to where the assistant is to speak."""
+    def render(self, messages: Sequence[Message], *, prompt: bool = True, **more: Any) -> str:
+        """The conversation as text; with `prompt`, it ends where the assistant's answer begins."""
         import jinja2
 
-        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": answering}
+        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": prompt}
         try:
             return self.template.render(given | dict(self.tokens) | more)
         except (jinja2.TemplateError, TypeError, ArithmeticError, RecursionError, LookupError) as error:
-            raise TemplateError(f"the chat template refuses this conversation: {error}") from None
+            raise TemplateError(f"the chat template rejects this conversation: {error}") from None
 
     def turn_end(self) -> str:
-        """What the template writes after an answer, such as `<|im_end|>`: a model that writes it is done."""
+        """The text that the template puts after an answer, such as `<|im_end|>`; it ends the model's turn."""
         mark = "⁂ANSWER⁂"
-        asked: list[Message] = [{"role": "user", "content": "?"}]
+        question: list[Message] = [{"role": "user", "content": "?"}]
         try:
-            text = self.render([*asked, {"role": "assistant", "content": mark}], answering=False)
+            text = self.render([*question, {"role": "assistant", "content": mark}], prompt=False)
         except TemplateError:
             return ""
         after = text.partition(mark)[2].split()
@@ -70,13 +68,13 @@ class ChatTemplate:
 
 
 def environment() -> Any:
-    """Jinja as chat templates expect it."""
+    """Jinja with the filters and functions that chat templates expect."""
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %} … {% endgeneration %}` marks what to learn from, and is laid out like any text."""
+        """`{% generation %} … {% endgeneration %}` marks the text to train on; it renders like any other text."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -86,13 +84,13 @@ def environment() -> Any:
             return nodes.Scope(body).set_lineno(line)
 
     def refuse(message: str) -> None:
-        raise TemplateError(f"the chat template refuses this conversation: {message}")
+        raise TemplateError(f"the chat template rejects this conversation: {message}")
 
     def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
-    made = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    made.filters["tojson"] = to_json
-    made.globals["raise_exception"] = refuse
-    made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return made
+    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    jinja.filters["tojson"] = to_json
+    jinja.globals["raise_exception"] = refuse
+    jinja.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+    return jinja

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.configs import BlockConfig, ParallelBlockConfig, PatchEmbeddingConfig
 from clearhead.generate.complete import generate, own_tokenizer
-from clearhead.generate.defaults import defaults
+from clearhead.generate.defaults import default_decoding
 from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Stack
@@ -201,7 +201,7 @@ def pair_input(
             f"{name} is an encoder–decoder: give a target (--target), or let it generate one (--write N), not both"
         )
     given, by_ids = as_ids(source, tokenizer, name), target is not None and not isinstance(target, str)
-    start = None if by_ids else defaults(model, tokenizer).start
+    start = None if by_ids else default_decoding(model, tokenizer).start
     if start is None and not by_ids:
         raise ValueError(f"{name} does not say which token starts a target; give the target as ids (--ids, --target)")
     new = generate_ids(model, given, tokenizer, write)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from clearhead.generate.complete import Task, generate
+from clearhead.generate.complete import TextGenerator, generate
 from clearhead.models.model import Model, SequenceModel
 from clearhead.tokenize import Tokenizer
 
@@ -22,7 +22,7 @@ class Answers:
     """The three questions that the harness asks of a language model."""
 
     def __init__(self, model: Model, tokenizer: Tokenizer | None = None) -> None:
-        task = Task.of(model, tokenizer)
+        task = TextGenerator.of(model, tokenizer)
         if not isinstance(task.model, SequenceModel) or task.tokenizer is None:
             raise ValueError("the harness asks a language model that has a tokenizer")
         self.model, self.tokenizer = task.model, task.tokenizer

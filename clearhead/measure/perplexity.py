@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from clearhead.generate.complete import Task
+from clearhead.generate.complete import TextGenerator
 from clearhead.models.context import check_ids, make_context
 from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.tokenize import Tokenizer
@@ -123,7 +123,7 @@ def perplexity_of(
     stride: int | None = None,
 ) -> Score:
     """The score of a text: its tokens after the model's start token, so that the first of them is foreseen too."""
-    task = Task.of(model, tokenizer)
+    task = TextGenerator.of(model, tokenizer)
     if isinstance(task.model, EncoderDecoder):
         raise ValueError("an encoder–decoder foresees a target for a source; one text does not tell its perplexity")
     if task.tokenizer is None:

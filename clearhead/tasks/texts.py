@@ -13,7 +13,7 @@ from torch import Tensor
 from clearhead.configs import PoolerConfig, TokenEmbeddingConfig
 from clearhead.generate.complete import own_tokenizer
 from clearhead.generate.defaults import context_length
-from clearhead.generate.loop import padded
+from clearhead.generate.loop import pad_prompts
 from clearhead.models.context import make_context
 from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.context import Context
@@ -55,7 +55,7 @@ class TextReader:
         """Texts of any lengths, some at a time: their tokens, and which of them are real."""
         device = next(self.model.parameters()).device
         for first in range(0, len(texts), size):
-            yield padded([self.ids(text) for text in texts[first : first + size]], device)
+            yield pad_prompts([self.ids(text) for text in texts[first : first + size]], device)
 
     def hidden(
         self, tokens: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None

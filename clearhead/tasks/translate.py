@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from clearhead.configs import Wu
-from clearhead.generate.complete import Completion, Task, made
+from clearhead.generate.complete import Completion, TextGenerator, complete_batch
 from clearhead.kernels.build import kernels
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.models.origin import SAMPLING
@@ -29,10 +29,10 @@ LONGEST = 512  # tokens of a sentence that are read, where the model itself sets
 STRETCH = 3, 32  # a translation has at most so many times its source's tokens, and so many more
 
 
-class Translating(Task):
+class Translating(TextGenerator):
     """A task whose texts end: how long one may become is a matter of its own source alone, unless somebody says."""
 
-    def usual(self, ids: Sequence[int]) -> int:
+    def default_limit(self, ids: Sequence[int]) -> int:
         return STRETCH[0] * len(ids) + STRETCH[1]
 
     def read(self, text: str, number: int | None = None) -> list[int]:
@@ -79,7 +79,7 @@ def translate(
 
 
 def written_for(
-    task: Task,
+    task: TextGenerator,
     sources: Sequence[tuple[int, list[int]]],
     batch: int,
     progress: Callable[[int], object] = lambda done: None,
@@ -91,7 +91,7 @@ def written_for(
     ordered = sorted(sources, key=lambda source: len(source[1]), reverse=True)  # the longest first: none is waited for
     parts = [ordered[first : first + size] for first in range(0, len(ordered), size)]
     found: dict[int, list[Completion]] = {}
-    for some in divided(task, parts, workers) if workers > 1 else (made(task, part) for part in parts):
+    for some in divided(task, parts, workers) if workers > 1 else (complete_batch(task, part) for part in parts):
         for one in some:
             found.setdefault(one.prompt, []).append(one)
         progress(len(found))
@@ -107,7 +107,9 @@ def can_fork(model: Model) -> bool:
     return sys.platform == "linux" and next(model.parameters()).device.type == "cpu"
 
 
-def divided(task: Task, parts: Sequence[Sequence[tuple[int, list[int]]]], workers: int) -> Iterator[list[Completion]]:
+def divided(
+    task: TextGenerator, parts: Sequence[Sequence[tuple[int, list[int]]]], workers: int
+) -> Iterator[list[Completion]]:
     """What each part comes to, as soon as it does, by so many copies of this process, which have a thread each: the
     threads that it had itself are not copied with it. Whoever leaves early waits for the parts under way, of which
     each copy has one."""
@@ -129,11 +131,11 @@ def divided(task: Task, parts: Sequence[Sequence[tuple[int, list[int]]]], worker
         pool.shutdown()
 
 
-HERE: list[Task] = []  # of a copy: the task that it was made with
+HERE: list[TextGenerator] = []  # of a copy: the task that it was made with
 DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
-def begin_work(task: Task, parent: int) -> None:
+def begin_work(task: TextGenerator, parent: int) -> None:
     """A copy leaves when its parent does, and lets it decide what an interrupt means."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
@@ -144,4 +146,4 @@ def begin_work(task: Task, parent: int) -> None:
 
 
 def work_here(part: Sequence[tuple[int, list[int]]]) -> list[Completion]:
-    return made(HERE[0], part)
+    return complete_batch(HERE[0], part)

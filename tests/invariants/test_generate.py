@@ -1,4 +1,4 @@
-"""What is written does not depend on caches, batches or widths: it equals plain passes over the whole text."""
+"""Generated text does not depend on caches, batches or widths: it equals plain passes over the whole text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import torch
 
 import clearhead
 from clearhead.configs import PRECISIONS, BytesConfig, DecodingConfig, ParallelBlockConfig, Power, Wu
-from clearhead.generate.beam import PIECE, Search, beam_search, largest, surveyed
-from clearhead.generate.complete import Task
-from clearhead.generate.filters import draw, luck_of, uniforms
-from clearhead.generate.loop import begin
-from clearhead.generate.row import Pieces, Row
+from clearhead.generate.beam import BLOCK, BeamSearch, beam_search, block_peaks, topk_by_peaks
+from clearhead.generate.complete import TextGenerator
+from clearhead.generate.filters import draw, sample_generator, uniform_numbers
+from clearhead.generate.loop import prefill
+from clearhead.generate.row import Detokenizer, Row
 from clearhead.kernels.decode import SteppingAttention
 from clearhead.kernels.layout import ready_to_write
 from clearhead.models.model import EncoderDecoder, Model
@@ -46,7 +46,7 @@ def model_of(name: str, noise: float = 0.2, vocabulary: int = 101):
 
 
 def next_logprobs(model, prompt: list[int], written: list[int], start: int = 1) -> torch.Tensor:
-    """By one pass over everything, with no state."""
+    """From one pass over the whole text, without a state."""
     if hasattr(model, "encode"):
         return model(torch.tensor([prompt]), torch.tensor([[start, *written]]))[0, -1].log_softmax(-1)
     return model(torch.tensor([[*prompt, *written]]))[0, -1].log_softmax(-1)
@@ -65,7 +65,7 @@ def tokens_of(model, prompts, **options) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_greedy_equals_whole_passes_whatever_the_batch(name: str) -> None:
+def test_greedy_equals_whole_passes_for_any_batch(name: str) -> None:
     model = model_of(name)
     with torch.no_grad():
         plain = [greedy(model, prompt, 9) for prompt in PROMPTS]
@@ -78,7 +78,7 @@ def test_greedy_equals_whole_passes_whatever_the_batch(name: str) -> None:
 
 @pytest.mark.parametrize("parallel", [False, True])
 @torch.no_grad()
-def test_only_each_rows_last_token_takes_the_last_feed_forward_layer(parallel: bool) -> None:
+def test_last_ffn_runs_only_on_the_last_token_of_each_row(parallel: bool) -> None:
     config = clearhead.preset("tiny-llama")
     if parallel:
         (one,) = config.stack.pattern
@@ -97,7 +97,7 @@ def test_only_each_rows_last_token_takes_the_last_feed_forward_layer(parallel: b
         seen.clear()
 
 
-def test_rows_that_end_leave_the_others_as_they_are() -> None:
+def test_finished_rows_do_not_change_the_others() -> None:
     model = model_of("tiny-llama")
     plain = tokens_of(model, PROMPTS, max_new_tokens=12)
     end = plain[1][4]
@@ -110,7 +110,7 @@ def test_rows_that_end_leave_the_others_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-mistral", "tiny-transformer"])
-def test_samples_depend_on_their_own_prompt_and_seed_only(name: str) -> None:
+def test_samples_depend_only_on_their_prompt_and_seed(name: str) -> None:
     model = model_of(name)
     options = {"temperature": 1.3, "top_k": 40, "top_p": 0.9, "seed": 7, "n": 3, "ends": tuple(range(0, 101, 9))}
     together = tokens_of(model, PROMPTS, **options)
@@ -123,7 +123,7 @@ def test_samples_depend_on_their_own_prompt_and_seed_only(name: str) -> None:
     assert large != tokens_of(model, PROMPTS[:1], **options | {"seed": 10**30 + 1, "n": 1})
 
 
-def test_a_great_repetition_penalty_says_nothing_twice() -> None:
+def test_large_repetition_penalty_never_repeats_a_token() -> None:
     for prompt, tokens in zip(PROMPTS, tokens_of(model_of("tiny-llama"), PROMPTS, repetition_penalty=1e6), strict=True):
         assert len({*prompt, *tokens}) == len({*prompt}) + 9
 
@@ -139,8 +139,8 @@ def test_logprobs_are_the_models_own() -> None:
 # ---- beams
 
 
-def searched_plainly(model, prompt: list[int], config: DecodingConfig, steps: int) -> list[tuple[float, list[int]]]:
-    """Beam search as its definition reads: lists of tokens, every log-probability from a pass over the whole text."""
+def plain_beam_search(model, prompt: list[int], config: DecodingConfig, steps: int) -> list[tuple[float, list[int]]]:
+    """Beam search by its definition: lists of tokens, each log-probability from a pass over the whole text."""
     going: list[tuple[float, list[int]]] = [(0.0, [])]
     ended: list[tuple[float, list[int]]] = []
     for length in range(1, steps + 1):
@@ -186,7 +186,7 @@ def test_beam_search_equals_its_definition(name: str, penalty, early) -> None:
     options = {"beams": 3, "n": 3, "ends": (0, 9), "length_penalty": penalty, "early_stopping": early}
     found = model.generate(prompts, start=1, max_new_tokens=6, logprobs=True, **options)
     for number, prompt in enumerate(prompts):
-        plain = searched_plainly(model, prompt, config, 6)
+        plain = plain_beam_search(model, prompt, config, 6)
         mine = [one for one in found if one.prompt == number]
         assert [one.tokens for one in mine] == [tokens for _, tokens in plain]
         assert [one.score for one in mine] == pytest.approx([score for score, _ in plain], abs=1e-4)
@@ -201,7 +201,7 @@ def test_beam_search_equals_its_definition(name: str, penalty, early) -> None:
 def test_one_beam_is_greedy(name: str) -> None:
     model, prompts = model_of(name, 0.3, 11), [[5, 6, 7], [2]]
     with torch.inference_mode():
-        begun = begin(model, prompts, 8, start=1)
+        begun = prefill(model, prompts, 8, start=1)
         searches = beam_search(model, begun, [8, 8], DecodingConfig(beams=1, ends=(0,)))
         for prompt, search in zip(prompts, searches, strict=True):
             assert search.best()[0][1] == greedy(model, prompt, 8, ends=(0,))
@@ -210,7 +210,7 @@ def test_one_beam_is_greedy(name: str) -> None:
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-transformer"])
 @pytest.mark.parametrize("penalty", [Power(0.0), Power(1.0), Wu(1.0)], ids=str)
 @torch.no_grad()
-def test_a_beam_as_wide_as_all_texts_finds_the_best(name: str, penalty) -> None:
+def test_exhaustive_beam_finds_the_best_text(name: str, penalty) -> None:
     model, steps = model_of(name, 0.3, 4), 3
     texts = [
         [*body, *end]
@@ -239,8 +239,8 @@ def test_a_beam_as_wide_as_all_texts_finds_the_best(name: str, penalty) -> None:
         ("never", Power(-1.0), -2.6, True),  # and with α < 0 only worse
     ],
 )
-def test_a_search_ends_where_its_rule_says(early, penalty, second: float, done: bool) -> None:
-    search = Search(DecodingConfig(beams=2, ends=(0,), early_stopping=early, length_penalty=penalty), limit=10)
+def test_early_stopping_rule(early, penalty, second: float, done: bool) -> None:
+    search = BeamSearch(DecodingConfig(beams=2, ends=(0,), early_stopping=early, length_penalty=penalty), limit=10)
     assert search.step([-1.0, -2.0, -2.1, -9.0], [0, 0, 0, 0], [0, 1, 2, 3], 1) == [0, 0]
     assert not search.done
     ranked = sorted([(second, 1), (-2.5, 0), (-8.0, 2), (-9.0, 3)], reverse=True)
@@ -249,35 +249,35 @@ def test_a_search_ends_where_its_rule_says(early, penalty, second: float, done: 
 
 
 @pytest.mark.parametrize("width", [300, 8000, 16000, 58101])
-def test_the_largest_of_a_long_row_are_found_by_its_pieces(width: int) -> None:
+def test_topk_by_peaks_equals_topk(width: int) -> None:
     torch.manual_seed(0)
     x = torch.randn(5, width)
     x[0, : width // 2] = -torch.inf
     x[1] = torch.arange(width).float()
-    values, places = largest(x, 10, surveyed(x)[0])
+    values, places = topk_by_peaks(x, 10, block_peaks(x)[0])
     wanted = x.topk(10, dim=1)
     assert torch.equal(values, wanted.values)
     assert torch.equal(places, wanted.indices)
 
 
 @pytest.mark.parametrize("width", [1, 15, 16, 128, 130, 16000])
-def test_a_row_is_surveyed_alike_with_and_without_kernels(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_block_peaks_are_equal_with_and_without_kernels(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     x = 8 * torch.randn(3, width)
     x[0, width // 2 :] = -torch.inf
     x[0, 0] = 50.0
-    peaks, whole = surveyed(x)
+    peaks, whole = block_peaks(x)
     torch.testing.assert_close(whole, x.logsumexp(1))
-    for piece, part in enumerate(x.split(PIECE, dim=1)):
+    for piece, part in enumerate(x.split(BLOCK, dim=1)):
         assert torch.equal(peaks[:, piece], part.amax(1))
     monkeypatch.setattr("clearhead.generate.beam.kernels_on", lambda x: None)
-    plain = surveyed(x)
+    plain = block_peaks(x)
     assert torch.equal(plain[0], peaks)
     torch.testing.assert_close(plain[1], whole)
 
 
 @pytest.mark.parametrize("name", ["tiny-transformer", "tiny-gpt", "tiny-gemma-3", "tiny-mistral"])
-def test_a_model_made_ready_finds_the_beams_of_the_plain_one(name: str) -> None:
+def test_fused_model_finds_the_same_beams(name: str) -> None:
     """Prompts of different lengths, searches that end at different steps, a window past its ring."""
     plain, config = model_of(name, 0.4, 11), DecodingConfig(beams=4, ends=(0,))
     ready = ready_to_write(model_of(name, 0.4, 11))
@@ -286,7 +286,7 @@ def test_a_model_made_ready_finds_the_beams_of_the_plain_one(name: str) -> None:
     prompts = [[token % 11 for token in prompt] for prompt in PROMPTS]
     with torch.inference_mode():
         found, wanted = (
-            beam_search(model, begin(model, prompts, 12, start=1), limits, config) for model in (ready, plain)
+            beam_search(model, prefill(model, prompts, 12, start=1), limits, config) for model in (ready, plain)
         )
     for one, other in zip(found, wanted, strict=True):
         assert [tokens for _, tokens, _ in one.best()] == [tokens for _, tokens, _ in other.best()]
@@ -302,10 +302,8 @@ MADE_QUICK = {
 
 @pytest.mark.parametrize(("quick", "tolerance"), MADE_QUICK.values(), ids=MADE_QUICK)
 @pytest.mark.parametrize("name", ["tiny-llama", "tiny-gemma-3", "tiny-mistral"])
-def test_rows_that_change_places_keep_what_they_have_read(
-    name: str, quick: Callable[[Model], Model], tolerance: float
-) -> None:
-    """Rows of different lengths are taken, repeated and left out while keys stay where they were written."""
+def test_reordered_rows_keep_their_past(name: str, quick: Callable[[Model], Model], tolerance: float) -> None:
+    """Rows of different lengths are selected, repeated and dropped while keys stay in place."""
     plain, ready = model_of(name), quick(model_of(name))
     generator = torch.Generator().manual_seed(4)
     tokens = torch.randint(0, 101, (4, 6), generator=generator)
@@ -326,8 +324,8 @@ def test_rows_that_change_places_keep_what_they_have_read(
 
 @pytest.mark.parametrize("normed", [False, True])
 @pytest.mark.parametrize("length", [1, 3])
-def test_targets_that_share_a_source_read_it_alike_with_and_without_kernels(normed: bool, length: int) -> None:
-    """Sources of different lengths, three targets of each, several tokens at once, after rows have left."""
+def test_shared_source_is_read_the_same_with_and_without_kernels(normed: bool, length: int) -> None:
+    """Sources of different lengths, three targets each, several tokens at once, after some rows were dropped."""
     make = modern_transformer if normed else transformer
     config = make(dim=32, layers=2, heads=4, hidden=48, vocabulary=31)
     torch.manual_seed(5)
@@ -355,24 +353,24 @@ def test_targets_that_share_a_source_read_it_alike_with_and_without_kernels(norm
     assert len(read) == 2 * 3  # layers, passes
 
 
-def test_a_search_that_ends_early_leaves_the_others_their_sources() -> None:
-    """Beams share what is kept of their source; sentences that are done leave it, the others stay with their own."""
+def test_finished_search_does_not_disturb_the_sources_of_others() -> None:
+    """Beams share the keys of their source; when a sentence is done, the others keep their own source."""
     model, config = model_of("tiny-transformer", 0.5, 11), DecodingConfig(beams=3, ends=(0,))
     prompts, limits = [[2, 3, 4, 5], [5], [7, 8], [3, 3, 3]], [3, 9, 5, 7]
     with torch.inference_mode():
-        together = beam_search(model, begin(model, prompts, 9, start=1), limits, config)
+        together = beam_search(model, prefill(model, prompts, 9, start=1), limits, config)
         for prompt, limit, search in zip(prompts, limits, together, strict=True):
-            (alone,) = beam_search(model, begin(model, [prompt], 9, start=1), [limit], config)
+            (alone,) = beam_search(model, prefill(model, [prompt], 9, start=1), [limit], config)
             assert [tokens for _, tokens, _ in search.best()] == [tokens for _, tokens, _ in alone.best()]
     assert len({tuple(search.best()[0][1]) for search in together}) == len(prompts)
 
 
-def test_beams_move_what_each_row_remembers() -> None:
+def test_beams_reorder_every_layer() -> None:
     """Reordering must carry every layer's keys along: beams of a model with a window, past its ring."""
     model = model_of("tiny-mistral", 0.3)
     config = DecodingConfig(beams=4, ends=(0,))
     with torch.no_grad():
-        plain = searched_plainly(model, [5, 6, 7], config, 12)
+        plain = plain_beam_search(model, [5, 6, 7], config, 12)
     found = model.generate([5, 6, 7], beams=4, n=4, ends=(0,), max_new_tokens=12)
     assert [one.tokens for one in found] == [tokens for _, tokens in plain]
 
@@ -381,7 +379,7 @@ def test_beams_move_what_each_row_remembers() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in DECODERS if name not in SUMMARIES])
-def test_rewinding_is_as_if_nothing_had_been_read(name: str) -> None:
+def test_rewind_forgets_the_tokens(name: str) -> None:
     model = model_of(name)
     tokens = torch.randint(0, 101, (2, 14), generator=torch.Generator().manual_seed(2))
     with torch.no_grad():
@@ -397,13 +395,13 @@ def test_rewinding_is_as_if_nothing_had_been_read(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SUMMARIES)
-def test_a_summary_cannot_go_back(name: str) -> None:
+def test_recurrent_state_cannot_rewind(name: str) -> None:
     state = model_of(name).init_state(1, 9)
     with pytest.raises(ValueError, match="keeps a summary of what it has read, and cannot go back"):
         state.rewind(torch.tensor([0]))
 
 
-def test_a_ring_goes_back_only_as_far_as_it_was_made_to() -> None:
+def test_ring_rewinds_at_most_its_spare_positions() -> None:
     model = model_of("tiny-mistral")
     state = model.init_state(1, 30, spare=2)
     with torch.no_grad():
@@ -414,7 +412,7 @@ def test_a_ring_goes_back_only_as_far_as_it_was_made_to() -> None:
     assert state.lengths.tolist() == [18]
 
 
-def test_rows_are_taken_within_the_memory_they_have() -> None:
+def test_select_reuses_memory() -> None:
     model = model_of("tiny-llama")
     state = model.init_state(3, 10)
     with torch.no_grad():
@@ -447,23 +445,23 @@ def fed(row: Row, tokenizer: Tokenizer, text: str) -> list[str]:
     pieces = []
     for token in tokenizer.encode(text):
         if row.reason is None:
-            pieces.append(row.take(token, None, ()))
+            pieces.append(row.append(token, None, ()))
     return pieces
 
 
-def test_pieces_are_whole_characters_and_add_up() -> None:
+def test_streamed_pieces_are_whole_characters() -> None:
     tokenizer = byte_tokenizer()
     text = "naïve 数学 🙂 end"
-    row = Row(0, 100, Pieces(tokenizer, tokenizer.encode("x")))
+    row = Row(0, 100, Detokenizer(tokenizer, tokenizer.encode("x")))
     pieces = fed(row, tokenizer, text)
     assert "".join(pieces) == text
     assert "\ufffd" not in "".join(pieces)
-    cut = Row(0, 2, Pieces(tokenizer, []))
+    cut = Row(0, 2, Detokenizer(tokenizer, []))
     assert "".join(fed(cut, tokenizer, "数")) == cut.text == "\ufffd"  # two of three bytes, and no room for more
 
 
-def test_characters_without_a_token_are_spelled_in_bytes_and_shown_whole() -> None:
-    """As SentencePiece has them: a run of bytes is text only as a whole."""
+def test_byte_tokens_are_shown_as_whole_characters() -> None:
+    """SentencePiece byte tokens decode only as a complete run."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256, "▁": 257}
     inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, [], byte_fallback=True, unk_token="a"))
     inner.normalizer = tokenizers.normalizers.Replace(" ", "▁")
@@ -471,12 +469,12 @@ def test_characters_without_a_token_are_spelled_in_bytes_and_shown_whole() -> No
         [tokenizers.decoders.Replace("▁", " "), tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()]
     )
     tokenizer, khmer = Tokenizer(inner), "ភាសាខ្មែរភាសា"
-    row = Row(0, 200, Pieces(tokenizer, tokenizer.encode("a " + khmer)))
+    row = Row(0, 200, Detokenizer(tokenizer, tokenizer.encode("a " + khmer)))
     pieces = fed(row, tokenizer, khmer + " a" + khmer)
     assert "".join(pieces) == khmer + " a" + khmer
     assert len([piece for piece in pieces if piece]) == 2 * len(khmer) + 2, "each as soon as it is whole"
-    assert len(row.pieces.ids) < 40  # type: ignore[union-attr]
-    cut = Row(0, 8, Pieces(tokenizer, []))
+    assert len(row.detokenizer.ids) < 40  # type: ignore[union-attr]
+    cut = Row(0, 8, Detokenizer(tokenizer, []))
     assert "".join(fed(cut, tokenizer, khmer)) == cut.text == khmer[:2] + 2 * "\ufffd"
 
 
@@ -489,14 +487,14 @@ def test_characters_without_a_token_are_spelled_in_bytes_and_shown_whole() -> No
         (("zzz",), "the buzz", "the buzz"),
     ],
 )
-def test_stop_texts_are_not_shown_even_in_part(stops, text: str, shown: str) -> None:
+def test_stop_strings_are_never_shown_even_in_part(stops, text: str, shown: str) -> None:
     tokenizer = byte_tokenizer()
-    row = Row(0, len(text.encode()), Pieces(tokenizer, []), stops)
+    row = Row(0, len(text.encode()), Detokenizer(tokenizer, []), stops)
     assert "".join(fed(row, tokenizer, text)) == row.text == shown
     assert row.reason == ("length" if shown == text else "stop")
 
 
-def test_the_stream_is_the_text() -> None:
+def test_streamed_pieces_add_up_to_the_text() -> None:
     model, tokenizer = bytes_model(), byte_tokenizer()
     options = {"temperature": 1.0, "seed": 3, "max_new_tokens": 60}
     (whole,) = model.generate("To be", tokenizer=tokenizer, **options)
@@ -509,22 +507,22 @@ def test_the_stream_is_the_text() -> None:
     assert cut.reason == "stop"
 
 
-def test_what_ends_a_text_is_no_part_of_it() -> None:
+def test_end_token_is_not_part_of_the_text() -> None:
     tokenizer = byte_tokenizer()
-    row = Row(0, 9, Pieces(tokenizer, []))
-    given = [row.take(token, None, (ord("!"),)) for token in tokenizer.encode("Hi!")]
+    row = Row(0, 9, Detokenizer(tokenizer, []))
+    given = [row.append(token, None, (ord("!"),)) for token in tokenizer.encode("Hi!")]
     assert ("".join(given), row.text, row.reason) == ("Hi", "Hi", "end")
-    with pytest.raises(ValueError, match="a stream is one text under way"):
+    with pytest.raises(ValueError, match="stream writes one text"):
         bytes_model().stream("x", tokenizer=tokenizer, beams=2)
 
 
 def test_a_space_before_the_first_word_is_kept() -> None:
-    """SentencePiece drops the space at the beginning of a text, but not at the beginning of what goes on from one."""
+    """SentencePiece drops the space at the start of a text, but not at the start of a continuation."""
     words = {"▁Once": 0, "▁upon": 1, "▁a": 2, ",": 3}
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token=","))
     inner.decoder = tokenizers.decoders.Metaspace()
     tokenizer = Tokenizer(inner)
-    after, fresh = Pieces(tokenizer, [0]), Pieces(tokenizer, [])
+    after, fresh = Detokenizer(tokenizer, [0]), Detokenizer(tokenizer, [])
     assert [after.add(token) for token in (1, 3, 2)] == [" upon", ",", " a"]
     assert [fresh.add(token) for token in (0, 1)] == ["Once", " upon"]
 
@@ -532,9 +530,9 @@ def test_a_space_before_the_first_word_is_kept() -> None:
 # ---- chance
 
 
-def test_drawing_follows_the_chances_and_never_draws_none() -> None:
+def test_draw_follows_the_probabilities() -> None:
     chances = torch.tensor([[0.1, 0.0, 0.6, 0.3, 0.0]], dtype=torch.float64).expand(40000, 5)
-    drawn = draw(chances, uniforms(luck_of(0, 0), 40000))
+    drawn = draw(chances, uniform_numbers(sample_generator(0, 0), 40000))
     share = drawn.bincount(minlength=5) / 40000
     assert torch.allclose(share, chances[0].float(), atol=0.01)
     assert share[1] == share[4] == 0
@@ -542,8 +540,10 @@ def test_drawing_follows_the_chances_and_never_draws_none() -> None:
     assert edges.tolist() == [1, 4]
 
 
-def test_samples_of_one_seed_are_independent() -> None:
-    streams = torch.stack([uniforms(luck_of(seed, sample), 2000) for seed in (1, 2) for sample in (0, 1, 2)])
+def test_samples_with_one_seed_are_independent() -> None:
+    streams = torch.stack(
+        [uniform_numbers(sample_generator(seed, sample), 2000) for seed in (1, 2) for sample in (0, 1, 2)]
+    )
     assert torch.corrcoef(streams).triu(1).abs().max() < 0.08
 
 
@@ -553,15 +553,15 @@ def test_samples_of_one_seed_are_independent() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"temperature": -1.0}, "temperature is -1.0, but must not be negative, and finite; 0 is greedy"),
-        ({"top_p": 1.5}, "top_p is 1.5, but must be a share between 0 and 1"),
+        ({"temperature": -1.0}, "temperature is -1.0, but must be a finite number ≥ 0; 0 is greedy"),
+        ({"top_p": 1.5}, "top_p is 1.5, but must be between 0 and 1"),
         ({"top_k": 0}, "Decoding.top_k is 0, but must be positive"),
         ({"max_new_tokens": 0}, "max_new_tokens is 0, but must be positive"),
         ({"n": 2}, "n=2 greedy texts would all be the same"),
-        ({"beams": 2, "n": 3}, "n=3 texts are asked of 2 beams"),
-        ({"beams": 2, "temperature": 0.5}, "draws nothing; leave temperature out"),
-        ({"stop": ("",)}, "an empty stop text"),
-        ({"beams": 2, "stop": "x"}, "not with beams"),
+        ({"beams": 2, "n": 3}, "n=3 is more than beams=2"),
+        ({"beams": 2, "temperature": 0.5}, "does not sample; drop temperature"),
+        ({"stop": ("",)}, "a stop string is empty"),
+        ({"beams": 2, "stop": "x"}, "do not work with beam search"),
         ({"temprature": 1.0}, "generate has no option 'temprature'; did you mean 'temperature'?"),
     ],
 )
@@ -572,32 +572,32 @@ def test_bad_options_are_refused(options, sentence: str) -> None:
 
 def test_bad_prompts_are_refused() -> None:
     model = model_of("tiny-gpt")
-    with pytest.raises(ValueError, match="the prompt is empty, and this model has no start token"):
+    with pytest.raises(ValueError, match="the prompt is empty and this model has no start token"):
         model.generate([[]])
     with pytest.raises(ValueError, match="token 101 is outside the vocabulary, which has ids 0 to 100"):
         model.generate([5, 101])
     with pytest.raises(ValueError, match="token -1 is outside"):
         model.generate([[5], [-1]])
-    with pytest.raises(ValueError, match="the prompt has 64 tokens, but the model reads at most 64"):
-        model.generate([[1] * 64])
-    with pytest.raises(ValueError, match="came with no tokenizer"):
+    with pytest.raises(ValueError, match=r"the prompt has 65 tokens, but the model.s context is 64"):
+        model.generate([[1] * 65])
+    with pytest.raises(ValueError, match="the model has no tokenizer"):
         model.generate("hello")
     with pytest.raises(ValueError, match="batch is 0, but must be at least 1"):
         model.generate([1], batch=0)
-    with pytest.raises(ValueError, match="which token a target of this encoder–decoder begins with"):
+    with pytest.raises(ValueError, match="which token its targets begin with"):
         model_of("tiny-transformer").generate([1, 2])
     for name, head in {"tiny-bert": "Pooler", "tiny-vit": "ClassHead"}.items():
         with pytest.raises(ValueError, match=f"this model has the head {head} and reads whole texts"):
             model_of(name).generate([1, 2])
 
 
-def test_writing_stops_where_the_context_ends() -> None:
+def test_text_ends_with_the_token_after_a_full_context() -> None:
     model = model_of("tiny-gpt")
     (found,) = model.generate([[1] * 60], max_new_tokens=100)
-    assert len(found.tokens) == 4
+    assert len(found.tokens) == 5  # the last one follows a full context
     assert found.reason == "length"
     with torch.no_grad():
-        assert found.tokens == greedy(model, [1] * 60, 4)
+        assert found.tokens == greedy(model, [1] * 60, 5)
 
 
 # ---- what a checkpoint asks for
@@ -612,36 +612,36 @@ def saved(tmp_path, name: str, generation: dict, **config):
     return clearhead.load(tmp_path)
 
 
-def test_generation_config_gives_the_defaults(tmp_path) -> None:
+def test_generation_config_sets_the_defaults(tmp_path) -> None:
     asks = {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9, "eos_token_id": [3, 4], "bos_token_id": 7}
     model = saved(tmp_path, "tiny-llama", asks, max_position_embeddings=40)
-    config = Task.of(model).config
+    config = TextGenerator.of(model).config
     assert (config.temperature, config.top_k, config.top_p, config.ends, config.start) == (0.7, 20, 0.9, (3, 4), 7)
-    assert Task.of(model, temperature=0).config.draws is False
-    assert Task.of(model, beams=2).config.draws is False
+    assert TextGenerator.of(model, temperature=0).config.sampling is False
+    assert TextGenerator.of(model, beams=2).config.sampling is False
     assert tokens_of(model, [[]], temperature=0, start=None) == tokens_of(model, [[7]], temperature=0)
-    with pytest.raises(ValueError, match="the prompt has 41 tokens, but the model reads at most 40"):
+    with pytest.raises(ValueError, match=r"the prompt has 41 tokens, but the model.s context is 40"):
         model.generate([[1] * 41])
 
 
-def test_beams_and_words_never_written_are_honoured(tmp_path) -> None:
+def test_beams_and_banned_tokens_of_the_checkpoint_are_used(tmp_path) -> None:
     asks = {"num_beams": 3, "length_penalty": 0.5, "early_stopping": True, "bad_words_ids": [[5], [9]]}
     model = saved(tmp_path, "tiny-transformer", asks | {"decoder_start_token_id": 9, "forced_eos_token_id": 2})
-    config = Task.of(model).config
+    config = TextGenerator.of(model).config
     assert (config.beams, config.length_penalty, config.early_stopping) == (3, Power(0.5), True)
-    assert (config.never, config.start, config.forced_end) == ((5, 9), 9, 2)
+    assert (config.banned, config.start, config.forced_end) == ((5, 9), 9, 2)
     (found,) = model.generate([4, 5, 6], max_new_tokens=6)
     assert found.tokens[-1] == 2
     assert not {5, 9} & set(found.tokens)
-    assert Task.of(model, temperature=1.0).config.beams == 1
+    assert TextGenerator.of(model, temperature=1.0).config.beams == 1
 
 
-def test_what_is_asked_for_and_not_done_is_said(tmp_path) -> None:
+def test_unsupported_settings_cause_a_warning(tmp_path) -> None:
     model = saved(tmp_path, "tiny-gpt", {"no_repeat_ngram_size": 3})
-    with pytest.warns(UserWarning, match="asks for no_repeat_ngram_size, which is not done here"):
+    with pytest.warns(UserWarning, match=r"no_repeat_ngram_size \(not supported"):
         (found,) = model.generate([1], max_new_tokens=1)
     assert len(found.tokens) == 1
     older = tmp_path / "config.json"
     older.write_text(json.dumps(json.loads(older.read_text()) | {"suppress_tokens": [3]}))
-    with pytest.warns(UserWarning, match="no_repeat_ngram_size, suppress_tokens, which is not done here"):
+    with pytest.warns(UserWarning, match=r"no_repeat_ngram_size, suppress_tokens \(not supported"):
         model.generate([1], max_new_tokens=1)

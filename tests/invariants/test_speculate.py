@@ -1,4 +1,4 @@
-"""A draft changes nothing but the time: greedy text word for word, and the distribution of what is drawn."""
+"""A draft model changes only the speed: same greedy text, same distribution of samples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REWINDS = [name for name in DECODERS if name not in SUMMARIES]
 
 
 def nearly(model, noise: float):
-    """A model that mostly agrees with another: the same, disturbed."""
+    """A copy of a model with noise in its weights, which mostly agrees with it."""
     torch.manual_seed(5)
     other = copy.deepcopy(model)
     with torch.no_grad():
@@ -26,7 +26,7 @@ def nearly(model, noise: float):
 
 
 @pytest.mark.parametrize("name", REWINDS)
-def test_greedy_text_is_the_same_word_for_word(name: str) -> None:
+def test_greedy_text_is_identical(name: str) -> None:
     model = model_of(name)
     plain = tokens_of(model, PROMPTS, max_new_tokens=12)
     for draft in (Draft(nearly(model, 0.02), 3), Draft(model, 5)):
@@ -35,7 +35,7 @@ def test_greedy_text_is_the_same_word_for_word(name: str) -> None:
     assert all(one.accepted == one.drafted > 0 for one in found)  # a model agrees with itself
 
 
-def test_filters_ends_and_logprobs_are_as_without() -> None:
+def test_filters_ends_and_logprobs_are_unchanged() -> None:
     model = model_of("tiny-llama")
     draft = Draft(nearly(model, 0.03), 4)
     options = {"max_new_tokens": 14, "repetition_penalty": 1.5, "ends": (17, 30, 62), "logprobs": True}
@@ -46,8 +46,8 @@ def test_filters_ends_and_logprobs_are_as_without() -> None:
     assert 0 < sum(one.accepted for one in fast) < sum(one.drafted for one in fast)
 
 
-def test_the_rule_leaves_the_distribution_as_it_is() -> None:
-    """Every p and q may differ; what comes out first has p's first distribution, and so on for what was kept."""
+def test_acceptance_rule_keeps_the_distribution() -> None:
+    """For any p and q, the first output token has the distribution of p, and so has every accepted one after it."""
     rows, rng = 200_000, torch.Generator().manual_seed(0)
     p, q = (torch.randn(3, 5, generator=rng, dtype=torch.float64).mul(1.5).softmax(-1) for _ in range(2))
     q[2] = 0  # nothing is drafted in the last place
@@ -68,8 +68,8 @@ def test_the_rule_leaves_the_distribution_as_it_is() -> None:
     assert float((kept >= 1).double().mean()) == pytest.approx(float(least[0]), abs=0.01)
 
 
-def test_drawn_text_has_the_models_distribution() -> None:
-    """Two tokens of a small vocabulary, drawn with a draft that disagrees, against the model's own probabilities."""
+def test_samples_have_the_models_distribution() -> None:
+    """Sample two tokens with a draft that disagrees, and compare with the model's own probabilities."""
     model, draft = model_of("tiny-llama", 0.3, 4), Draft(model_of("tiny-gpt", 0.2, 4), 2)
     count = 120
     found = model.generate([2, 3], temperature=0.7, n=count, seed=1, max_new_tokens=2, draft=draft)
@@ -88,19 +88,19 @@ def test_drawn_text_has_the_models_distribution() -> None:
 @pytest.mark.parametrize(
     ("model", "draft", "sentence"),
     [
-        ("tiny-transformer", "tiny-gpt", "a draft goes with a language model"),
-        ("tiny-gpt", "tiny-bert", "the draft is no language model"),
-        ("tiny-llama", "tiny-lstm", "a mixer of the draft keeps a summary of what it has read"),
-        ("tiny-lstm", "tiny-llama", "a mixer of the model keeps a summary of what it has read"),
+        ("tiny-transformer", "tiny-gpt", "a draft model works only with language models"),
+        ("tiny-gpt", "tiny-bert", "the draft model has no language-model head"),
+        ("tiny-llama", "tiny-lstm", "the draft has a recurrent mixer"),
+        ("tiny-lstm", "tiny-llama", "the model has a recurrent mixer"),
     ],
 )
-def test_drafts_that_cannot_be_are_refused(model: str, draft: str, sentence: str) -> None:
+def test_unsuitable_drafts_are_refused(model: str, draft: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         model_of(model).generate([1, 2], draft=Draft(model_of(draft)), start=1, max_new_tokens=20)
 
 
-def test_a_draft_of_another_vocabulary_is_refused() -> None:
-    with pytest.raises(ValueError, match="the draft has 7 tokens and the model 101"):
+def test_draft_with_another_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="vocabulary has 7 tokens and the model's 101"):
         model_of("tiny-gpt").generate([1, 2], draft=Draft(model_of("tiny-gpt", vocabulary=7)))
-    with pytest.raises(ValueError, match="beams look at several texts at once"):
+    with pytest.raises(ValueError, match="cannot use a draft model"):
         model_of("tiny-gpt").generate([1, 2], beams=2, draft=Draft(model_of("tiny-gpt")))

@@ -1,4 +1,4 @@
-"""`clearhead generate`, `chat`, `eval`, `embed`, `fill-mask` and `classify` as a person types them."""
+"""`clearhead generate`, `chat`, `eval`, `embed`, `fill-mask` and `classify` on the command line."""
 
 from __future__ import annotations
 
@@ -40,35 +40,35 @@ def folder(tmp_path_factory) -> str:
 
 
 @dataclass
-class Typed:
-    """What a command printed, run in this process."""
+class CommandOutput:
+    """The output of a command run in this process."""
 
     returncode: int
     stdout: str
     stderr: str
 
 
-def typed(*arguments: str, said: str = "") -> Typed:
+def run(*arguments: str, typed: str = "") -> CommandOutput:
     out, err, code = io.StringIO(), io.StringIO(), 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", ["clearhead", *arguments])
-        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(said.encode()), encoding="utf-8"))
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed.encode()), encoding="utf-8"))
         patch.setattr(warnings, "showwarning", warnings.showwarning)
         try:
             main()
         except SystemExit as left:
             code = int(left.code or 0)
-    return Typed(code, out.getvalue(), err.getvalue())
+    return CommandOutput(code, out.getvalue(), err.getvalue())
 
 
-def told(*arguments: str) -> dict:
-    result = typed(*arguments)
+def run_json(*arguments: str) -> dict:
+    result = run(*arguments)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def refused(*arguments: str) -> str:
-    result = typed(*arguments)
+def error_of(*arguments: str) -> str:
+    result = run(*arguments)
     assert result.returncode in (1, 2)
     assert result.stdout == ""
     return result.stderr
@@ -79,15 +79,15 @@ def test_only_the_text_goes_to_stdout(folder: str) -> None:
     (wanted,) = model.generate("To be", max_new_tokens=12)
     result = clearhead("generate", folder, "To be", "--max-new-tokens", "12")
     assert (result.stdout, result.stderr) == (wanted.text + "\n", "")
-    assert typed("generate", folder, "To be", "-m", "12", "--temperature", "0").stdout == wanted.text + "\n"
-    assert typed("generate", folder, "To be", "-m", "12", "--echo").stdout == f"To be{wanted.text}\n"
-    assert typed("generate", folder, "-", "-m", "12", said="To be\n").stdout == wanted.text + "\n"
+    assert run("generate", folder, "To be", "-m", "12", "--temperature", "0").stdout == wanted.text + "\n"
+    assert run("generate", folder, "To be", "-m", "12", "--echo").stdout == f"To be{wanted.text}\n"
+    assert run("generate", folder, "-", "-m", "12", typed="To be\n").stdout == wanted.text + "\n"
 
 
 def test_files_lines_and_json(folder: str, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("To be\nor not\n")
     options = ("--temperature", "0.9", "--top-k", "50", "--seed", "4", "-n", "2", "-m", "6", "--logprobs", "--json")
-    found = told("generate", folder, "first", "--file", str(tmp_path / "prompts.txt"), "--lines", *options)
+    found = run_json("generate", folder, "first", "--file", str(tmp_path / "prompts.txt"), "--lines", *options)
     assert [one["prompt"] for one in found["completions"]] == ["first"] * 2 + ["To be"] * 2 + ["or not"] * 2
     assert found["seed"] == 4
     wanted = package.load(folder).generate(
@@ -95,50 +95,52 @@ def test_files_lines_and_json(folder: str, tmp_path: Path) -> None:
     )
     assert [one["tokens"] for one in found["completions"]] == [one.tokens for one in wanted]
     assert found["completions"][0]["logprobs"] == pytest.approx(wanted[0].logprobs, abs=1e-5)
-    beams = told("generate", folder, "", "--beams", "3", "-n", "3", "-m", "4", "--length-penalty", "wu:0.6", "--json")
+    beams = run_json(
+        "generate", folder, "", "--beams", "3", "-n", "3", "-m", "4", "--length-penalty", "wu:0.6", "--json"
+    )
     assert [one["score"] for one in beams["completions"]] == sorted(
         (one["score"] for one in beams["completions"]), reverse=True
     )
 
 
-def test_a_line_ends_at_a_line_feed_and_nowhere_else(folder: str, tmp_path: Path) -> None:
+def test_only_line_feeds_end_a_line(folder: str, tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text("a\u2028b\x0cc\nd\n", encoding="utf-8")
-    told = typed("generate", folder, "--file", str(file), "--lines", "--json", "-m", "1")
+    told = run("generate", folder, "--file", str(file), "--lines", "--json", "-m", "1")
     assert [one["prompt"] for one in json.loads(told.stdout)["completions"]] == ["a\u2028b\x0cc", "d"]
     file.write_text("")
-    assert "there is nothing to read" in refused("generate", folder, "--file", str(file), "--lines")
+    assert "there is nothing to read" in error_of("generate", folder, "--file", str(file), "--lines")
     for command in ("embed", "classify", "fill-mask"):
-        assert "there is nothing to read" in refused(command, folder)
+        assert "there is nothing to read" in error_of(command, folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_weights_of_16_bits_are_read_on_any_processor(folder: str, tmp_path: Path, dtype: torch.dtype) -> None:
-    """Some die of products in bfloat16."""
+def test_16_bit_weights_run_on_any_processor(folder: str, tmp_path: Path, dtype: torch.dtype) -> None:
+    """Some processors cannot multiply in bfloat16."""
     model = package.load(folder).to(dtype)
     model.save(tmp_path / "half")
     wanted = model.float().generate("To be", max_new_tokens=8)[0].text
-    result = typed("generate", str(tmp_path / "half"), "To be", "-m", "8")
+    result = run("generate", str(tmp_path / "half"), "To be", "-m", "8")
     assert (result.returncode, result.stdout) == (0, wanted + "\n"), result.stderr
     (tmp_path / "text.txt").write_text("To be or not to be " * 9)
     for words in (
         ("eval", str(tmp_path / "half"), str(tmp_path / "text.txt")),
         ("inspect", str(tmp_path / "half"), "To be"),
     ):
-        assert typed(*words).returncode == 0
+        assert run(*words).returncode == 0
 
 
-def test_a_spoilt_file_of_decoding_is_named(folder: str) -> None:
+def test_damaged_generation_config_is_named(folder: str) -> None:
     file = Path(folder) / "generation_config.json"
     file.write_text("{bad")
-    assert "generation_config.json is not JSON" in refused("generate", folder, "x")
+    assert "generation_config.json is not JSON" in error_of("generate", folder, "x")
     file.unlink()
 
 
 def test_chat_answers_line_by_line(folder: str) -> None:
-    assert "has no chat template" in refused("chat", folder)
+    assert "has no chat template" in error_of("chat", folder)
     (Path(folder) / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}\n{% endfor %}")
-    result = typed("chat", folder, "--max-new-tokens", "4", said="hello\n\nagain\n")
+    result = run("chat", folder, "--max-new-tokens", "4", typed="hello\n\nagain\n")
     assert result.returncode == 0, result.stderr
     (first,) = package.load(folder).generate("hello\n", max_new_tokens=4)
     assert result.stdout.startswith(first.text + "\n")
@@ -148,54 +150,54 @@ def test_chat_answers_line_by_line(folder: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("x" * 65,), "the prompt has 65 tokens, but the model reads at most 64"),
+        (("x" * 65,), "the prompt has 65 tokens, but the model's context is 64 tokens"),
         (("x", "--temprature", "1"), "No such option '--temprature'"),
-        (("x", "--top-p", "2"), "top_p is 2.0, but must be a share between 0 and 1"),
+        (("x", "--top-p", "2"), "top_p is 2.0, but must be between 0 and 1"),
         (("x", "--length-penalty", "long"), "'long' is neither power:ALPHA nor wu:ALPHA"),
         (("--lines",), "--lines says how --file is read"),
-        (("x", "-t", "nan"), "temperature is nan, but must not be negative, and finite"),
+        (("x", "-t", "nan"), "temperature is nan, but must be a finite number ≥ 0"),
         (("-", "--file", "-"), "standard input is read once"),
         (("x", "--batch", "0"), "0 is not in the range x>=1"),
         (("--file", "nowhere.txt"), "nowhere.txt: no such file or directory"),
     ],
 )
 def test_bad_requests_get_one_sentence(folder: str, arguments: tuple[str, ...], sentence: str) -> None:
-    assert sentence in refused("generate", folder, *arguments)
+    assert sentence in error_of("generate", folder, *arguments)
 
 
-def test_models_that_cannot_write_are_refused(tmp_path: Path) -> None:
-    assert "gpt2 is an architecture, which has no weights" in refused("generate", "gpt2", "x")
-    assert "nowhere is missing" in refused("generate", "nowhere", "x")
+def test_models_without_lm_head_are_refused(tmp_path: Path) -> None:
+    assert "gpt2 is an architecture, which has no weights" in error_of("generate", "gpt2", "x")
+    assert "nowhere is missing" in error_of("generate", "nowhere", "x")
     package.build(package.preset("tiny-bert")).save(tmp_path)
-    assert "this model has the head Pooler and reads whole texts" in refused("generate", str(tmp_path), "x")
+    assert "this model has a Pooler head and cannot generate text" in error_of("generate", str(tmp_path), "x")
     package.build(package.preset("tiny-gpt")).save(tmp_path / "bare")
-    assert "came with no tokenizer" in refused("generate", str(tmp_path / "bare"), "x")
+    assert "the model has no tokenizer" in error_of("generate", str(tmp_path / "bare"), "x")
 
 
-def test_a_draft_says_how_much_was_kept(folder: str) -> None:
-    plain = typed("generate", folder, "To be", "-m", "12")
-    fast = typed("generate", folder, "To be", "-m", "12", "--draft", folder, "--draft-tokens", "3")
+def test_draft_prints_its_acceptance_rate(folder: str) -> None:
+    plain = run("generate", folder, "To be", "-m", "12")
+    fast = run("generate", folder, "To be", "-m", "12", "--draft", folder, "--draft-tokens", "3")
     assert fast.stdout == plain.stdout
     assert fast.stderr.startswith("draft: ")
-    assert fast.stderr.endswith("tokens kept, 100%\n")
+    assert fast.stderr.endswith("tokens accepted (100%)\n")
 
 
 def test_eval_states_its_stride(folder: str, tmp_path: Path) -> None:
     text = "To be, or not to be: that is the question. " * 3
     (tmp_path / "text.txt").write_text(text)
     wanted = perplexity_of(package.load(folder), text, stride=16)
-    told_of = told("eval", folder, str(tmp_path / "text.txt"), "--stride", "16", "--json")["files"]
+    told_of = run_json("eval", folder, str(tmp_path / "text.txt"), "--stride", "16", "--json")["files"]
     (found,) = told_of.values()
     assert found["perplexity"] == pytest.approx(wanted.perplexity)
     assert found["bits_per_byte"] == pytest.approx(wanted.bits_per_byte)
     assert (found["stride"], found["context"], found["tokens"]) == (16, 64, len(text))
-    line = typed("eval", folder, str(tmp_path / "text.txt")).stdout
+    line = run("eval", folder, str(tmp_path / "text.txt")).stdout
     assert "bits per byte" in line
     assert "context 64, stride 32" in line
-    assert "the context is 100, but the model reads at most 64" in refused(
+    assert "the context is 100, but the model reads at most 64" in error_of(
         "eval", folder, str(tmp_path / "text.txt"), "--context", "100"
     )
-    assert "no such file" in refused("eval", folder, "nowhere.txt")
+    assert "no such file" in error_of("eval", folder, "nowhere.txt")
 
 
 def test_encoders_on_the_command_line(folder: str, tmp_path: Path) -> None:
@@ -206,12 +208,12 @@ def test_encoders_on_the_command_line(folder: str, tmp_path: Path) -> None:
     package.build(judge).save(tmp_path / "judge", tokenizer=tokenizer)
     (tmp_path / "lines.txt").write_text("one\nthree")
     lines = ("--file", str(tmp_path / "lines.txt"), "--lines")
-    vectors = typed("embed", str(tmp_path / "bert"), *lines).stdout.splitlines()
+    vectors = run("embed", str(tmp_path / "bert"), *lines).stdout.splitlines()
     assert [len(vector.split()) for vector in vectors] == [32, 32]
-    rows = told("embed", str(tmp_path / "bert"), "one", "--pool", "none", "--json")["embeddings"]
+    rows = run_json("embed", str(tmp_path / "bert"), "one", "--pool", "none", "--json")["embeddings"]
     assert len(rows[0]["vector"]) == 3
-    classes = told("classify", str(tmp_path / "judge"), *lines, "--json")["inputs"]
+    classes = run_json("classify", str(tmp_path / "judge"), *lines, "--json")["inputs"]
     assert [sum(one["score"] for one in each["classes"]) for each in classes] == pytest.approx([1, 1])
-    assert typed("classify", str(tmp_path / "judge"), "one", "--top", "1").stdout.split()[1].startswith("LABEL_")
-    assert "no masked-LM head" in refused("fill-mask", str(tmp_path / "bert"), "one")
-    assert "no class head" in refused("classify", folder, "one")
+    assert run("classify", str(tmp_path / "judge"), "one", "--top", "1").stdout.split()[1].startswith("LABEL_")
+    assert "no masked-LM head" in error_of("fill-mask", str(tmp_path / "bert"), "one")
+    assert "no class head" in error_of("classify", folder, "one")

@@ -18,13 +18,13 @@ import torch
 
 import clearhead as package
 from clearhead.configs import BytesConfig, Wu
-from clearhead.generate.complete import Completion, Task, made
+from clearhead.generate.complete import Completion, TextGenerator, complete_batch
 from clearhead.inspect.alignment import alignment, inspect_translation
 from clearhead.measure.bleu import Moses, bleu, chrf, scores, tokenised_bleu
 from clearhead.tasks.translate import Translating, divided, translate
 from clearhead.tokenize import make
 
-from .test_generate import refused, told, typed
+from .test_generate import error_of, run, run_json
 
 LINES = ["abc", "", "a longer line than the first", "x", "  ", "yes", "ünknown ✓ letters 日本", "abc"]
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_a_line_is_translated_alone_or_in_company_in_its_place(folder: str, tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text("\n".join(LINES) + "\n", encoding="utf-8")
-    result = typed("translate", folder, str(file), "--batch", "3", "-m", "12")
+    result = run("translate", folder, str(file), "--batch", "3", "-m", "12")
     assert result.returncode == 0, result.stderr
     found = result.stdout.removesuffix("\n").split("\n")
     model = package.load(folder)
@@ -57,8 +57,8 @@ def test_a_line_is_translated_alone_or_in_company_in_its_place(folder: str, tmp_
     assert found == alone
     assert [not line for line in found] == [not line.strip() for line in LINES]
     assert len(set(found)) > 3
-    assert typed("translate", folder, "-m", "12", said=file.read_text(encoding="utf-8")).stdout == result.stdout
-    assert typed("translate", folder, said="").stdout == ""
+    assert run("translate", folder, "-m", "12", said=file.read_text(encoding="utf-8")).stdout == result.stdout
+    assert run("translate", folder, typed="").stdout == ""
 
 
 def test_workers_write_what_one_writes(folder: str) -> None:
@@ -76,14 +76,14 @@ def test_the_options_are_those_of_the_search(folder: str) -> None:
         options = {"max_new_tokens": 12, "beams": beam, "length_penalty": Wu(alpha)}
         (wanted,) = model.generate("abc", **options)
         asked = ("--beam", str(beam), "--length-penalty", str(alpha), "-m", "12")
-        assert typed("translate", folder, *asked, said="abc\n").stdout == wanted.text.strip() + "\n"
+        assert run("translate", folder, *asked, typed="abc\n").stdout == wanted.text.strip() + "\n"
     (best,) = translate(model, ["abc"], beams=4, n=4, max_new_tokens=12)
     assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
     assert len({tuple(one.tokens) for one in best}) == 4
-    lines = typed("translate", folder, "--beam", "4", "--nbest", "2", "-m", "12", said="abc\nx\n").stdout.split("\n")
+    lines = run("translate", folder, "--beam", "4", "--nbest", "2", "-m", "12", typed="abc\nx\n").stdout.split("\n")
     assert [line.split("\t")[0] for line in lines[:4]] == ["1", "1", "2", "2"]
     assert float(lines[0].split("\t")[1]) >= float(lines[1].split("\t")[1])
-    as_json = json.loads(typed("translate", folder, "--json", "-m", "12", said="abc\n\n").stdout)
+    as_json = json.loads(run("translate", folder, "--json", "-m", "12", typed="abc\n\n").stdout)
     assert [line["source"] for line in as_json["lines"]] == ["abc", ""]
     assert as_json["lines"][1]["translations"] == [{"text": "", "score": 0.0, "reason": "end"}]
 
@@ -101,14 +101,14 @@ def test_wus_penalty_is_the_default_and_divides_as_the_paper_says(folder: str) -
 def test_a_very_long_line_is_bounded_and_it_is_said(folder: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        result = typed("translate", folder, "--beam", "1", "-m", "3", said="x\n" + "ab" * 400 + "\n")
+        result = run("translate", folder, "--beam", "1", "-m", "3", typed="x\n" + "ab" * 400 + "\n")
     assert result.returncode == 0, result.stderr
     assert "line 2 has 801 tokens; its first 512 are translated" in result.stderr
     assert result.stdout.count("\n") == 2
 
 
 def test_a_text_that_comes_to_no_end_is_cut_off_and_it_is_said(folder: str) -> None:
-    result = typed("translate", folder, "--beam", "1", "-m", "2", said="abc\n\na longer line\nx\n")
+    result = run("translate", folder, "--beam", "1", "-m", "2", typed="abc\n\na longer line\nx\n")
     assert "the translation of line 1 (3 in all) came to no end and was cut off" in result.stderr
     model = package.load(folder)
     task = Translating.of(model, beams=1)
@@ -139,24 +139,24 @@ def test_one_beam_is_greedy_even_where_the_checkpoint_asks_for_drawing(folder: s
 def test_a_translation_is_one_line_whatever_it_holds(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = [[Completion(0, "a\nb\tc", [1], "end", score=-1.0)]]
     monkeypatch.setattr("clearhead.cli.translate.translated", lambda *given, **options: written)
-    assert typed("translate", folder, said="x\n").stdout == "a b c\n"
-    assert typed("translate", folder, "--nbest", "2", said="x\n").stdout == "1\t-1.0000\ta b c\n"
+    assert run("translate", folder, typed="x\n").stdout == "a b c\n"
+    assert run("translate", folder, "--nbest", "2", typed="x\n").stdout == "1\t-1.0000\ta b c\n"
 
 
 def test_standard_input_is_read_as_files_are(folder: str) -> None:
-    empty = typed("translate", folder, "-m", "4", said="\n")
+    empty = run("translate", folder, "-m", "4", typed="\n")
     assert empty.stdout == "\n"
-    marked, plain = (typed("translate", folder, "-m", "4", said=text).stdout for text in ("\ufeffabc\n", "abc\r\n"))
+    marked, plain = (run("translate", folder, "-m", "4", said=text).stdout for text in ("\ufeffabc\n", "abc\r\n"))
     assert marked == plain
 
 
 def test_who_leaves_early_leaves_nobody_behind(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def counted(task: Task, part: list) -> list[Completion]:
+    def counted(task: TextGenerator, part: list) -> list[Completion]:
         with (tmp_path / "parts").open("a") as file:
             file.write(".")
-        return made(task, part)
+        return complete_batch(task, part)
 
-    monkeypatch.setattr("clearhead.tasks.translate.made", counted)
+    monkeypatch.setattr("clearhead.tasks.translate.complete_batch", counted)
     task = Translating.of(package.load(folder), beams=1, max_new_tokens=4)
     parts = [[(i, [97, 98, 256])] for i in range(40)]
     some = divided(task, parts, 2)
@@ -167,7 +167,7 @@ def test_who_leaves_early_leaves_nobody_behind(folder: str, tmp_path: Path, monk
 
 
 def test_a_process_that_is_killed_is_said_to_be(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("clearhead.tasks.translate.made", lambda task, part: os._exit(9))
+    monkeypatch.setattr("clearhead.tasks.translate.complete_batch", lambda task, part: os._exit(9))
     with pytest.raises(ValueError, match=r"a process that translated was killed, .* Take a smaller batch"):
         translate(package.load(folder), LINES, workers=2)
 
@@ -176,15 +176,15 @@ def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) 
     torch.manual_seed(0)
     plain = tmp_path / "gpt"
     package.build(package.preset("tiny-gpt")).save(plain, tokenizer=make(BytesConfig(), []))
-    assert "a SequenceModel reads no source, so it does not translate" in refused("translate", str(plain))
-    assert "--nbest" in typed("translate", "--help").stdout
-    assert "n=3 texts are asked of 2 beams" in refused("translate", folder, "--beam", "2", "--nbest", "3")
-    assert "batch is 0" in refused("translate", folder, "--batch", "0")
-    assert "alpha is 1000.0, but" in refused("translate", folder, "--length-penalty", "1000")
+    assert "a SequenceModel reads no source, so it does not translate" in error_of("translate", str(plain))
+    assert "--nbest" in run("translate", "--help").stdout
+    assert "n=3 is more than beams=2" in error_of("translate", folder, "--beam", "2", "--nbest", "3")
+    assert "batch is 0" in error_of("translate", folder, "--batch", "0")
+    assert "alpha is 1000.0, but" in error_of("translate", folder, "--length-penalty", "1000")
     (tmp_path / "latin").write_bytes("é\n".encode("latin-1"))
-    assert "byte 0 is 0xe9" in refused("translate", folder, str(tmp_path / "latin"))
-    assert "cannot read" in refused("translate", folder, str(tmp_path / "nowhere"))
-    assert "transformer-base is an architecture" in refused("translate", "transformer-base")
+    assert "byte 0 is 0xe9" in error_of("translate", folder, str(tmp_path / "latin"))
+    assert "cannot read" in error_of("translate", folder, str(tmp_path / "nowhere"))
+    assert "transformer-base is an architecture" in error_of("translate", "transformer-base")
 
 
 def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path: Path) -> None:
@@ -204,12 +204,12 @@ def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path:
     assert alignment(looked, cut).rows[-1] == looked.model_input.token_text(cut.tokens[-1]) != "end"
     assert len(alignment(inspect_translation(model, "ab" * 400, cut), cut).columns) == 512
     for name in ("a.svg", "a.html", "a.csv"):
-        result = typed("translate", folder, "-m", "8", "--attention", str(tmp_path / name), said="\nabc\n")
+        result = run("translate", folder, "-m", "8", "--attention", str(tmp_path / name), typed="\nabc\n")
         assert result.returncode == 0, result.stderr
         assert f"drew line 2 in {tmp_path / name}" in result.stderr
         assert (tmp_path / name).stat().st_size > 100
-    assert "'.doc', but must end in one of" in typed("translate", folder, "--attention", "a.doc", said="x\n").stderr
-    assert "all are empty" in typed("translate", folder, "--attention", "a.svg", said="\n\n").stderr
+    assert "'.doc', but must end in one of" in run("translate", folder, "--attention", "a.doc", typed="x\n").stderr
+    assert "all are empty" in run("translate", folder, "--attention", "a.svg", typed="\n\n").stderr
 
 
 # ---- scores
@@ -263,22 +263,22 @@ def test_pairs_are_scored_from_the_command_line(folder: str, tmp_path: Path) -> 
     for file, texts in zip(files, (sources, wanted), strict=True):
         file.write_text("\n".join(text.strip() or "?" for text in texts) + "\n", encoding="utf-8")
     paths = ("--pairs", str(files[0]), "--pairs", str(files[1]))
-    found = told("eval", folder, *paths, "--json")["pairs"]
+    found = run_json("eval", folder, *paths, "--json")["pairs"]
     assert found["sentences"] == 4
     assert found["exact"] == 0.75
     assert [score["name"] for score in found["scores"]] == ["BLEU", "chrF2", "BLEU, lower-cased and tokenised"]
     assert "moses:de:" in found["scores"][2]["signature"]
-    said = typed("eval", folder, *paths).stdout
+    said = run("eval", folder, *paths).stdout
     assert said.startswith("4 sentences, 75.0% as they were wanted\nBLEU ")
     assert f"chrF2 {found['scores'][1]['score']:.2f}  nrefs:1|" in said
     files[1].write_text("one\n\nthree\nfour\n")
-    assert told("eval", folder, *paths, "--json")["pairs"]["sentences"] == 4
+    assert run_json("eval", folder, *paths, "--json")["pairs"]["sentences"] == 4
     files[1].write_text("one\n")
-    assert "has 4 lines, but" in refused("eval", folder, *paths)
-    assert "give FILES, or --pairs" in refused("eval", folder)
+    assert "has 4 lines, but" in error_of("eval", folder, *paths)
+    assert "give FILES, or --pairs" in error_of("eval", folder)
     empty = tmp_path / "empty.tsv"
     empty.write_text("\t\n")
-    assert "there are no pairs in" in refused("eval", folder, "--pairs", str(empty))
+    assert "there are no pairs in" in error_of("eval", folder, "--pairs", str(empty))
 
 
 def test_what_is_said_of_a_line_has_its_number_in_the_file(
@@ -290,5 +290,5 @@ def test_what_is_said_of_a_line_has_its_number_in_the_file(
 
     monkeypatch.setattr("clearhead.cli.eval.translated", repeated)
     (tmp_path / "test.tsv").write_text("abc\tabc\n\nx\ty\n\tz\n")
-    found = told("eval", folder, "--pairs", str(tmp_path / "test.tsv"), "--json")["pairs"]
+    found = run_json("eval", folder, "--pairs", str(tmp_path / "test.tsv"), "--json")["pairs"]
     assert (found["sentences"], found["exact"]) == (3, 1 / 3)

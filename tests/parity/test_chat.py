@@ -1,4 +1,4 @@
-"""Chat templates against `transformers`, and conversations against reading everything anew."""
+"""Chat templates against `transformers`, and conversations against a fresh prefill of the whole text."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 import clearhead
 from clearhead.data.chat import CHAT_TEMPLATE
 from clearhead.generate import loop
-from clearhead.generate.complete import Task
+from clearhead.generate.complete import TextGenerator
 from clearhead.generate.conversation import Conversation
-from clearhead.generate.filters import luck_of
+from clearhead.generate.filters import sample_generator
 from clearhead.generate.template import ChatTemplate, TemplateError
 from clearhead.tokenize import Tokenizer
 
@@ -76,19 +76,19 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("answering", [True, False])
-def test_templates_say_what_transformers_says(name: str, answering: bool, tmp_path) -> None:
+def test_templates_render_as_in_transformers(name: str, answering: bool, tmp_path) -> None:
     transformers = pytest.importorskip("transformers")
     make_tokenizer().save(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(TEMPLATES[name])
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
     wanted = theirs.apply_chat_template(TALK, tokenize=False, add_generation_prompt=answering)
     ours = ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path))
-    assert ours.render(TALK, answering=answering) == wanted
+    assert ours.render(TALK, prompt=answering) == wanted
     ids = theirs.apply_chat_template(TALK, add_generation_prompt=answering, return_dict=False)
     assert Tokenizer.load(tmp_path).prompt(wanted, around=False) == ids
 
 
-def test_the_field_of_the_tokenizer_config_counts_where_there_is_no_file(tmp_path) -> None:
+def test_template_of_tokenizer_config_is_used_without_a_file(tmp_path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.settings["chat_template"] = [
         {"name": "tool_use", "template": "T"},
@@ -101,13 +101,13 @@ def test_the_field_of_the_tokenizer_config_counts_where_there_is_no_file(tmp_pat
     assert ChatTemplate.load(tmp_path, Tokenizer.load(tmp_path)).render(TALK) == "file"
 
 
-def test_a_template_reaches_nothing_and_refuses_in_one_sentence() -> None:
+def test_templates_are_sandboxed() -> None:
     for source in ("{{ messages.__class__.__mro__ }}", "{{ ''.__class__.__base__.__subclasses__() }}"):
-        with pytest.raises(TemplateError, match=r"refuses this conversation: .*unsafe"):
+        with pytest.raises(TemplateError, match=r"rejects this conversation: .*unsafe"):
             ChatTemplate(source, {}).render(TALK)
-    with pytest.raises(TemplateError, match="refuses"):
+    with pytest.raises(TemplateError, match="rejects"):
         ChatTemplate("{{ messages.append(1) }}", {}).render(TALK)
-    with pytest.raises(TemplateError, match="refuses this conversation: users first"):
+    with pytest.raises(TemplateError, match="rejects this conversation: users first"):
         ChatTemplate("{{ raise_exception('users first') }}", {}).render(TALK)
     with pytest.raises(TemplateError, match="is not Jinja"):
         ChatTemplate("{% for %}", {})
@@ -121,23 +121,23 @@ def test_a_template_reaches_nothing_and_refuses_in_one_sentence() -> None:
         "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
     ],
 )
-def test_a_template_that_fails_refuses(source: str) -> None:
-    with pytest.raises(TemplateError, match="the chat template refuses this conversation"):
+def test_failing_template_raises_template_error(source: str) -> None:
+    with pytest.raises(TemplateError, match="the chat template rejects this conversation"):
         ChatTemplate(source, {}).render([])
 
 
-def test_what_ends_a_turn_is_found_in_the_template() -> None:
+def test_turn_end_is_found_in_the_template() -> None:
     assert ChatTemplate(CHATML, {"bos_token": "<s>"}).turn_end() == "<|im_end|>"
     assert ChatTemplate(CHAT_TEMPLATE, {}).turn_end() == "<|end|>"
     assert ChatTemplate("{{ messages[0].content }}", {}).turn_end() == ""
 
 
-def test_every_turn_goes_on_from_the_state_and_says_the_same(folder) -> None:
+def test_turns_continue_from_the_state(folder) -> None:
     model = clearhead.load(folder)
-    task = Task.of(model, max_new_tokens=12)
+    task = TextGenerator.of(model, max_new_tokens=12)
     talk = Conversation(task, ChatTemplate.load(folder, task.tokenizer), system="Be brief.")
     mark = task.tokenizer.inner.token_to_id("<|im_end|>")
-    assert mark in talk.task.config.ends
+    assert mark in talk.generator.config.ends
     messages = [{"role": "system", "content": "Be brief."}]
     fed = []
     original = model.next_logits
@@ -149,30 +149,32 @@ def test_every_turn_goes_on_from_the_state_and_says_the_same(folder) -> None:
         answer = "".join(talk.reply(said))
         assert fed[0] <= len(ids)
         first = fed[0]
-        (anew,) = model.generate(ids, max_new_tokens=12, ends=talk.task.config.ends)
+        (anew,) = model.generate(ids, max_new_tokens=12, ends=talk.generator.config.ends)
         assert answer == anew.text
         assert len(messages) == 2 or first < len(ids) - 20
         messages.append({"role": "assistant", "content": answer.strip()})
     assert talk.messages == messages
 
 
-def test_every_turn_draws_other_numbers(folder, monkeypatch) -> None:
+def test_every_turn_has_its_own_random_stream(folder, monkeypatch) -> None:
     samples = []
-    monkeypatch.setattr(loop, "luck_of", lambda seed, sample: samples.append(sample) or luck_of(seed, sample))
-    task = Task.of(clearhead.load(folder), max_new_tokens=4, temperature=1.0, seed=3)
+    monkeypatch.setattr(
+        loop, "sample_generator", lambda seed, sample: samples.append(sample) or sample_generator(seed, sample)
+    )
+    task = TextGenerator.of(clearhead.load(folder), max_new_tokens=4, temperature=1.0, seed=3)
     talk = Conversation(task, ChatTemplate.load(folder, task.tokenizer))
     for said in ("one", "two"):
         list(talk.reply(said))
     assert samples == [0, 2]
 
 
-def test_the_context_bounds_a_conversation(folder) -> None:
+def test_conversation_longer_than_the_context_is_refused(folder) -> None:
     hf = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(hf | {"max_position_embeddings": 60}))
-    task = Task.of(clearhead.load(folder), max_new_tokens=5)
+    task = TextGenerator.of(clearhead.load(folder), max_new_tokens=5)
     talk = Conversation(task, ChatTemplate.load(folder, task.tokenizer))
     list(talk.reply("hi"))
     with pytest.raises(
-        ValueError, match=r"the conversation has \d+ tokens, but the model reads at most 60, .*; begin with fewer"
+        ValueError, match=r"the conversation has \d+ tokens, but the model.s context is 60 tokens; shorten it"
     ):
         list(talk.reply("long " * 20))

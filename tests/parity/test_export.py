@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from clearhead.cli.main import cli
 from clearhead.configs import BytePairConfig, Causal, LinearScaling, Llama3Scaling, RMSNormConfig, Window, YarnScaling
 from clearhead.configs.data import CharactersConfig
-from clearhead.generate.complete import Task
+from clearhead.generate.complete import TextGenerator
 from clearhead.models.convert import CheckpointError
 from clearhead.models.convert.compare import differences
 from clearhead.models.llama import llama, mixtral
@@ -182,15 +182,15 @@ def test_a_file_begins_and_ends_where_its_folder_does(kind: str, tokenizer: Toke
     mine, file, there = (str(tmp_path / name) for name in ("mine", "m.gguf", "again"))
     for words in ([mine, "--to", "gguf", file], [file, "--to", "hf", there]):
         assert CliRunner().invoke(cli, ["export", *words]).exit_code == 0
-    tasks = [Task.of(load(place)) for place in (mine, file, there)]
+    tasks = [TextGenerator.of(load(place)) for place in (mine, file, there)]
     want = own.prompt("the cat sat")
     assert (want[0] == start) is (kind != "byte pairs")
     for task in tasks:
-        assert task.ids("the cat sat") == want
-        assert task.ids("") == [start]
+        assert task.encode("the cat sat") == want
+        assert task.encode("") == [start]
         assert task.config.ends == (own.end,)
-        with pytest.raises(ValueError, match="but the model reads at most 48"):
-            task.ids("the cat sat " * 20)
+        with pytest.raises(ValueError, match="context is 48 tokens"):
+            task.encode("the cat sat " * 20)
     texts = [task.model.generate("the cat sat", max_new_tokens=4, temperature=0)[0].tokens for task in tasks]
     assert texts[0] == texts[1] == texts[2]
     llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")

@@ -7,7 +7,7 @@ import torch
 
 import clearhead
 from clearhead.configs import Power
-from clearhead.generate.filters import MinP, Never, RepetitionPenalty, Temperature, TopK, TopP
+from clearhead.generate.filters import BannedTokens, MinP, RepetitionPenalty, Temperature, TopK, TopP
 
 transformers = pytest.importorskip("transformers")
 process = transformers.generation.logits_process
@@ -21,12 +21,12 @@ PAIRS = [
     (MinP(0.1), lambda: process.MinPLogitsWarper(0.1)),
     (RepetitionPenalty(1.7), lambda: process.RepetitionPenaltyLogitsProcessor(1.7)),
     (RepetitionPenalty(0.6), lambda: process.RepetitionPenaltyLogitsProcessor(0.6)),
-    (Never((3, 11)), lambda: process.NoBadWordsLogitsProcessor([[3], [11]], eos_token_id=torch.tensor([0]))),
+    (BannedTokens((3, 11)), lambda: process.NoBadWordsLogitsProcessor([[3], [11]], eos_token_id=torch.tensor([0]))),
 ]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), PAIRS, ids=lambda value: getattr(value, "__dict__", None) and str(value))
-def test_filters_are_their_logits_processors(ours, theirs) -> None:
+def test_filters_equal_logits_processors(ours, theirs) -> None:
     rng = torch.Generator().manual_seed(0)
     logits = (torch.randn(6, 37, generator=rng) * 3).round(decimals=1)  # with ties
     read = torch.randint(0, 37, (6, 9), generator=rng)
@@ -34,7 +34,7 @@ def test_filters_are_their_logits_processors(ours, theirs) -> None:
     assert torch.equal(ours(logits, seen), theirs()(read, logits.clone()))
 
 
-def test_top_p_counts_to_the_share_and_no_further() -> None:
+def test_top_p_keeps_the_smallest_set() -> None:
     level = torch.zeros(1, 4)  # sums of exactly a quarter, a half, …
     for count, share in enumerate((0.25, 0.5, 0.75, 1.0), 1):
         found = TopP(share)(level, level.bool())
@@ -90,8 +90,8 @@ def both(request, tmp_path_factory):
     return clearhead.load(folder), theirs
 
 
-def by_them(theirs, prompt: list[int], **options) -> tuple[list[list[int]], list[float] | None]:
-    """The tokens after the prompt, up to and with the end token, and the scores of beams."""
+def their_generate(theirs, prompt: list[int], **options) -> tuple[list[list[int]], list[float] | None]:
+    """The tokens after the prompt, including the end token, and the beam scores."""
     ids = torch.tensor([prompt])
     with torch.no_grad():
         found = theirs.generate(ids, return_dict_in_generate=True, output_scores=True, max_length=None, **options)
@@ -109,25 +109,25 @@ def by_them(theirs, prompt: list[int], **options) -> tuple[list[list[int]], list
 PROMPTS = [[5, 6, 7], [20, 21, 22, 23, 24], [44]]
 
 
-def test_greedy_and_repetition_penalty_are_theirs(both) -> None:
+def test_greedy_and_repetition_penalty_match(both) -> None:
     ours, theirs = both
     for penalty in (1.0, 1.4):
         found = ours.generate(PROMPTS, max_new_tokens=15, repetition_penalty=penalty)
         for prompt, mine in zip(PROMPTS, found, strict=True):
             options = {"max_new_tokens": 15, "do_sample": False, "repetition_penalty": penalty}
-            assert [mine.tokens] == by_them(theirs, prompt, **options)[0]
+            assert [mine.tokens] == their_generate(theirs, prompt, **options)[0]
 
 
 @pytest.mark.parametrize(
     ("alpha", "early", "again"),
     [(0.0, False, 1.0), (0.7, False, 1.6), (1.5, "never", 1.0), (-1.0, True, 1.0), (1.0, True, 1.3)],
 )
-def test_beam_search_is_theirs(both, alpha: float, early, again: float) -> None:
+def test_beam_search_matches(both, alpha: float, early, again: float) -> None:
     ours, theirs = both
     options = {"beams": 4, "n": 4, "length_penalty": Power(alpha), "early_stopping": early, "max_new_tokens": 12}
     found = ours.generate(PROMPTS, repetition_penalty=again, **options)
     for number, prompt in enumerate(PROMPTS):
-        texts, scores = by_them(
+        texts, scores = their_generate(
             theirs,
             prompt,
             num_beams=4,
@@ -143,8 +143,8 @@ def test_beam_search_is_theirs(both, alpha: float, early, again: float) -> None:
         assert [one.score for one in mine] == pytest.approx(scores, abs=1e-4, rel=1e-5)
 
 
-def test_sampling_has_their_distribution(both) -> None:
-    """The first token, by its share among many draws, against the probabilities that transformers draws from."""
+def test_sampling_has_the_same_distribution(both) -> None:
+    """Frequencies of the first token over many samples, against the probabilities of transformers."""
     ours, theirs = both
     options = {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.05}
     ids = torch.tensor([PROMPTS[0]])

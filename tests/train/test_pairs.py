@@ -33,7 +33,7 @@ from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
 from clearhead.training.task import prepare
 
-from ..journeys.test_generate import typed
+from ..journeys.test_generate import run
 from .tools import same, weights
 
 WORDS = ("null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun")
@@ -193,7 +193,7 @@ def test_what_judges_is_asked_for_before_anything_is_made(
 def test_a_sample_of_a_translator_is_a_translation(table: Path, tmp_path: Path) -> None:
     file, out = tmp_path / "recipe.json", tmp_path / "run"
     file.write_text(dumps(tiny(steps=60, dropout=0.0)))
-    done = typed("train", str(file), "--data", str(table), "--out", str(out), "--sample", "abc")
+    done = run("train", str(file), "--data", str(table), "--out", str(out), "--sample", "abc")
     assert done.returncode == 0, done.stderr
     ((best,),) = translate(clearhead.load(out), ["abc"])
     assert done.stdout == best.text + "\n" != "\n"

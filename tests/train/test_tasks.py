@@ -37,7 +37,7 @@ def test_a_model_of_conversations_can_be_conversed_with_and_is_judged_by_its_ans
     train(small(steps=2, evaluate_every=2, **{"task.tokenizer": {"kind": "Bytes"}}), [data], out)
     for folder in (out, out / "best"):
         template = ChatTemplate.load(folder, Tokenizer.load(folder))
-        assert template.render(messages, answering=False) == "".join(text for text, _ in chat(messages))
+        assert template.render(messages, prompt=False) == "".join(text for text, _ in chat(messages))
     last = Run(out).history()[-1]
     answer = len("two<|end|>\n")  # and a token for the end
     assert last["val/bpb"] == pytest.approx(last["val/loss"] / np.log(2) * (answer + 1) / answer)

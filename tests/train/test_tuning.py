@@ -20,7 +20,7 @@ from clearhead.cli.train import find_recipe
 from clearhead.configs import ConfigError, Int8
 from clearhead.configs.adapter import LoRAConfig
 from clearhead.data import chat
-from clearhead.generate.defaults import defaults
+from clearhead.generate.defaults import default_decoding
 from clearhead.generate.template import ChatTemplate
 from clearhead.models import hub
 from clearhead.models.adapter import adapt, save_adapter, unmerge
@@ -166,8 +166,8 @@ def test_an_adapter_has_what_was_trained_beside_the_weights(tmp_path: Path) -> N
         model = clearhead.load(folder)
         assert model.origin == folder
         template = ChatTemplate.load(model.origin, Tokenizer.load(model.origin))
-        assert template.render(said, answering=False) == "".join(piece for piece, _ in chat(said))
-        assert defaults(model, None).max_new_tokens == 3  # as the base has it
+        assert template.render(said, prompt=False) == "".join(piece for piece, _ in chat(said))
+        assert default_decoding(model, None).max_new_tokens == 3  # as the base has it
         assert config_json(folder)["dtype"] == "float32"
     model.save(tmp_path / "merged")
     assert (tmp_path / "merged" / "chat_template.jinja").exists()
