@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/ready
 
-.PHONY: demo test proof lint bench docs clean
+.PHONY: demo test proof lint bench docs docs-serve figures clean
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -37,9 +37,17 @@ bench: $(READY)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	$(BIN)/python -m benchmarks
 
-# every formula, link, command and snippet of the documentation
+# the documentation site in build/docs; a warning is an error, and reading it needs no network
 docs: $(READY)
-	env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto tests/journeys/test_docs.py tests/style/test_docs_math.py
+	$(BIN)/sphinx-build -q -W --keep-going -b html docs build/docs
+	@echo "Open build/docs/index.html, or run: make docs-serve"
+
+docs-serve: docs
+	$(BIN)/python -m http.server --directory build/docs --bind 127.0.0.1 8000
+
+# the pictures of README and docs, drawn by the commands beside them
+figures: $(READY)
+	$(BIN)/python docs/figures.py
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache build dist
