@@ -70,7 +70,8 @@ def decode_json(text: str | bytes, name: str, kind: type[T] | Any = dict[str, An
     except UnicodeEncodeError:
         raise JSONError(f"{name} contains half of a surrogate pair, which is not a character") from None
     except json.JSONDecodeError as error:
-        raise JSONError(f"{name} is not JSON: {error}") from None
+        line = f"line {error.lineno:,}, " if error.lineno > 1 else ""
+        raise JSONError(f"{name} is not JSON: {error.msg} at {line}column {error.colno:,}") from None
     check_depth(data, name)
     return check_type(data, kind, name)
 

@@ -347,20 +347,23 @@ def changed(config: Any, changes: tuple[str, ...]) -> Any:
 
 def from_hugging_face(path: Path) -> ModelConfig | None:
     from clearhead.models.convert import family
+    from clearhead.models.convert.fields import check_hf
+    from clearhead.typed_json import read_json
 
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
+    data = read_json(path, Any)
+    if not isinstance(data, dict) or "model_type" not in data or "kind" in data:
         return None
-    is_theirs = isinstance(data, dict) and "model_type" in data and "kind" not in data
-    return family(data).config(data) if is_theirs else None
+    check_hf(data, str(path))
+    return family(data).config(data)
 
 
 def parsed(value: str) -> Any:
     """A JSON value, or the text itself."""
+    from clearhead.typed_json import JSONError, decode_json
+
     try:
-        return json.loads(value)
-    except json.JSONDecodeError:
+        return decode_json(value, "the value", Any)
+    except JSONError:
         return value
 
 

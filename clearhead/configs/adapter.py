@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from clearhead.typed_json import read_json
 
 from .base import Config, ConfigError, parse
 
@@ -31,15 +33,20 @@ class Adapter:
     config: LoRAConfig
 
 
+@dataclass(frozen=True)
+class AdapterFile:
+    """The contents of `adapter.json` as JSON."""
+
+    base: str
+    digest: str
+    adapter: dict[str, Any]
+
+
 def read_adapter(folder: Path) -> Adapter:
     """That of a folder; every complaint names the file."""
     path = folder / ADAPTER
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        base, digest, config = (about[name] for name in ("base", "digest", "adapter"))
-        config = parse(config, "adapter")
-    except (ValueError, TypeError, KeyError) as error:
-        raise ConfigError(f"{path} is damaged, or says nothing of an adapter: {error}") from None
-    if not (isinstance(base, str) and isinstance(digest, str) and isinstance(config, LoRAConfig)):
-        raise ConfigError(f"{path} is damaged: it must name a base, its digest, and a LoRA as the adapter")
-    return Adapter(base, digest, config)
+    about = read_json(path, AdapterFile)
+    config = parse(about.adapter, f"{path}: adapter")
+    if not isinstance(config, LoRAConfig):
+        raise ConfigError(f"{path}: adapter describes a {config.kind()}, but must be a LoRA")
+    return Adapter(about.base, about.digest, config)

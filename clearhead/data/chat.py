@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
+
+from clearhead.typed_json import JSONError, decode_json
 
 from .corpus import DataError, Piece
 
@@ -45,13 +46,9 @@ def chat(messages: list[dict[str, str]], answering: bool = False) -> tuple[Piece
 def parse_line(line: str, where: str) -> tuple[Piece, ...]:
     """The pieces of one line of a `.jsonl`."""
     try:
-        record = json.loads(line)
-    except RecursionError:
-        raise DataError(f"{where} is not JSON that can be read: it is nested too deeply") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
-    except ValueError:  # Python's own bound
-        raise DataError(f"{where} holds a number of too many digits") from None
+        record = decode_json(line, where, Any)
+    except JSONError as error:
+        raise DataError(str(error)) from None
     if not isinstance(record, dict):
         raise DataError(f"{where} is {kind_of(record)}, but must be an object with {KEYS}")
     if "messages" in record:

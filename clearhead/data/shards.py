@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt
 
 from clearhead.files import write_atomically
+from clearhead.typed_json import read_json
 
 from .corpus import DataError
 
@@ -52,11 +53,10 @@ class Index:
     @classmethod
     def load(cls, folder: Path) -> Index | None:
         try:
-            data = json.loads((folder / "index.json").read_text(encoding="utf-8"))
-            return cls(**data | {"shards": [Shard(**shard) for shard in data["shards"]]})
+            return read_json(folder / "index.json", cls)
         except FileNotFoundError:
             return None
-        except (ValueError, TypeError, KeyError) as error:
+        except ValueError as error:
             raise DataError(f"{folder / 'index.json'} is damaged or of another version ({error}); {REMOVE}") from None
 
     def save(self, folder: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import glob
 import gzip
-import json
 import os
 import re
 import sys
@@ -16,7 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from io import BufferedIOBase
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
+
+from clearhead.typed_json import MAX_BYTES, JSONError, decode_json
 
 from .chat import parse_line
 from .corpus import Corpus, DataError, Document
@@ -182,8 +183,8 @@ def is_jsonl(path: Path) -> bool:
         return path.name.removesuffix(".gz").endswith(".jsonl")
     with opened(path) as file:
         try:
-            record = json.loads(file.readline())
-        except ValueError:
+            record = decode_json(file.readline(MAX_BYTES), title(path), Any)
+        except JSONError:
             return False
     return isinstance(record, dict) and bool({"text", "prompt", "messages"} & record.keys())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from clearhead.configs import DecodingConfig, LearnedConfig, Power
-from clearhead.models.folder import read_json
+from clearhead.models.folder import read_config
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.models.origin import DECODING, SAMPLING, config_json
 from clearhead.tokenize import Tokenizer
@@ -84,5 +84,5 @@ def read_configs(origin: Path | None) -> dict[str, dict[str, Any]]:
     """The contents of `config.json` and `generation_config.json`; empty if a file is missing."""
     found: dict[str, dict[str, Any]] = {"config.json": config_json(origin), "generation_config.json": {}}
     if origin is not None and (path := origin / "generation_config.json").is_file():
-        found["generation_config.json"] = read_json(path)
+        found["generation_config.json"] = read_config(path)
     return found

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,21 @@ from torch import Tensor
 
 from clearhead.configs import ConfigError
 from clearhead.files import TargetError, flush_to_disk, stage_file
+from clearhead.typed_json import quote, read_json
 
 from .convert import CheckpointError
+from .convert.fields import check_hf
 
 Writers = dict[str, Callable[[Path], object]]
 """Functions that write a file to a path, by the file's name."""
+
+
+@dataclass
+class WeightIndex:
+    """`model.safetensors.index.json`: which file holds each tensor."""
+
+    weight_map: dict[str, str]
+
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHT_FILES = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
@@ -82,9 +93,10 @@ def shard_names(folder: Path) -> list[str]:
     """The names of the weight files. A single file takes precedence, as in `transformers`."""
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return [WEIGHTS]
-    table = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(table, dict) or not all(Path(str(name)).name == name for name in table.values()):
-        raise CheckpointError(f"{folder / INDEX} has no weight_map from tensors to files of its folder")
+    table = read_json(folder / INDEX, WeightIndex).weight_map
+    for name in table.values():
+        if Path(name).name != name or "\0" in name:
+            raise CheckpointError(f"{folder / INDEX}: weight_map names {quote(name)}, which is not a file there")
     return sorted(set(table.values()))
 
 
@@ -96,15 +108,12 @@ def refuse_pickles(folder: Path) -> None:
         )
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, Any]:
+    """The fields of a `config.json` or a `generation_config.json`; those used here have their right types."""
     if not path.exists():
         raise CheckpointError(f"{path} is missing, so {path.parent} is not a checkpoint folder")
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise CheckpointError(f"{path} is not a JSON object")
+    data = read_json(path)
+    check_hf(data, str(path))
     return data
 
 

@@ -22,7 +22,7 @@ from clearhead.configs.base import parse
 from .adapter import base_digest, merge
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing
 from .convert.compare import differences
-from .folder import prefix_errors, read_json, read_tensors
+from .folder import prefix_errors, read_config, read_tensors
 from .gguf.read import load_gguf
 from .hub import find_checkpoint
 from .model import Model, build_empty
@@ -47,7 +47,7 @@ def load(path: str | Path) -> Model:
         raise CheckpointError(f"{folder} is {'not a folder' if folder.exists() else 'missing'}")
     if (folder / ADAPTER).exists():
         return load_adapted(folder)
-    hf = read_json(folder / "config.json")
+    hf = read_config(folder / "config.json")
     config, kind = describe(folder, hf)
     tensors = read_tensors(folder)
     with prefix_errors(folder):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .folder import read_json
+from .folder import read_config
 from .gguf.read import gguf_fields
 
 IDS = ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id", "forced_eos_token_id")
@@ -27,4 +27,4 @@ def config_json(origin: Path | None) -> dict[str, Any]:
     """The `config.json` of the folder that a model was loaded from, or its equivalent for a GGUF file; else empty."""
     if origin is not None and origin.suffix == ".gguf" and origin.is_file():
         return gguf_fields(origin)
-    return {} if origin is None or not (origin / "config.json").exists() else read_json(origin / "config.json")
+    return {} if origin is None or not (origin / "config.json").exists() else read_config(origin / "config.json")

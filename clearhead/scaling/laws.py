@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.files import write_atomically
+from clearhead.typed_json import read_json
 
 from .table import FLOPS
 
@@ -229,7 +230,7 @@ class Fit:
 def read_fit(path: str | Path) -> Fit:
     """What `save` wrote."""
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        data = read_json(Path(path))
         law = LAWS[data["law"]]
         values = np.array([data[key]["value"] for key in law.keys], dtype=float)
         draws = np.array(data["draws"], dtype=float).reshape(-1, len(values))

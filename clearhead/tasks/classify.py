@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +12,12 @@ from jaxtyping import Float
 from torch import Tensor
 
 from clearhead.configs import ClassHeadConfig, PatchEmbeddingConfig
+from clearhead.models.convert.fields import FIELDS
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.tokenize import Tokenizer
+from clearhead.typed_json import check_fields, read_json
 
+from .images import PREPROCESSING, read_image
 from .texts import TextReader
 
 
@@ -35,13 +37,11 @@ def classify(
         raise ValueError("this model has no class head, so it classifies nothing")
     if top < 1:
         raise ValueError(f"top is {top}, but must be at least 1")
-    said = {} if model.origin is None else told(model.origin / "config.json")
+    said = {} if model.origin is None else read_fields(model.origin / "config.json")
     logits: list[Tensor] = []
     with torch.inference_mode():
         if isinstance(model.config.embedding, PatchEmbeddingConfig):
-            from .images import read_image
-
-            wanted = {} if model.origin is None else told(model.origin / "preprocessor_config.json")
+            wanted = {} if model.origin is None else read_fields(model.origin / "preprocessor_config.json")
             dtype = next(model.parameters()).dtype
             for path in inputs:
                 logits.append(model(read_image(Path(path), model.config.embedding, wanted)[None].to(dtype))[0])
@@ -63,5 +63,10 @@ def ranked(chances: Float[Tensor, "C"], labels: dict[str, str], top: int) -> lis
     return [Class(labels.get(str(number), f"LABEL_{number}"), score) for score, number in pairs]
 
 
-def told(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+def read_fields(path: Path) -> dict[str, Any]:
+    """The fields of a `config.json` or a `preprocessor_config.json`; empty if the file is missing."""
+    if not path.is_file():
+        return {}
+    data = read_json(path)
+    check_fields(data, FIELDS | PREPROCESSING, str(path))
+    return data

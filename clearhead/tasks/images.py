@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from msgspec import Meta
 from torch import Tensor
 
 from clearhead.configs import PatchEmbeddingConfig
 from clearhead.data.images import BILINEAR, open_picture
+
+Edge = Annotated[int, Meta(ge=1, le=2**15)]
+PREPROCESSING: dict[str, Any] = {
+    **dict.fromkeys(("size", "crop_size"), Edge | dict[str, Edge] | None),
+    **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), bool | None),
+    **dict.fromkeys(("image_mean", "image_std"), float | list[float] | None),
+    "resample": Annotated[int, Meta(ge=0, le=5)] | None,
+    "rescale_factor": float | None,
+}
+"""The fields of `preprocessor_config.json` that are used, with their types."""
 
 
 def read_image(path: Path, embedding: PatchEmbeddingConfig, said: dict[str, Any]) -> Float[Tensor, "Ch Y X"]:

@@ -8,16 +8,19 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from shutil import copyfile
-from typing import Any
+from typing import Annotated, Any
 
 import tokenizers
+from msgspec import Meta
 
 from clearhead.files import write_atomically
+from clearhead.typed_json import read_json
 
 from .pieces import SPACE, Pieces, from_pieces, read_pieces
 from .tokenizer import Tokenizer, TokenizerError
 
 SOURCE, TARGET, TABLE = "source.spm", "target.spm", "vocab.json"
+Id = Annotated[int, Meta(ge=0, lt=2**31)]
 LANGUAGE = re.compile(r">>.*?<<")
 
 
@@ -29,11 +32,9 @@ class MarianTokenizer(Tokenizer):
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
         try:
-            self.ids: dict[str, int] = json.loads((folder / TABLE).read_text(encoding="utf-8"))
+            self.ids: dict[str, int] = read_json(folder / TABLE, dict[str, Id])
         except OSError as error:
             raise TokenizerError(f"cannot read the tokenizer {folder / TABLE}: {error.strerror}") from None
-        except ValueError as error:
-            raise TokenizerError(f"{folder / TABLE} is not JSON: {error}") from None
         self.folder = folder
         self.source, self.target = (only_text(read_pieces(folder / name)) for name in (SOURCE, TARGET))
         self.names = {id: name for name, id in self.ids.items()}

@@ -15,6 +15,7 @@ import tokenizers.models
 import tokenizers.processors
 
 from clearhead.files import write_atomically
+from clearhead.typed_json import JSONError, check_fields, check_type, read_json
 
 END = "<|endoftext|>"
 MASK = "[MASK]"
@@ -23,8 +24,31 @@ BYTE = re.compile("<0x[0-9A-F]{2}>")
 KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 
 
+Special = str | dict[str, Any] | None
+SETTINGS: dict[str, Any] = {
+    **dict.fromkeys(
+        ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token"), Special
+    ),
+    "chat_template": str | list[dict[str, str]] | None,
+    "tokenizer_class": str | None,
+    "add_bos_token": bool | None,
+    "add_eos_token": bool | None,
+}
+"""The fields of `tokenizer_config.json` that are used, with their types."""
+
+
 class TokenizerError(ValueError):
     """A tokenizer that cannot be made or read, or a text that it has no tokens for."""
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The contents of a `tokenizer_config.json`."""
+    settings = read_json(path)
+    check_fields(settings, SETTINGS, str(path))
+    for name, value in settings.items():
+        if name in SETTINGS and isinstance(value, dict):
+            check_type(value.get("content"), str, str(path), f"{name}.content")
+    return settings
 
 
 class Tokenizer:
@@ -56,11 +80,11 @@ class Tokenizer:
         file = file / "tokenizer.json" if file.is_dir() else file
         beside = file.with_name("tokenizer_config.json")
         try:
-            settings = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else {}
+            settings = read_settings(beside) if beside.exists() else {}
             if not file.exists() and (found := from_sentencepiece(file.parent, settings)):
                 return found
             inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
-        except TokenizerError:
+        except (TokenizerError, JSONError):
             raise
         except OSError as error:
             raise TokenizerError(f"cannot read the tokenizer {file}: {error.strerror}") from None

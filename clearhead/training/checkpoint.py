@@ -6,6 +6,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,21 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from clearhead.files import apply_umask, file_digest, flush_to_disk
+from clearhead.typed_json import read_json
 
 from .distributed import World, in_parts
 
 KEPT = 2  # a run keeps the last two, so that one may be damaged
 STATE, TENSORS = "state.json", "state.safetensors"
+
+
+@dataclass
+class State:
+    """The contents of `state.json`."""
+
+    step: int
+    facts: dict[str, Any]
+    digests: dict[str, str]
 
 
 class ResumeError(ValueError):
@@ -102,9 +113,9 @@ def find_last(folder: Path) -> tuple[Path | None, list[str]]:
 def damage_of(path: Path) -> str:
     """What is wrong with a checkpoint; nothing where it is whole."""
     try:
-        digests = json.loads((path / STATE).read_text())["digests"]
+        digests = read_json(path / STATE, State).digests
         changed = [name for name, expected in digests.items() if file_digest(path / name) != expected]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError) as error:
         return str(error)
     return f"{changed[0]} is not what was written" if changed else ""
 
@@ -112,7 +123,7 @@ def damage_of(path: Path) -> str:
 @torch.no_grad()
 def read(path: Path, into: dict[str, Tensor]) -> tuple[int, dict[str, Any]]:
     """Write a checkpoint's tensors into those given; its step, and its facts. However many processes wrote it."""
-    state = json.loads((path / STATE).read_text())
+    state = read_json(path / STATE, State)
     if (path / TENSORS).exists() and not any(map(in_parts, into.values())):
         found = load_file(path / TENSORS)
         for name, tensor in into.items():
@@ -123,4 +134,4 @@ def read(path: Path, into: dict[str, Tensor]) -> tuple[int, dict[str, Any]]:
         with warnings.catch_warnings():  # one process alone may read what several have written
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             load(into, storage_reader=HuggingFaceStorageReader(str(path)))
-    return state["step"], state["facts"]
+    return state.step, state.facts

@@ -21,9 +21,10 @@ def draw_curves(folders: Sequence[str | Path], path: str | Path) -> None:
             if not lines:
                 raise ResumeError(f"{folder} holds no metrics.jsonl, so there is no curve to draw")
             colour, name = COLOURS[i % len(COLOURS)], names[i] if names.count(names[i]) == 1 else str(folder)
-            losses = smoothed([line["train/loss"] for line in lines])
+            trained = [line for line in lines if "train/loss" in line]
+            losses = smoothed([line["train/loss"] for line in trained])
             label = f"{name}, training (smoothed)"
-            axis.plot([line["step"] for line in lines], losses, color=colour, linewidth=1, label=label)
+            axis.plot([line["step"] for line in trained], losses, color=colour, linewidth=1, label=label)
             measured = [(line["step"], line["val/loss"]) for line in lines if "val/loss" in line]
             if measured:
                 axis.plot(*zip(*measured, strict=True), "o-", color=colour, markersize=4, label=f"{name}, validation")

@@ -12,6 +12,7 @@ from clearhead.configs import dumps, read
 from clearhead.configs.train import RecipeConfig
 from clearhead.data.sources import LOCK, RECIPE
 from clearhead.files import open_own, write_atomically
+from clearhead.typed_json import check_fields, decode_json
 
 from .checkpoint import ResumeError
 
@@ -23,6 +24,7 @@ except ImportError:  # Windows: no lock, as there is no such file lock
 
 MADE = ("metrics.jsonl", "checkpoints", "config.json", "adapter.json", "model*.safetensors")
 """By any of these a folder was trained in, or holds a model."""
+METRICS = {"step": int, "train/loss": float, "val/loss": float, "val/bpb": float}
 TOKENIZER = "tokenizer.json"
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "adapter.safetensors")  # a trained model has one
 
@@ -122,7 +124,9 @@ class Run:
         found = []
         for line in lines:
             with contextlib.suppress(ValueError):
-                found.append(json.loads(line))
+                line = decode_json(line, str(self.metrics), dict[str, Any])
+                check_fields(line, METRICS, str(self.metrics))
+                found += [line] if "step" in line else []
         return found
 
     def forget_after(self, step: int) -> None:
