@@ -19,7 +19,7 @@ from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Stack
 from clearhead.nn.tap import Taps
-from clearhead.tasks.classify import told
+from clearhead.tasks.classify import read_fields
 from clearhead.tasks.images import read_image
 from clearhead.tokenize import Tokenizer
 
@@ -113,7 +113,7 @@ class ModelInput:
     @property
     def classes(self) -> dict[str, str]:
         """Class names by number, if the checkpoint's config.json has them."""
-        return {} if self.model.origin is None else told(self.model.origin / "config.json").get("id2label") or {}
+        return {} if self.model.origin is None else read_fields(self.model.origin / "config.json").get("id2label") or {}
 
     def token_text(self, id: int) -> str:
         """Text of a token or name of a class; its number if there is no tokenizer or name."""
@@ -257,7 +257,7 @@ def image_input(model: SequenceModel, image: Any, write: int, name: str) -> Mode
     if write:
         raise ValueError(f"{name} reads images and cannot generate tokens")
     if isinstance(image, str | Path):
-        said = {} if model.origin is None else told(model.origin / "preprocessor_config.json")
+        said = {} if model.origin is None else read_fields(model.origin / "preprocessor_config.json")
         image = read_image(Path(image), config, said)
     pixels = torch.as_tensor(np.asarray(image)).to(next(model.parameters()).dtype)
     pixels = pixels[None] if pixels.dim() == 3 else pixels
