@@ -587,7 +587,7 @@ def test_bad_prompts_are_refused() -> None:
     with pytest.raises(ValueError, match="which token its targets begin with"):
         model_of("tiny-transformer").generate([1, 2])
     for name, head in {"tiny-bert": "Pooler", "tiny-vit": "ClassHead"}.items():
-        with pytest.raises(ValueError, match=f"this model has the head {head} and reads whole texts"):
+        with pytest.raises(ValueError, match=f"this model has a {head} head and cannot generate"):
             model_of(name).generate([1, 2])
 
 
