@@ -23,6 +23,7 @@ MAX_DEPTH = 64
 QUOTED = 80  # characters of a value that a message shows
 INT64 = range(-(2**63), 2**63)
 HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")  # not \t, \n
 TYPE_WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -156,5 +157,9 @@ def quote(value: Any) -> str:
 
 def quote_text(text: str) -> str:
     """A text cut to 80 characters, with control characters shown as escapes."""
-    shown = text if len(text) <= QUOTED else text[: QUOTED - 1] + "…"
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in shown)
+    return escape_controls(text if len(text) <= QUOTED else text[: QUOTED - 1] + "…")
+
+
+def escape_controls(text: str) -> str:
+    """A text in which control characters, which could steer a terminal, are shown as escapes such as `\\x1b`."""
+    return CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -1,4 +1,4 @@
-"""`clearhead classify`: classes of texts or images."""
+"""`clearhead classify`: classify texts or images."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import asdict
 
 import click
 
-from .options import gather, json_option, load_model, print_json, some, text_inputs
+from .options import echo_text, gather_texts, json_option, load_model, print_json, require_texts, text_inputs
 
 
 @click.command("classify")
 @click.argument("model")
 @text_inputs
-@click.option("--top", type=int, default=5, show_default=True, help="Classes for each input.")
+@click.option("--top", type=int, default=5, show_default=True, help="Number of classes to print per input.")
 @json_option
 def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: bool, top: int, as_json: bool) -> None:
-    """Print the likeliest classes of each of TEXTS; for a model that reads images, TEXTS are their files.
+    """Print the most likely classes of each of TEXTS. For an image model, TEXTS are image files.
 
     \b
     clearhead classify path/to/vit cat.png --top 3
     clearhead classify path/to/bert "What a fine day."
     """
-    wanted = some(gather(texts, files, lines))
+    wanted = require_texts(gather_texts(texts, files, lines))
     loaded = load_model(model)
     from clearhead.tasks.classify import classify
 
@@ -33,4 +33,4 @@ def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: b
         return
     for classes in found:
         for one in classes:
-            click.echo(f"{one.score:.4f}  {one.label}")
+            echo_text(f"{one.score:.4f}  {one.label}")

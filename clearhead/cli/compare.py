@@ -1,4 +1,4 @@
-"""`clearhead compare`: mixers and models side by side, as they grow."""
+"""`clearhead compare`: how the time and memory of mixers and models grow with length."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from .options import (
     console,
     count_text,
     find_config,
+    flops_text,
     force_option,
     json_option,
     print_json,
@@ -25,7 +26,7 @@ from .options import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from clearhead.measure.growth import Comparison, Contestant, Growth, Size
+    from clearhead.measure.growth import Comparison, Contestant, Growth, ModelSize
     from clearhead.training.text import NextToken
 
 ONE_OR_MORE = click.IntRange(min=1)
@@ -34,26 +35,30 @@ ONE_OR_MORE = click.IntRange(min=1)
 @click.command("compare")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @click.option(
-    "--lengths", type=WHOLES, default="256,512,1024,2048", show_default=True, help="Tokens, separated by commas."
+    "--lengths",
+    type=WHOLES,
+    default="256,512,1024,2048",
+    show_default=True,
+    help="Lengths, separated by commas.",
 )
-@click.option("--batch", "-b", type=ONE_OR_MORE, default=1, show_default=True, help="Rows.")
-@click.option("--dim", type=ONE_OR_MORE, default=256, show_default=True, help="Width, of models made of a mixer.")
-@click.option("--layers", type=ONE_OR_MORE, default=2, show_default=True, help="Blocks, of models made of a mixer.")
-@click.option("--heads", type=ONE_OR_MORE, default=4, show_default=True, help="Heads, of models made of a mixer.")
-@click.option("--both-ways", is_flag=True, help="Mixers read later tokens too; then there is no decoding.")
+@click.option("--batch", "-b", type=ONE_OR_MORE, default=1, show_default=True, help="Rows in the batch.")
+@click.option("--dim", type=ONE_OR_MORE, default=256, show_default=True, help="Width of models built from a mixer.")
+@click.option("--layers", type=ONE_OR_MORE, default=2, show_default=True, help="Blocks of models built from a mixer.")
+@click.option("--heads", type=ONE_OR_MORE, default=4, show_default=True, help="Heads of models built from a mixer.")
+@click.option("--both-ways", is_flag=True, help="Let mixers read later tokens too; decoding is not measured then.")
 @click.option(
     "--equal",
     type=click.Choice(["parameters", "compute", "no"]),
     default="parameters",
     show_default=True,
-    help="What models made of mixers have in common with the first.",
+    help="Match models built from mixers to the first in this respect.",
 )
-@click.option("--rounds", type=ONE_OR_MORE, default=3, show_default=True, help="Runs, of which the median is told.")
-@click.option("--out", type=PICTURE, metavar="FILE", help="Draw the curves into a .png, .svg or .pdf.")
+@click.option("--rounds", type=ONE_OR_MORE, default=3, show_default=True, help="Measurements; the median is printed.")
+@click.option("--out", type=PICTURE, metavar="FILE", help="Plot the curves: .png, .svg or .pdf.")
 @force_option
-@click.option("--train", "data", multiple=True, metavar="PATH", help="Train each on this text and tell its loss.")
-@click.option("--steps", type=ONE_OR_MORE, default=200, show_default=True, help="With --train: steps for each.")
-@click.option("--context", type=ONE_OR_MORE, default=128, show_default=True, help="With --train: tokens in a row.")
+@click.option("--train", "data", multiple=True, metavar="PATH", help="Train each model on this text; print its loss.")
+@click.option("--steps", type=ONE_OR_MORE, default=200, show_default=True, help="With --train: steps per model.")
+@click.option("--context", type=ONE_OR_MORE, default=128, show_default=True, help="With --train: tokens per row.")
 @json_option
 def command(
     names: tuple[str, ...],
@@ -71,20 +76,20 @@ def command(
     context: int,
     as_json: bool,
 ) -> None:
-    """Measure how models grow with the length: time and memory of forward, backward and decoding, FLOPs, exponents.
+    """Measure how time and memory of forward, backward and decoding grow with length, and fit exponents.
 
     NAME is a mixer (full, flash, window, longformer, bigbird, linformer, linear, performer, mamba, lstm), a .json with
-    the config of a mixer, or a model as other commands take it. Mixers are put into models of one width; `full` makes
-    the whole matrix of scores, `flash` is the same attention by the fused kernel.
+    the config of a mixer, or a model as in other commands. Each mixer is put into a model of the same width. `full`
+    computes the whole score matrix; `flash` is the same attention with the fused kernel.
 
     \b
     clearhead compare full flash window --lengths 512,1024,2048 --out growth.svg
     clearhead compare flash lstm --equal compute --train notes/ --steps 500
     clearhead compare tiny-gpt tiny-llama --lengths 16,32,64 --json
     """
-    from clearhead.measure.growth import Size, compare
+    from clearhead.measure.growth import ModelSize, compare
 
-    size = Size(dim=dim, layers=layers, heads=heads, causal=not both_ways)
+    size = ModelSize(dim=dim, layers=layers, heads=heads, causal=not both_ways)
     contestants = [contestant(name, size) for name in names]
     common = None if equal == "no" else equal
     say = progress()
@@ -92,24 +97,24 @@ def command(
         found = compare(contestants, lengths, batch=batch, rounds=rounds, equal=common, say=say)
         if not as_json:
             show(found)
-        told = [result.to_dict() for result in found]
-        for one, task in zip(told, planned, strict=bool(data)):
+        rows = [result.to_dict() for result in found]
+        for one, task in zip(rows, planned, strict=bool(data)):
             say(f"{one['name']}, {steps} steps")
-            one["training"] = None if task is None else trained(task)
+            one["training"] = None if task is None else train_model(task)
     if as_json:
-        print_json({"batch": batch, "equal": common, "models": told})
+        print_json({"batch": batch, "equal": common, "models": rows})
     elif data:
-        show_losses(told)
+        show_losses(rows)
     if out is not None:
         from clearhead.inspect.growth_figure import draw_growth
 
-        draw_growth(told, out)
+        draw_growth(rows, out)
         if not as_json:
             click.echo(out)
 
 
-def contestant(name: str, size: Size) -> Contestant:
-    """A mixer by name or config, put into a model, or a whole model."""
+def contestant(name: str, size: ModelSize) -> Contestant:
+    """A model built from a mixer (by name or config), or a whole model."""
     from clearhead.configs import ConfigError, PatchEmbeddingConfig, SequenceModelConfig, read
     from clearhead.configs.base import nearest
     from clearhead.measure.growth import Contestant, mixers, of_mixer
@@ -127,9 +132,9 @@ def contestant(name: str, size: Size) -> Contestant:
         raise ConfigError(f"there is no mixer or model {name!r}{nearest(name, [*known, *PRESETS])}")
     model = find_config(name)
     if not isinstance(model, SequenceModelConfig):
-        raise click.UsageError(f"{name} is an encoder–decoder, which has two lengths; compare takes models of one")
+        raise click.UsageError(f"{name} is an encoder–decoder with two lengths; compare takes models with one")
     if isinstance(model.embedding, PatchEmbeddingConfig):
-        raise click.UsageError(f"{name} reads images, which have one length; compare takes models that read tokens")
+        raise click.UsageError(f"{name} reads images of one size; compare takes models that read tokens")
     return Contestant(name, lambda length: model, fixed=True)
 
 
@@ -137,8 +142,8 @@ def contestant(name: str, size: Size) -> Contestant:
 def tasks(
     contestants: list[Contestant], data: tuple[str, ...], steps: int, context: int, equal: str | None
 ) -> Iterator[list[NextToken | None]]:
-    """What each learns, as many steps on the same text; None for one that reads later tokens. The text is made ready
-    at once, so that what is wrong with it is said before anything is measured."""
+    """A training task on the same text for each model; None for a model that reads later tokens. The text is prepared
+    first, so that bad data is reported before anything is measured."""
     import tempfile
 
     from clearhead.configs.data import CharactersConfig
@@ -170,8 +175,8 @@ def tasks(
         yield [NextToken(recipe, *corpus) if model.stack.causal else None for model, recipe in both]
 
 
-def trained(task: NextToken) -> dict[str, float]:
-    """The loss that it comes to."""
+def train_model(task: NextToken) -> dict[str, float]:
+    """Train a model and return its validation loss."""
     import tempfile
     import time
 
@@ -182,14 +187,14 @@ def trained(task: NextToken) -> dict[str, float]:
         start = time.perf_counter()
         try:
             train(task.recipe, out=folder, task=task)
-        except Interrupted:  # what it has saved goes with its folder
+        except Interrupted:  # the temporary folder goes with its checkpoint
             raise click.Abort from None
         taken, last = time.perf_counter() - start, Run(folder).history()[-1]
     return {"loss": last["val/loss"], "bits_per_byte": last["val/bpb"], "seconds": taken}
 
 
 def show(found: list[Comparison]) -> None:
-    """What it costs, how long it takes and how much it holds: three tables, since one would be wider than a screen."""
+    """Print cost, time and memory as three tables, since one would be wider than a screen."""
     from rich.text import Text
 
     from clearhead.measure.growth import PASSES
@@ -202,9 +207,9 @@ def show(found: list[Comparison]) -> None:
         last = result.measured[-1]
         errors = [(m.length, m.error) for m in result.measured if m.error is not None]
         error = f"{errors[-1][1]:.3f} at {errors[-1][0]:,}" if errors else "–"
-        costs.append((result.name, count_text(last.parameters), count_text(last.flops), error))
+        costs.append((result.name, count_text(last.parameters), flops_text(last.flops), error))
         seconds, peak = (
-            [grown(text, result.growth(what, p)) for p, text in zip(PASSES, texts, strict=True)]
+            [value_and_growth(text, result.growth(what, p)) for p, text in zip(PASSES, texts, strict=True)]
             for what, texts in (
                 ("seconds", [milliseconds(last.seconds[p]) for p in PASSES]),
                 ("peak", [bytes_or_none(last.peak[p]) for p in PASSES]),
@@ -233,7 +238,7 @@ def table_of(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     return table
 
 
-def grown(value: str | None, growth: Growth | None) -> tuple[str, str]:
+def value_and_growth(value: str | None, growth: Growth | None) -> tuple[str, str]:
     """`12.3 ms` and `n^1.02±.05`."""
     if value is None or growth is None:
         return value or "–", ""
@@ -249,9 +254,9 @@ def bytes_or_none(count: int | None) -> str | None:
     return None if count is None else bytes_text(count)
 
 
-def show_losses(told: list[dict[str, Any]]) -> None:
+def show_losses(models: list[dict[str, Any]]) -> None:
     rows = []
-    for one in told:
+    for one in models:
         loss = one["training"]
         numbers = ("–",) * 3
         if loss is not None:

@@ -1,4 +1,4 @@
-"""`clearhead completion`: a shell's completion script."""
+"""`clearhead completion`: completion scripts for shells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def command(shell: str) -> None:
-    """Print the completion script for SHELL, to be loaded by it.
+    """Print the completion script for SHELL.
 
     \b
     source <(clearhead completion bash)

@@ -9,8 +9,8 @@ import click
 from .options import (
     bytes_text,
     console,
-    count_text,
     find_config,
+    flops_text,
     input_options,
     json_option,
     model_argument,
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     type=click.Choice(["float32", "bfloat16", "float16", "int8"]),
     default="float32",
     show_default=True,
-    help="What weights, cache and activations are stored in.",
+    help="Precision of weights, cache and activations.",
 )
-@click.option("--train", is_flag=True, help="Say what a training step takes as well.")
+@click.option("--train", is_flag=True, help="Also show what a training step needs.")
 @json_option
 def command(
     model: str,
@@ -45,7 +45,7 @@ def command(
 ) -> None:
     """Count the parameters, FLOPs and memory of MODEL without allocating anything.
 
-    A multiply-add is 2 FLOPs; matrix products only; what a causal mask throws away is counted.
+    A multiply-add is 2 FLOPs. Only matrix products count, and masked scores count as computed.
 
     \b
     clearhead cost gpt3-175b
@@ -67,7 +67,7 @@ def show(model: str, bill: Cost, train: bool) -> None:
 
     out = console()
     parameters, flops, memory = bill.parameters, bill.flops, bill.memory
-    active = "" if parameters.active == parameters.total else f", {parameters.active:,} of them active for a token"
+    active = "" if parameters.active == parameters.total else f", of which {parameters.active:,} are active per token"
     out.print(Text(f"{model}: {parameters.total:,} parameters{active}", "bold"))
     table = Table(box=None, padding=(0, 2), pad_edge=False)
     for heading in ("part", "parameters", "share", "FLOPs", "share", "grows as"):
@@ -78,19 +78,19 @@ def show(model: str, bill: Cost, train: bool) -> None:
             part,
             f"{count:,}",
             f"{count / max(parameters.total, 1):.1%}",
-            count_text(work),
+            flops_text(work),
             f"{work / max(flops.forward, 1):.1%}",
             bill.complexity[part],
         )
     out.print(table)
     rows = {
         f"forward, {bill.batch} × {bill.length} tokens": f"{flops.forward:,} FLOPs",
-        "  of it, the last block": f"{flops.block:,} FLOPs",
+        "  the last block alone": f"{flops.block:,} FLOPs",
         f"weights in {bill.dtype}": bytes_text(memory.weights),
     }
     if memory.kv_cache:
         rows |= {
-            "decoding the last token alone": f"{flops.decode:,} FLOPs",
+            "decoding one token": f"{flops.decode:,} FLOPs",
             f"KV cache, {bill.batch} × {bill.length} tokens": bytes_text(memory.kv_cache),
         }
     if train:
@@ -99,7 +99,7 @@ def show(model: str, bill: Cost, train: bool) -> None:
             "activations kept for the backward pass": bytes_text(memory.activations),
             "gradients": bytes_text(memory.gradients),
             "AdamW's moments": bytes_text(memory.optimizer),
-            "training, all together": bytes_text(memory.training),
+            "training, total": bytes_text(memory.training),
         }
     table = Table(box=None, padding=(0, 2), show_header=False, pad_edge=False)
     for name, value in rows.items():

@@ -1,4 +1,4 @@
-"""`clearhead doctor`: what this machine can do, and what to do about what it cannot."""
+"""`clearhead doctor`: what this machine can do, and how to fix what it cannot."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import click
 from .options import bytes_text, console, json_option, print_json
 
 if TYPE_CHECKING:
-    from clearhead.measure.doctor import Report
+    from clearhead.measure.doctor import DoctorReport
 
 
 @click.command("doctor")
-@click.option("--quick", is_flag=True, help="Only look: try no precision, measure no speed.")
+@click.option("--quick", is_flag=True, help="Skip the tests of precisions and speed.")
 @json_option
 @click.pass_context
 def command(ctx: click.Context, quick: bool, as_json: bool) -> None:
-    """Look at this machine: versions, speed, and which precisions really work.
+    """Check this machine: versions, speed, and which precisions work.
 
-    Each precision is tried in a process of its own, since a wrong one can end the process. Takes about ten seconds.
+    Each precision is tested in its own process, because a broken one can crash it. This takes about ten seconds.
     The exit code is 0 if float32 works, else 1.
 
     \b
@@ -28,7 +28,7 @@ def command(ctx: click.Context, quick: bool, as_json: bool) -> None:
     clearhead doctor --quick
     clearhead doctor --json
     """
-    report = examine_aloud(quick)
+    report = examine_with_progress(quick)
     if as_json:
         print_json(report.to_dict())
     else:
@@ -36,8 +36,8 @@ def command(ctx: click.Context, quick: bool, as_json: bool) -> None:
     ctx.exit(0 if report.ok else 1)
 
 
-def examine_aloud(quick: bool) -> Report:
-    """The report, with the present stage on stderr if somebody is watching."""
+def examine_with_progress(quick: bool) -> DoctorReport:
+    """The report; the current stage is shown on stderr if it is a terminal."""
     from rich.console import Console
 
     from clearhead.measure.doctor import examine
@@ -45,11 +45,11 @@ def examine_aloud(quick: bool) -> Report:
     err = Console(stderr=True, highlight=False)
     if not err.is_terminal or err.is_dumb_terminal:
         return examine(probe=not quick)
-    with err.status("looking") as status:
+    with err.status("checking") as status:
         return examine(probe=not quick, progress=status.update)
 
 
-def show(report: Report) -> None:
+def show(report: DoctorReport) -> None:
     from rich.padding import Padding
     from rich.text import Text
 
@@ -60,7 +60,7 @@ def show(report: Report) -> None:
     tried = [(probe.dtype, str(probe)) for probe in report.precisions]
     table("Precisions", tried or [("not tried",)])
     table("Optional", [(use.purpose, use.package, use.version or use.install) for use in report.uses])
-    well = "Nothing is wrong." if tried else "Nothing wrong meets the eye. Without --quick, each precision is tried."
+    well = "No problems found." if tried else "No problems found. Run without --quick to test each precision."
     out.print(Text("What to do" if report.findings else well, "bold"))
     for finding in report.findings:
         style = "red" if finding.level == "error" else "yellow"
@@ -81,21 +81,21 @@ def table(title: str, rows: Sequence[tuple[str, ...]]) -> None:
     out.print()
 
 
-def machine_rows(report: Report) -> list[tuple[str, str]]:
+def machine_rows(report: DoctorReport) -> list[tuple[str, str]]:
     machine, speed, compile = report.machine, report.speed, report.compile
-    threads = "torch not at hand" if report.threads is None else f"torch uses {report.threads} threads"
-    quota = f", {machine.quota:g} allowed to this container" if machine.quota is not None else ""
-    sizes = {"in all": machine.memory_total, "free": machine.memory_available, "allowed": machine.memory_limit}
+    threads = "torch is not installed" if report.threads is None else f"torch uses {report.threads} threads"
+    quota = f", {machine.quota:g} allowed in this container" if machine.quota is not None else ""
+    sizes = {"total": machine.memory_total, "free": machine.memory_available, "allowed": machine.memory_limit}
     lacking = "a C++ compiler" if compile.compiler is None else "Python.h"
     rows = [
         ("platform", machine.platform),
         ("processor", machine.processor or "unknown"),
-        ("instructions", ", ".join(machine.instructions) or "none that matter here"),
+        ("instructions", ", ".join(machine.instructions) or "no relevant ones"),
         ("cores", f"{machine.cores} usable{quota}; {threads}"),
         ("memory", ", ".join(f"{bytes_text(size)} {word}" for word, size in sizes.items() if size) or "unknown"),
         ("disk", f"{bytes_text(machine.disk_free)} free in {machine.folder}"),
-        ("torch.compile", f"can use {compile.compiler}" if compile.possible else f"lacks {lacking}"),
-        ("kernels", "lack a C compiler" if report.kernels is None else f"can be compiled by {report.kernels}"),
+        ("torch.compile", f"can use {compile.compiler}" if compile.possible else f"needs {lacking}"),
+        ("kernels", "no C compiler found" if report.kernels is None else f"can be compiled by {report.kernels}"),
     ]
     if speed is not None:
         rows += [

@@ -1,4 +1,4 @@
-"""`clearhead embed`: vectors of texts."""
+"""`clearhead embed`: embeddings of texts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import gather, json_option, load_model, print_json, some, text_inputs
+from .options import gather_texts, json_option, load_model, print_json, require_texts, text_inputs
 
 
 @click.command("embed")
@@ -17,16 +17,17 @@ from .options import gather, json_option, load_model, print_json, some, text_inp
     type=click.Choice(["mean", "first", "pooler", "none"]),
     default="mean",
     show_default=True,
-    help="The mean over tokens, the first token's, the model's own pooler's, or a vector for each token.",
+    help="Mean over the tokens, the first token, the model's own pooler, or one vector per token.",
 )
 @json_option
 def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: bool, pool: Any, as_json: bool) -> None:
-    """Print a vector of each of TEXTS: a line of numbers, or JSON.
+    """Print the embedding of each of TEXTS: a line of numbers, or JSON.
 
     \b
-    clearhead embed path/to/bert "A sentence." "Another one." --pool mean --json
+    clearhead embed path/to/bert "A sentence." "Another one." --json
+    clearhead embed path/to/bert --file sentences.txt --lines --pool first
     """
-    wanted = some(gather(texts, files, lines))
+    wanted = require_texts(gather_texts(texts, files, lines))
     loaded = load_model(model)
     from clearhead.tasks.texts import embed
 

@@ -1,4 +1,4 @@
-"""`clearhead eval`: how well a model foresees a text, or translates."""
+"""`clearhead eval`: perplexity on texts, and BLEU on translations."""
 
 from __future__ import annotations
 
@@ -8,29 +8,34 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import beam_options, json_option, load_model, load_writer, print_json, translated, weights_option
+from .options import beam_options, json_option, load_model, load_writer, print_json, translate_texts, weights_option
 
 if TYPE_CHECKING:
+    from clearhead.configs import LengthPenalty
     from clearhead.models.model import Model
 
 
 @click.command("eval")
 @click.argument("model")
 @click.argument("files", nargs=-1)
-@click.option("--context", type=int, default=None, help="Tokens read at once.  [default: the model's own, or 1024]")
+@click.option("--context", type=int, default=None, help="Tokens per window.  [default: the model's context, or 1024]")
 @click.option(
     "--stride",
     type=click.IntRange(min=1),
     default=None,
-    help="Tokens from one window to the next.  [default: half of it]",
+    help="Tokens from one window to the next.  [default: half of --context]",
 )
 @click.option(
     "--pairs",
     multiple=True,
     metavar="PATH",
-    help="Sources and their translations, which are scored: a .tsv, or two files, each with a --pairs.",
+    help="Score translations of sentence pairs: a .tsv, or two files (give --pairs twice).",
 )
-@click.option("--language", default=None, help="Of the translations, for tokens.  [default: the file's ending, or en]")
+@click.option(
+    "--language",
+    default=None,
+    help="Language of the translations, for BLEU's tokenizer.  [default: from the file name, or en]",
+)
 @beam_options
 @weights_option
 @json_option
@@ -41,19 +46,19 @@ def command(
     stride: int | None,
     pairs: tuple[str, ...],
     language: str | None,
-    beam: int,
-    length_penalty: float,
+    beams: int,
+    length_penalty: LengthPenalty,
     batch: int,
     weights: str | None,
     as_json: bool,
 ) -> None:
-    """Print the perplexity of MODEL on the text of each of FILES, and its bits per byte.
+    """Print the perplexity and bits per byte of MODEL on each of FILES.
 
-    A long text is read in windows of the context; each token is counted once, in the first window that holds it.
-    Bits per byte compares models of different tokenizers; perplexity is per token and does not.
+    A long text is read in overlapping windows; each token is scored once, in the first window that contains it.
+    Bits per byte can be compared between models with different tokenizers; perplexity is per token and cannot.
 
-    With --pairs, MODEL is an encoder–decoder that translates the sources; BLEU and chrF are printed with sacreBLEU's
-    signatures and, because papers differ, BLEU of lower-cased tokens too.
+    With --pairs, MODEL is an encoder–decoder that translates the sources. BLEU and chrF are printed with sacreBLEU's
+    signatures, and BLEU of lower-cased tokens too, because papers differ.
 
     \b
     clearhead eval runs/mine held_out.txt --stride 128 --json
@@ -62,22 +67,22 @@ def command(
     if not files and not pairs:
         raise click.UsageError("give FILES, or --pairs")
     loaded = (load_model if pairs else load_writer)(model, weights)
-    told: dict[str, Any] = {"model": model}
+    result: dict[str, Any] = {"model": model}
     if files:
-        told["files"] = perplexities(loaded, files, context, stride)
+        result["files"] = perplexities(loaded, files, context, stride)
     if pairs:
-        told["pairs"] = scored(loaded, pairs, language or language_of(pairs), beam, length_penalty, batch)
+        result["pairs"] = score_pairs(loaded, pairs, language or language_of(pairs), beams, length_penalty, batch)
     if as_json:
-        print_json(told)
+        print_json(result)
         return
-    for file, one in told.get("files", {}).items():
+    for file, one in result.get("files", {}).items():
         click.echo(
             f"{file}: perplexity {one['perplexity']:.4g}, {one['bits_per_byte']:.4f} bits per byte "
             f"({one['tokens']:,} tokens, {one['bytes']:,} bytes; context {one['context']}, stride {one['stride']})"
         )
     if pairs:
-        click.echo(f"{told['pairs']['sentences']:,} sentences, {told['pairs']['exact']:.1%} as they were wanted")
-        for one in told["pairs"]["scores"]:
+        click.echo(f"{result['pairs']['sentences']:,} sentences, {result['pairs']['exact']:.1%} exact matches")
+        for one in result["pairs"]["scores"]:
             click.echo(f"{one['name']} {one['score']:.2f}  {one['signature']}")
 
 
@@ -98,29 +103,29 @@ def perplexities(
     return found
 
 
-def scored(
-    model: Model, paths: tuple[str, ...], language: str, beam: int, length_penalty: float, batch: int
+def score_pairs(
+    model: Model, paths: tuple[str, ...], language: str, beams: int, length_penalty: LengthPenalty, batch: int
 ) -> dict[str, Any]:
-    """The sources translated, and the scores of that."""
+    """The sources translate_texts, and the scores of that."""
     from clearhead.data.pairs import pairs
     from clearhead.measure.bleu import scores
 
     lines = [(source.strip(), target.strip()) for source, target in pairs(paths).read()]
     if not any(map(all, lines)):
         raise ValueError(f"there are no pairs in {', '.join(paths)}")
-    found = translated(model, [source for source, _ in lines], beam, length_penalty, batch)
+    found = translate_texts(model, [source for source, _ in lines], beams, length_penalty, batch)
     known = [(best.text, target) for (source, target), (best,) in zip(lines, found, strict=True) if source or target]
     written, wanted = ([pair[side] for pair in known] for side in (0, 1))
     return {
         "sentences": len(known),
-        "beam": beam,
-        "length_penalty": length_penalty,
+        "beams": beams,
+        "length_penalty": length_penalty.to_dict(),
         "exact": sum(one == other for one, other in known) / len(known),
         "scores": [asdict(score) for score in scores(written, wanted, language)],
     }
 
 
 def language_of(paths: tuple[str, ...]) -> str:
-    """`test.de.gz` is German: the last file's ending, where it is a language's two letters."""
+    """The language in the last file's name: `de` for `test.de.gz`; `en` if there is none."""
     ending = Path(paths[-1].removesuffix(".gz")).suffix[1:]
     return ending if len(ending) == 2 and ending.isalpha() else "en"

@@ -1,4 +1,4 @@
-"""`clearhead export`: a model in the form that another program runs."""
+"""`clearhead export`: convert a model for another program."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
 @click.command("export")
 @click.argument("model")
-@click.option("--to", "form", type=click.Choice(["hf", "gguf", "onnx"]), required=True, help="The form.")
+@click.option("--to", "form", type=click.Choice(["hf", "gguf", "onnx"]), required=True, help="Target format.")
 @click.option(
     "--dtype",
     type=click.Choice([*DTYPES, "q8_0", "q4_0", "q4_1"]),
     default=None,
-    help="The precision of the matrices; as they are, if not said. Only GGUF holds quantised ones.",
+    help="Precision of the matrices (q8_0, q4_0 and q4_1: GGUF only).  [default: unchanged]",
 )
 @click.argument("out")
 @force_option
@@ -32,13 +32,14 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     \b
     clearhead export runs/mine --to gguf mine.gguf --dtype q8_0
     clearhead export mine.gguf --to hf folder/
+    clearhead export runs/mine --to onnx mine.onnx --force
     """
     if form != "gguf" and dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"{dtype} is a precision of GGUF; {form} takes {', '.join(DTYPES)}")
+        raise ValueError(f"{dtype} is a GGUF precision; --to {form} takes {', '.join(DTYPES)}")
     force = check_free_folder(out) if form == "hf" else check_free(out)
     loaded = read_model(model)
     if loaded.precision is not None:
-        raise ValueError(f"{model} is quantised, which only clearhead reads; export the model that it was made from")
+        raise ValueError(f"{model} is quantized in Clearhead's own format; export the model it was made from")
     import torch
 
     from clearhead.generate.complete import own_tokenizer

@@ -1,4 +1,4 @@
-"""`clearhead fill-mask`: masked words, filled in."""
+"""`clearhead fill-mask`: predict masked words."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from dataclasses import asdict
 
 import click
 
-from .options import gather, json_option, load_model, print_json, some, text_inputs
+from .options import echo_text, gather_texts, json_option, load_model, print_json, require_texts, text_inputs
 
 
 @click.command("fill-mask")
 @click.argument("model")
 @text_inputs
-@click.option("--top", type=int, default=5, show_default=True, help="Words for each mask.")
+@click.option("--top", type=int, default=5, show_default=True, help="Number of words to print per mask.")
 @json_option
 def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: bool, top: int, as_json: bool) -> None:
-    """Print the likeliest words for each mask, such as [MASK], of each of TEXTS.
+    """Print the most likely words for each mask, such as [MASK], in each of TEXTS.
 
     \b
     clearhead fill-mask path/to/bert "Paris is the [MASK] of France."
+    clearhead fill-mask path/to/bert --file sentences.txt --lines --top 1 --json
     """
-    wanted = some(gather(texts, files, lines))
+    wanted = require_texts(gather_texts(texts, files, lines))
     loaded = load_model(model)
     from clearhead.tasks.fill import fill_mask
 
@@ -35,4 +36,4 @@ def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: b
     for masks in found:
         for mask in masks:
             for one in mask:
-                click.echo(f"{one.score:.4f}  {one.word}\t{one.text}")
+                echo_text(f"{one.score:.4f}  {one.word}\t{one.text}")

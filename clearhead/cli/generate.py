@@ -12,12 +12,12 @@ from .options import (
     cache_option,
     decoding_options,
     file_options,
-    gather,
+    gather_texts,
     json_option,
     length_penalty,
     load_writer,
     print_json,
-    some,
+    require_texts,
     weights_option,
 )
 
@@ -90,8 +90,8 @@ def command(
     clearhead generate runs/mine "To be" --temperature 0.8 --top-p 0.95 --seed 1 -n 3
     clearhead generate runs/mine --file questions.txt --lines --beams 4 --json
     """
-    wanted = gather(prompts, files, lines)
-    wanted = some(wanted) if prompts or files else [""]
+    wanted = gather_texts(prompts, files, lines)
+    wanted = require_texts(wanted) if prompts or files else [""]
     options |= {"early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping)}
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
     loaded = load_writer(model, weights, cache)

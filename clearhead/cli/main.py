@@ -1,4 +1,4 @@
-"""`clearhead …` and `python -m clearhead …`. Commands are imported when they are called, so `--help` stays quick."""
+"""`clearhead …` and `python -m clearhead …`. A command is imported when it is called, so `--help` stays quick."""
 
 from __future__ import annotations
 
@@ -11,37 +11,52 @@ import click
 
 from clearhead import __version__
 
-COMMANDS = {
-    "presets": "List the architectures that have a name, or print one as clearhead.json.",
-    "trace": "Show every step of a model with its shapes, parameters and FLOPs.",
-    "cost": "Count parameters, FLOPs and memory without allocating anything.",
-    "inspect": "Look into a model: attention maps, what heads do, logit lens, ablation, patching.",
-    "compare": "Measure how mixers and models grow with the length, side by side.",
-    "positions": "Draw how positions are told apart: sinusoids, rotary and its stretching, ALiBi.",
-    "lab": "Put claims about the Transformer to the test: experiments with tables and figures.",
-    "check": "Check attention, norms, masks and models that you wrote, and name what is wrong.",
-    "exercises": "Write starter files for every part, in the order a learner needs them.",
-    "recipes": "List the training runs that have a name, or print one as recipe.json.",
-    "train": "Train a model on your text, from a recipe.",
-    "runs": "List the runs of a folder.",
-    "plot": "Draw the loss curves of runs.",
-    "scaling": "Fit scaling laws to runs, plan a budget by them, or train the runs.",
-    "generate": "Write on from prompts with a trained model.",
-    "translate": "Translate line by line with an encoder–decoder.",
-    "chat": "Converse with a trained model.",
-    "quantize": "Write a model in fewer bits, and say what that costs on a text.",
-    "eval": "Measure how well a model foresees a text, or translates: perplexity, BLEU.",
-    "embed": "Print vectors of texts.",
-    "fill-mask": "Fill in masked words.",
-    "classify": "Classify texts or images.",
-    "export": "Write a model for another program: transformers, llama.cpp, onnxruntime.",
-    "doctor": "Look at this machine: versions, speed, and which precisions really work.",
-    "completion": "Print the completion script for a shell.",
+GROUPS = {
+    "Learn": {
+        "exercises": "Write starter files for every part, in learning order.",
+        "check": "Check code that you wrote, and explain its mistakes.",
+        "trace": "Show every step of a model with shapes and FLOPs.",
+        "positions": "Plot position encodings: sinusoidal, rotary, ALiBi.",
+        "lab": "Run experiments that test claims about Transformers.",
+    },
+    "Train": {
+        "train": "Train a model on your text, images or sentence pairs.",
+        "recipes": "List the named training recipes, or print one as recipe.json.",
+        "runs": "List the training runs in a folder.",
+        "plot": "Plot the loss curves of runs.",
+        "scaling": "Fit scaling laws, plan a budget, or train a sweep.",
+    },
+    "Use": {
+        "generate": "Generate text from prompts.",
+        "chat": "Chat with a model in the terminal.",
+        "translate": "Translate text line by line with an encoder–decoder.",
+        "embed": "Compute embeddings of texts.",
+        "classify": "Classify texts or images.",
+        "fill-mask": "Predict masked words.",
+        "quantize": "Store a model in fewer bits, and measure the loss.",
+        "export": "Convert a model for transformers, llama.cpp or onnxruntime.",
+    },
+    "Understand": {
+        "inspect": "Look inside a model: attention, lens, ablation, patching.",
+        "eval": "Measure perplexity on a text, or BLEU of translations.",
+        "compare": "Measure how time and memory grow with the length.",
+        "cost": "Count parameters, FLOPs and memory without allocating anything.",
+        "presets": "List the named architectures, or print one as clearhead.json.",
+    },
+    "Machine": {
+        "doctor": "Check this machine: versions, speed, and which precisions work.",
+        "completion": "Print the completion script for bash, zsh or fish.",
+    },
 }
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
+TORCH = (
+    "pip install torch --index-url https://download.pytorch.org/whl/cpu  (without a GPU), "
+    "or pip install 'clearhead[torch]'"
+)
 
 
 class LazyGroup(click.Group):
-    """Knows its commands by name and help; imports `clearhead.cli.<name>` for the one that is called."""
+    """A group that imports `clearhead.cli.<name>` only for the command that is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -50,8 +65,10 @@ class LazyGroup(click.Group):
         return import_module(f"clearhead.cli.{name.replace('-', '_')}").command if name in COMMANDS else None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -66,11 +83,17 @@ class LazyGroup(click.Group):
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="clearhead")
 def cli() -> None:
-    """The Transformer, built, trained, run, seen into and measured."""
+    """Build, train, run, look inside and measure Transformers.
+
+    \b
+    clearhead train --data my_text.txt --out runs/mine
+    clearhead generate runs/mine "Once upon a time"
+    clearhead COMMAND --help        explains a command, with examples
+    """
 
 
 def main() -> None:
-    """Run the command line; bad input ends in one sentence on stderr and exit code 1, bad usage in exit code 2."""
+    """Run the command line. Bad input prints one sentence and exits with 1; wrong usage exits with 2."""
     try:
         code = cli(prog_name="clearhead", standalone_mode=False)
     except click.ClickException as error:
@@ -79,11 +102,11 @@ def main() -> None:
     except click.Abort:
         click.echo("clearhead: interrupted", err=True)
         code = 128 + signal.SIGINT
-    except BrokenPipeError:  # the reader of our output has left, as `head` does
+    except BrokenPipeError:  # the reader of our output has exited, as `head` does
         sys.stderr.close()
         code = 1
-    except (ValueError, OSError, MemoryError, RuntimeError) as error:
-        sentence = told(error)
+    except Exception as error:
+        sentence = describe_error(error)
         if sentence is None:
             raise
         click.echo(f"clearhead: {sentence}", err=True)
@@ -91,11 +114,17 @@ def main() -> None:
     sys.exit(code)
 
 
-def told(error: Exception) -> str | None:
-    """What was wrong with the input, or with the machine for it; nothing where the fault is ours."""
+def describe_error(error: Exception) -> str | None:
+    """One sentence for an error of the input or of the machine; None if the fault is in Clearhead."""
+    from clearhead.typed_json import escape_controls
+
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "torch":
+        return f"this command needs PyTorch: {TORCH}"
     if isinstance(error, MemoryError) or re.search("not enough memory|out of memory|allocate memory", str(error)):
-        asked = re.search(r"allocate ([\d.]+ \w+)", str(error))
-        return f"there is not enough memory{f' for {asked[1]} more' if asked else ''}; ask for less at once"
+        wanted = re.search(r"allocate ([\d.]+ \w+)", str(error))
+        size = f" to allocate {wanted[1]}" if wanted else ""
+        return f"there is not enough memory{size}; try a smaller batch, length or model"
     if isinstance(error, OSError) and error.strerror is not None:
-        return error.strerror.lower() if error.filename is None else f"{error.filename}: {error.strerror.lower()}"
-    return str(error) if isinstance(error, ValueError | OSError) else None
+        problem = error.strerror.lower()
+        return problem if error.filename is None else escape_controls(f"{error.filename}: {problem}")
+    return escape_controls(str(error)) if isinstance(error, ValueError | OSError) else None

@@ -1,9 +1,11 @@
-"""What several commands share: finding a config, changing it, and printing."""
+"""Options and helpers that several commands share: finding a config, changing it, loading models, printing."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +28,7 @@ def model_argument(function: F) -> F:
         "--set",
         multiple=True,
         metavar="PATH=VALUE",
-        help="Change a field of the config, such as stack.repeats=6; may be given again.",
+        help="Change a field of the config, such as stack.repeats=6. Can be repeated.",
     )(function)
     return click.argument("model")(function)
 
@@ -34,42 +36,47 @@ def model_argument(function: F) -> F:
 def input_options(function: F) -> F:
     """--batch, --length and --source-length."""
     for names, text in {
-        ("--source-length",): "Tokens in each source row of an encoder–decoder.  [default: as --length]",
-        ("--length", "-n"): "Tokens in each row.  [default: 512, or what the model can read]",
+        ("--source-length",): "Source tokens per row, for an encoder–decoder.  [default: same as --length]",
+        ("--length", "-l"): "Tokens per row.  [default: 512, or the model's context if shorter]",
     }.items():
         function = click.option(*names, type=int, default=None, help=text)(function)
-    return click.option("--batch", "-b", type=int, default=1, show_default=True, help="Rows.")(function)
+    return click.option("--batch", "-b", type=int, default=1, show_default=True, help="Rows in the batch.")(function)
 
 
 def file_options(function: F) -> F:
     """--file and --lines: texts from files."""
-    function = click.option("--lines", is_flag=True, help="Every line of the files is a text of its own.")(function)
+    function = click.option("--lines", is_flag=True, help="Treat every line of the files as one text.")(function)
     return click.option(
-        "files", "--file", "-f", multiple=True, metavar="PATH", help="A text from a file; - for stdin."
+        "files",
+        "--file",
+        "-f",
+        multiple=True,
+        metavar="PATH",
+        help="Read a text from a file; - is stdin. Can be repeated.",
     )(function)
 
 
 def text_inputs(function: F) -> F:
-    """TEXTS, and files of them."""
+    """TEXTS, --file and --lines."""
     return click.argument("texts", nargs=-1)(file_options(function))
 
 
-def gather(texts: tuple[str, ...], files: tuple[str, ...], lines: bool) -> list[str]:
-    """The texts of the command line, then those of the files."""
+def gather_texts(texts: tuple[str, ...], files: tuple[str, ...], lines: bool) -> list[str]:
+    """The texts from the command line, then those from the files."""
     if lines and not files:
-        raise click.UsageError("--lines says how --file is read, and there is no --file")
+        raise click.UsageError("--lines needs --file")
     if [*texts, *files].count("-") > 1:
-        raise click.UsageError("standard input is read once: give - one time")
+        raise click.UsageError("standard input can be read only once: use - one time")
     found = [read_text("-") if text == "-" else text for text in texts]
     for file in files:
         found += read_lines(file) if lines else [read_text(file)]
     return found
 
 
-def some(texts: list[str]) -> list[str]:
-    """At least one."""
+def require_texts(texts: list[str]) -> list[str]:
+    """The texts; a usage error if there are none."""
     if not texts:
-        raise click.UsageError("there is nothing to read: give a text, or a file with one by --file")
+        raise click.UsageError("there is no text: give one, or a file with --file")
     return texts
 
 
@@ -90,6 +97,9 @@ def decoding_options(function: F) -> F:
     )
 
 
+LENGTH_PENALTY = "Divide a beam's log-probability by |y|^α (power:α) or by ((5 + |y|)/6)^α (wu:α)."
+
+
 def length_penalty(text: str) -> LengthPenalty:
     """`power:1`, `wu:0.6`, or a number, which is a power."""
     from clearhead.configs import Power, Wu
@@ -104,24 +114,22 @@ def length_penalty(text: str) -> LengthPenalty:
 
 
 def beam_options(function: F) -> F:
-    """--beam, --length-penalty and --batch: how a translation is looked for."""
-    alpha = "α of ((5 + length)/6)^α, by which a translation's log-probability is divided (Wu et al. 2016)."
+    """--beams, --length-penalty and --batch, for translation."""
     for name, kind, default, text in (
-        ("--batch", int, 32, "Sentences worked on together."),
-        ("--length-penalty", float, 0.6, alpha),
-        ("--beam", int, 5, "The width of the search for a translation; 1 is greedy."),
+        ("--batch", int, 32, "Sentences translated together."),
+        ("--length-penalty", length_penalty, "wu:0.6", LENGTH_PENALTY),
+        ("--beams", int, 5, "Width of the beam search; 1 is greedy."),
     ):
         function = click.option(name, type=kind, default=default, show_default=True, help=text)(function)
     return function
 
 
-def translated(
-    model: Model, texts: list[str], beam: int, length_penalty: float, batch: int, **options: Any
+def translate_texts(
+    model: Model, texts: list[str], beams: int, length_penalty: LengthPenalty, batch: int, **options: Any
 ) -> list[list[Completion]]:
-    """The translations of each text by every core, with their progress where a person watches."""
+    """Translate the texts on all cores and show progress on a terminal."""
     import torch
 
-    from clearhead.configs import Wu
     from clearhead.kernels.layout import ready_to_write
     from clearhead.tasks.translate import translate
 
@@ -129,8 +137,8 @@ def translated(
     found = translate(
         ready_to_write(model),
         texts,
-        beams=beam,
-        length_penalty=Wu(length_penalty),
+        beams=beams,
+        length_penalty=length_penalty,
         batch=batch,
         workers=torch.get_num_threads(),
         progress=lambda done: tell(f"{done:,} of {len(texts):,} translated"),
@@ -140,26 +148,28 @@ def translated(
     cut = [i for i, best in enumerate(found, 1) if best[0].reason == "length"]
     if cut:
         others = f" ({len(cut):,} in all)" if len(cut) > 1 else ""
-        click.echo(f"clearhead: the translation of line {cut[0]}{others} came to no end and was cut off", err=True)
+        click.echo(
+            f"clearhead: the translation of line {cut[0]}{others} reached the length limit and was cut off", err=True
+        )
     return found
 
 
 def weights_option(function: F) -> F:
-    """--weights: the precision of the matrices."""
+    """--weights: the precision of the weight matrices."""
     from clearhead.configs import PRECISIONS
 
-    text = "Store the matrices in this precision first; float32 too makes writing faster.  [default: as they are]"
+    text = "Convert the weight matrices to this precision first.  [default: unchanged]"
     return click.option("--weights", type=click.Choice(list(PRECISIONS)), default=None, help=text)(function)
 
 
 def cache_option(function: F) -> F:
     """--cache: the precision of keys and values."""
-    text = "Keep keys and values in this precision.  [default: float16 with --weights of less than 32 bits]"
+    text = "Precision of the KV cache.  [default: float16 if --weights has fewer than 32 bits]"
     return click.option("--cache", type=click.Choice(["float32", "float16"]), default=None, help=text)(function)
 
 
 def read_model(path: str) -> Model:
-    """The model in a checkpoint folder as it is stored; what is worth saying about it goes to stderr."""
+    """The model in a checkpoint folder, in the precision it is stored in; warnings go to stderr."""
     import warnings
 
     from clearhead.models.load import load
@@ -167,28 +177,27 @@ def read_model(path: str) -> Model:
 
     warnings.showwarning = lambda message, *_: click.echo(f"clearhead: {message}", err=True)
     if path in PRESETS and not Path(path).exists():
-        raise ValueError(f"{path} is an architecture, which has no weights; give the folder of a checkpoint")
+        raise ValueError(f"{path} is an architecture without weights; give a checkpoint folder")
     return load(path)
 
 
 def load_model(path: str, weights: str | None = None) -> Model:
-    """The same to compute with: in float32 or as `weights` says, since products of 16-bit numbers are slow on many
-    processors, and kill the process on some."""
+    """The model in float32, or in `weights`. Products of 16-bit numbers are slow on many processors."""
     model = read_model(path)
-    return in_precision(model if model.precision is not None else model.float(), weights)
+    return convert_precision(model if model.precision is not None else model.float(), weights)
 
 
 def load_writer(path: str, weights: str | None = None, cache: Cache | None = None) -> Model:
-    """The same to write with, for which weights of 16 bits stay so: our kernels read them."""
+    """The model for generating text: 16-bit weights stay as they are, because our kernels read them."""
     model = read_model(path)
     stored = str(next(model.parameters()).dtype).removeprefix("torch.")
     if model.precision is None and stored in ("bfloat16", "float16"):
         weights = weights or stored
-    return in_precision(model, weights, cache)
+    return convert_precision(model, weights, cache)
 
 
-def in_precision(model: Model, weights: str | None, cache: Cache | None = None) -> Model:
-    """With its matrices, and its keys and values, as asked."""
+def convert_precision(model: Model, weights: str | None, cache: Cache | None = None) -> Model:
+    """The model with its matrices in `weights` and its KV cache in `cache`."""
     if weights is None and cache is None:
         return model
     from clearhead.configs import precision
@@ -202,9 +211,7 @@ def in_precision(model: Model, weights: str | None, cache: Cache | None = None) 
 
 
 def read_text(path: str) -> str:
-    """The text of a file, or of stdin, without the line break at its end."""
-    import sys
-
+    """The text of a file or of stdin, without the final line break."""
     try:
         text = sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -213,9 +220,7 @@ def read_text(path: str) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a file, gzipped or not, or of stdin; a line ends at a line feed and nowhere else."""
-    import sys
-
+    """The lines of a file, gzipped or not, or of stdin; only a line feed ends a line."""
     from clearhead.data.pairs import lines, lines_of
 
     return list(lines(Path(path)) if path != "-" else lines_of(sys.stdin.buffer, "standard input"))
@@ -243,8 +248,7 @@ WHOLES, FLOATS = Numbers(int, "whole numbers"), Numbers(float, "numbers")
 
 
 class Picture(click.ParamType):
-    """A file that a picture can be written to, or with `folders` a path without a suffix: what cannot be is said
-    before the work is done that it would show."""
+    """A file for a picture, or with `folders` a folder. It is checked before the work that it would show is done."""
 
     name = "picture"
 
@@ -267,9 +271,7 @@ PICTURE, PICTURES = Picture(), Picture(folders=True)
 
 
 def progress() -> Callable[[str], None]:
-    """Where a person watches, a line on stderr that tells what is being done."""
-    import sys
-
+    """A function that shows a line of progress on stderr; it does nothing if stderr is not a terminal."""
     if not sys.stderr.isatty():
         return lambda text: None
     return lambda text: click.echo(f"\r\x1b[K{text} ", nl=False, err=True)
@@ -302,8 +304,8 @@ json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON."
 
 
 def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
-    """A preset by name, a clearhead.json, a config.json of a known family, a folder that holds one of them, a GGUF
-    file, or a model on the Hub, of which nothing but its config is fetched."""
+    """The config named `model`: a preset, a clearhead.json, a config.json of a known family, a folder with one of them,
+    a GGUF file, or a model on the Hub (only its config is downloaded)."""
     from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, read
     from clearhead.configs.adapter import read_adapter
     from clearhead.models.hub import find_checkpoint
@@ -328,20 +330,20 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
         raise click.UsageError(f"there is no file or folder {model}")
     else:
         config = preset(model)
-    config = changed(config, changes)
+    config = apply_changes(config, changes)
     if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
         raise click.UsageError(f"{model} describes a {config.kind()}, not a whole model")
     return config
 
 
-def changed(config: Any, changes: tuple[str, ...]) -> Any:
-    """The config with every `--set PATH=VALUE` in it."""
+def apply_changes(config: Any, changes: tuple[str, ...]) -> Any:
+    """The config with every `--set PATH=VALUE` applied."""
     values = {}
     for change in changes:
         name, equals, value = change.partition("=")
         if not equals:
             raise click.UsageError(f"--set takes PATH=VALUE, not {change!r}")
-        values[name.strip()] = parsed(value.strip())
+        values[name.strip()] = parse_value(value.strip())
     return config.changed_all(values)
 
 
@@ -357,8 +359,8 @@ def from_hugging_face(path: Path) -> ModelConfig | None:
     return family(data).config(data)
 
 
-def parsed(value: str) -> Any:
-    """A JSON value, or the text itself."""
+def parse_value(value: str) -> Any:
+    """A JSON value, or the text itself if it is not JSON."""
     from clearhead.typed_json import JSONError, decode_json
 
     try:
@@ -368,14 +370,30 @@ def parsed(value: str) -> Any:
 
 
 def print_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+    """Print JSON; NaN and infinity, which JSON does not have, become null."""
+    click.echo(json.dumps(replace_infinite(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def replace_infinite(data: Any) -> Any:
+    if isinstance(data, dict):
+        return {name: replace_infinite(value) for name, value in data.items()}
+    if isinstance(data, list | tuple):
+        return [replace_infinite(value) for value in data]
+    return None if isinstance(data, float) and not isfinite(data) else data
+
+
+def echo_text(text: str, nl: bool = True) -> None:
+    """Print text from a model or a file. A terminal gets control characters as escapes; a pipe gets the exact text."""
+    from clearhead.typed_json import escape_controls
+
+    click.echo(escape_controls(text) if sys.stdout.isatty() else text, nl=nl)
 
 
 def console() -> Console:
-    """Standard output; NO_COLOR, TERM=dumb, COLUMNS and pipes are honoured."""
+    """Standard output without markup, so that a name such as `[bold]` is printed as it is. Respects NO_COLOR."""
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 def check_free_folder(folder: str) -> bool:
@@ -391,11 +409,16 @@ def check_free_folder(folder: str) -> bool:
 
 
 def count_text(count: int) -> str:
-    """`124.4M`."""
-    for size, letter in ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k")):
+    """`124.4M`, `1.6B`: a count of parameters."""
+    for size, letter in ((10**15, "Q"), (10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
         if count >= size:
             return f"{count / size:.1f}{letter}"
     return str(count) if count else "·"
+
+
+def flops_text(count: int) -> str:
+    """`8.1G`: a count of floating-point operations."""
+    return count_text(count).replace("K", "k").replace("B", "G").replace("Q", "P")
 
 
 def bytes_text(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`clearhead positions`: how positions look."""
+"""`clearhead positions`: plots of position encodings."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ DEFAULT = "positions"
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
 @click.option("--length", type=int, default=100, show_default=True, help="Positions shown.")
 @click.option("--dim", type=int, default=64, show_default=True, help="Width of the encoding and of a rotary head.")
-@click.option("--base", type=float, default=10000.0, show_default=True, help="Of the sinusoids; rotary's θ.")
+@click.option("--base", type=float, default=10000.0, show_default=True, help="Base of the sinusoids; θ of rotary.")
 @click.option("--step", type=int, default=5, show_default=True, help="The k of the rotation from pos to pos + k.")
 @click.option("--heads", type=int, default=8, show_default=True, help="Heads of ALiBi.")
-@click.option("--factor", type=float, default=8.0, show_default=True, help="How far rotary is stretched.")
-@click.option("--trained", type=int, default=4096, show_default=True, help="The context that it was trained at.")
+@click.option("--factor", type=float, default=8.0, show_default=True, help="Scaling factor of rotary.")
+@click.option("--trained", type=int, default=4096, show_default=True, help="Context the model was trained with.")
 @force_option
 @json_option
 def command(figures: tuple[str, ...], out: str, form: str, as_json: bool, **sizes: float | str) -> None:
-    """Draw how positions are told apart, as pictures or, with --json, as numbers; all FIGUREs unless some are named.
+    """Plot position encodings, or print them as numbers with --json. Without FIGURE, plot all of them.
 
     \b
     curves    the first 8 dimensions of the sinusoids
     table     their heat map, position by dimension
     products  PE(a)·PE(b) against the distance b − a
     rotation  the matrix that turns PE(pos) into PE(pos + k)
-    rotary    RoPE's wavelengths, plain and stretched four ways
+    rotary    RoPE's wavelengths, plain and with four kinds of scaling
     alibi     the penalty of each head by distance
 
     \b
@@ -54,10 +54,10 @@ def command(figures: tuple[str, ...], out: str, form: str, as_json: bool, **size
     asked = Positions(**sizes)  # type: ignore[arg-type]
     if as_json:
         parts = {name if name in ("rotary", "alibi") else "sinusoidal" for name in figures or NAMES}
-        print_json({part: told for part, told in numbers(asked).items() if part in parts})
+        print_json({part: values for part, values in numbers(asked).items() if part in parts})
         return
     if Path(out).suffix and len(figures) != 1:
-        raise click.UsageError(f"{out} is one file, and {len(figures or NAMES)} figures are drawn: name a folder")
+        raise click.UsageError(f"{out} is one file, but there are {len(figures or NAMES)} figures; name a folder")
     paths = {name: Path(out) if Path(out).suffix else Path(out, f"{name}.{form}") for name in figures or NAMES}
     if out != DEFAULT:
         for path in paths.values():

@@ -1,4 +1,4 @@
-"""`clearhead quantize`: a model in fewer bits."""
+"""`clearhead quantize`: store a model in fewer bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from clearhead.configs import Cache
 
-ROWS, ROW = 64, 256  # of a text that tells how to round: rows at most, and tokens in each
+ROWS, ROW = 64, 256  # calibration: at most this many rows of this many tokens
 
 
 @click.command("quantize")
@@ -25,19 +25,25 @@ ROWS, ROW = 64, 256  # of a text that tells how to round: rows at most, and toke
     type=click.Choice(["float32", "bfloat16", "float16", "int8", "int4"]),
     default="int8",
     show_default=True,
-    help="What the matrices are stored in.",
+    help="Precision of the weight matrices.",
 )
-@click.option("--group", type=int, default=32, show_default=True, help="Columns that share a scale, of int8 and int4.")
+@click.option("--group", type=int, default=32, show_default=True, help="Columns that share a scale (int8, int4).")
 @cache_option
-@click.option("--text", default=None, metavar="FILE", help="Half of it tells int4 how to round; the rest is foreseen.")
+@click.option(
+    "--text",
+    default=None,
+    metavar="FILE",
+    help="Half of the text calibrates int4; the other half measures perplexity.",
+)
 @force_option
 def command(model: str, out: str, weights: str, group: int, cache: Cache | None, text: str | None) -> None:
-    """Write MODEL, a checkpoint folder, to the folder OUT with its matrices in fewer bits.
+    """Write MODEL, a checkpoint folder, to the folder OUT with its weight matrices in fewer bits.
 
-    With a text, the perplexity before and after is printed, on the second half of it.
+    With --text, print the perplexity before and after on the second half of that text.
 
     \b
-    clearhead quantize runs/mine runs/small --weights int4 --text held_out.txt
+    clearhead quantize runs/mine runs/int8
+    clearhead quantize runs/mine runs/int4 --weights int4 --text held_out.txt
     """
     from clearhead.configs import precision
     from clearhead.configs.precision import Grouped
@@ -55,10 +61,10 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
 
     widest = max(weight.shape[-1] for weight in loaded.parameters() if weight.dim() > 1)
     if isinstance(kind, Grouped) and kind.group > max(widest, Grouped.group):
-        raise ValueError(f"a group of {group} columns is wider than any matrix, of which {widest} is the widest")
+        raise ValueError(f"--group is {group}, but the widest matrix has {widest} columns; use at most {widest}")
     tokenizer = own_tokenizer(loaded)
     if read is not None and tokenizer is None:
-        raise ValueError(f"{model} has no tokenizer, so it reads no text; leave --text out")
+        raise ValueError(f"{model} has no tokenizer, so it cannot read --text; leave the option out")
     half = 0 if read is None else len(read) // 2
     if read is not None:
         check_generates(loaded)  # by which the loss is told
@@ -75,11 +81,11 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
 
 
 def rows(ids: list[int], length: int) -> Tensor:
-    """Tokens to learn the rounding from, in a few rows of that length."""
+    """Tokens to calibrate with, in a few rows of that length."""
     import torch
 
     length = min(length, len(ids))
     count = min(ROWS, len(ids) // max(length, 1))
     if not count:
-        raise ValueError("half of the text has no tokens; give a longer one")
+        raise ValueError("half of the text is less than one token; give a longer text")
     return torch.tensor(ids[: count * length]).view(count, length)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import PICTURE, changed, check_free, console, count_text, force_option, json_option, print_json
+from .options import PICTURE, apply_changes, check_free, console, count_text, force_option, json_option, print_json
 
 if TYPE_CHECKING:
     from clearhead.scaling import Fit, Plan, Table
@@ -248,7 +248,7 @@ def sweep_command(
     from clearhead.scaling.sweep import Sweep, bytes_recipe, run_sweep
     from clearhead.training.loop import Interrupted
 
-    recipe = changed(bytes_recipe(), changes)
+    recipe = apply_changes(bytes_recipe(), changes)
     widths, amounts = numbers("--dims", dims, int), numbers("--budgets", budgets, float)
     asked = Sweep(dims=tuple(widths), budgets=tuple(amounts), layers=layers, recipe=recipe)
     report = watching()

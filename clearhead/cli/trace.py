@@ -6,7 +6,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import console, count_text, find_config, input_options, json_option, model_argument, print_json
+from .options import (
+    console,
+    count_text,
+    find_config,
+    flops_text,
+    input_options,
+    json_option,
+    model_argument,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from clearhead.measure.trace import Trace
@@ -21,8 +30,8 @@ def command(
 ) -> None:
     """Show every step of MODEL with its symbolic and actual shape, its parameters and its FLOPs.
 
-    MODEL is a preset, a clearhead.json, a config.json, a folder with one of them, a GGUF file, or a name on the Hub. No
-    weight is allocated.
+    MODEL is a preset, a clearhead.json, a config.json, a folder with one of them, a GGUF file, or a name on the Hub.
+    No weights are allocated. Blocks with the same config are shown once.
 
     \b
     clearhead trace gpt2 --batch 32 --length 20
@@ -59,7 +68,7 @@ def show(traced: Trace) -> None:
     for title, group in sections:
         out.print(Text(title, "bold"))
         for step in group:
-            numbers = count_text(step.parameters), count_text(step.flops)
+            numbers = count_text(step.parameters), flops_text(step.flops)
             line(f"  {step.name}", shape_text(step), *numbers, step.formula)
     total, flops = sum(s.parameters for s in traced.steps), sum(s.flops for s in traced.steps)
     out.print(Text(f"total: {total:,} parameters, {flops:,} FLOPs", "bold"))

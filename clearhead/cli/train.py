@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import changed, find_config
+from .options import apply_changes, find_config
 
 if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
@@ -169,7 +169,7 @@ def find_recipe(
         config = beginning_with(config, checkpoint, lora)
     elif lora is not None:
         raise click.UsageError("--lora needs a checkpoint to adapt: give it by --from")
-    config = changed(config, changes)
+    config = apply_changes(config, changes)
     given = {"steps": steps, "seed": seed}
     return replace(config, **{key: value for key, value in given.items() if value is not None})
 

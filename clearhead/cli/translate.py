@@ -15,11 +15,12 @@ from .options import (
     load_model,
     print_json,
     read_lines,
-    translated,
+    translate_texts,
     weights_option,
 )
 
 if TYPE_CHECKING:
+    from clearhead.configs import LengthPenalty
     from clearhead.generate.complete import Completion
 
 BREAKS = str.maketrans("\n\r\t", "   ")  # a translation is one line, whatever it holds
@@ -29,7 +30,7 @@ BREAKS = str.maketrans("\n\r\t", "   ")  # a translation is one line, whatever i
 @click.argument("model")
 @click.argument("file", default="-")
 @beam_options
-@click.option("--nbest", type=int, default=1, show_default=True, help="Translations for each line, best first.")
+@click.option("-n", "n", type=int, default=1, show_default=True, help="Translations per line, best first.")
 @click.option(
     "--max-new-tokens",
     "-m",
@@ -50,9 +51,9 @@ BREAKS = str.maketrans("\n\r\t", "   ")  # a translation is one line, whatever i
 def command(
     model: str,
     file: str,
-    beam: int,
-    length_penalty: float,
-    nbest: int,
+    beams: int,
+    length_penalty: LengthPenalty,
+    n: int,
     batch: int,
     max_new_tokens: int | None,
     attention: str | None,
@@ -62,22 +63,22 @@ def command(
     """Print a translation for each line of FILE, or of standard input, in its order.
 
     MODEL is the checkpoint folder of an encoder–decoder: a run of `clearhead train translate`, or a Marian model.
-    An empty line stays empty. With --nbest, a line is its number, its score and its text, separated by tabs.
+    An empty line stays empty. With -n, a line is its number, its score and its text, separated by tabs.
 
     \b
     clearhead translate runs/translate sentences.txt > translated.txt
-    echo "A dog runs." | clearhead translate runs/translate --nbest 3
+    echo "A dog runs." | clearhead translate runs/translate -n 3
     echo "A dog runs." | clearhead translate runs/translate --attention alignment.png
     """
     loaded = load_model(model, weights)
     lines = read_lines(file)
-    found = translated(loaded, lines, beam, length_penalty, batch, n=nbest, max_new_tokens=max_new_tokens)
+    found = translate_texts(loaded, lines, beams, length_penalty, batch, n=n, max_new_tokens=max_new_tokens)
     if as_json:
         print_json({"model": model, "lines": [told(line, best) for line, best in zip(lines, found, strict=True)]})
     else:
         for number, one in ((number, one) for number, best in enumerate(found, 1) for one in best):
             text = one.text.translate(BREAKS)
-            click.echo(text if nbest == 1 else f"{number}\t{one.score or 0.0:.4f}\t{text}")
+            click.echo(text if n == 1 else f"{number}\t{one.score or 0.0:.4f}\t{text}")
     if attention is not None:
         draw(loaded, lines, found, attention)
 

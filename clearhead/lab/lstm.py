@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.configs import SequenceModelConfig
 from clearhead.configs.base import ONE
-from clearhead.measure.growth import Size, matched, measure, mixers, of_mixer, parameters
+from clearhead.measure.growth import ModelSize, matched, measure, mixers, of_mixer, parameters
 from clearhead.models.model import SequenceModel, build
 
 from .induction import repeating_texts
@@ -41,7 +41,7 @@ def lstm(
     require(8, lengths=lengths, dim=dim)
     require(2, half=half)
     require(1, layers=layers, steps=steps, batch=batch, rounds=rounds)
-    size = Size(dim=dim, layers=layers, heads=4, vocabulary=128)
+    size = ModelSize(dim=dim, layers=layers, heads=4, vocabulary=128)
     rows: Rows = []
     recalled: dict[str, dict[int, float]] = {}
     for name, called in NAMES.items():
@@ -69,7 +69,7 @@ def report(progress: Progress, name: str, text: str) -> None:
     progress(f"{name}: {text}")
 
 
-def matched_config(name: str, size: Size) -> SequenceModelConfig:
+def matched_config(name: str, size: ModelSize) -> SequenceModelConfig:
     """The config with as many parameters as the attention model."""
     configs = {each: of_mixer(each, mixers(size)[each], size).make(64) for each in NAMES}
     return matched(configs[name], configs["flash"], "parameters", 64, name)

@@ -11,7 +11,7 @@ WORDS = {"zh": "zh", "ja": "char"}  # how sacreBLEU splits what has no spaces be
 
 
 @dataclass(frozen=True)
-class Score:
+class TranslationScore:
     """A figure, and the signature that says how it was taken."""
 
     name: str
@@ -19,7 +19,7 @@ class Score:
     signature: str
 
 
-def scores(written: Sequence[str], wanted: Sequence[str], language: str = "en") -> list[Score]:
+def scores(written: Sequence[str], wanted: Sequence[str], language: str = "en") -> list[TranslationScore]:
     """Every figure, each named: BLEU and chrF of the texts as they are, and BLEU of their lower-cased tokens.
 
     language  of the target: whose abbreviations Moses' tokenizer knows, and whether words have spaces between them
@@ -28,49 +28,49 @@ def scores(written: Sequence[str], wanted: Sequence[str], language: str = "en") 
     return [plain, chrf(written, wanted), tokenised_bleu(written, wanted, language)]
 
 
-def bleu(written: Sequence[str], wanted: Sequence[str], **options: Any) -> Score:
+def bleu(written: Sequence[str], wanted: Sequence[str], **options: Any) -> TranslationScore:
     """BLEU (Papineni et al. 2002) as sacreBLEU takes it (Post 2018): of texts, which it splits into words itself."""
-    return taken(needed("sacrebleu").BLEU(**options), "BLEU", written, wanted)
+    return corpus_score(import_extra("sacrebleu").BLEU(**options), "BLEU", written, wanted)
 
 
-def chrf(written: Sequence[str], wanted: Sequence[str]) -> Score:
+def chrf(written: Sequence[str], wanted: Sequence[str]) -> TranslationScore:
     """chrF2: the F-score of character n-grams  (Popović 2015)."""
-    return taken(needed("sacrebleu").CHRF(), "chrF2", written, wanted)
+    return corpus_score(import_extra("sacrebleu").CHRF(), "chrF2", written, wanted)
 
 
-def tokenised_bleu(written: Sequence[str], wanted: Sequence[str], language: str = "en") -> Score:
+def tokenised_bleu(written: Sequence[str], wanted: Sequence[str], language: str = "en") -> TranslationScore:
     """BLEU of both sides lower-cased, their punctuation made alike, and cut by Moses' rules, as Multi30k's authors do.
 
     Of such tokens sacreBLEU's count is that of `multi-bleu.perl`; it cannot be compared with BLEU of plain texts.
     """
     moses, both = Moses(language), (written, wanted)
     # force: it is right that the text is tokens already
-    metric = needed("sacrebleu").BLEU(lowercase=True, tokenize="none", force=True)
+    metric = import_extra("sacrebleu").BLEU(lowercase=True, tokenize="none", force=True)
     cut = [[moses(text) for text in texts] for texts in both]
-    found = taken(metric, "BLEU, lower-cased and tokenised", *cut)
-    version = needed("sacremoses").__version__
-    return Score(found.name, found.score, f"{found.signature}|norm|moses:{language}:{version}")
+    found = corpus_score(metric, "BLEU, lower-cased and tokenised", *cut)
+    version = import_extra("sacremoses").__version__
+    return TranslationScore(found.name, found.score, f"{found.signature}|norm|moses:{language}:{version}")
 
 
 class Moses:
     """Moses' normalisation of punctuation and its tokenizer, of lower-cased text."""
 
     def __init__(self, language: str) -> None:
-        package = needed("sacremoses")
+        package = import_extra("sacremoses")
         self.normalizer, self.tokenizer = package.MosesPunctNormalizer(language), package.MosesTokenizer(language)
 
     def __call__(self, text: str) -> str:
         return self.tokenizer.tokenize(self.normalizer.normalize(text.lower()), return_str=True)
 
 
-def taken(metric: Any, name: str, written: Sequence[str], wanted: Sequence[str]) -> Score:
+def corpus_score(metric: Any, name: str, written: Sequence[str], wanted: Sequence[str]) -> TranslationScore:
     if len(written) != len(wanted):
         raise ValueError(f"there are {len(written):,} translations of {len(wanted):,} texts")
     found = metric.corpus_score(list(written), [list(wanted)])
-    return Score(name, found.score, str(metric.get_signature()))
+    return TranslationScore(name, found.score, str(metric.get_signature()))
 
 
-def needed(package: str) -> Any:
+def import_extra(package: str) -> Any:
     """A package of the extra `translate`."""
     try:
         return import_module(package)

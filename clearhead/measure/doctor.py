@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from clearhead.kernels.build import compiler
 
-from .machine import Compile, Device, Machine, installed, look, look_for_compiler, meet_torch
+from .machine import Compile, Computer, Device, installed, look, look_for_compiler, meet_torch
 from .precision import PRECISIONS, Probe, precision_works
 
 CORE = ("clearhead", "torch", "numpy", "safetensors", "tokenizers", "jaxtyping", "rich", "click")
@@ -77,12 +77,12 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class DoctorReport:
     """Everything the doctor saw. Without probes `precisions` is empty and `speed` None."""
 
     python: str
     versions: Mapping[str, str | None]
-    machine: Machine
+    machine: Computer
     settings: Mapping[str, str]
     threads: int | None
     devices: tuple[Device, ...]
@@ -105,7 +105,7 @@ class Report:
         return data
 
 
-def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda stage: None) -> Report:
+def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda stage: None) -> DoctorReport:
     """Look at this machine; with `probe`, also try every precision and measure speed (about ten seconds)."""
     machine = look()
     progress("importing torch")
@@ -119,7 +119,7 @@ def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda st
         if precisions[0].works:
             progress("measuring matrix products and memory")
             speed = Speed(gemm_tflops=measure_gemm(), read_gbps=measure_read(machine))
-    report = Report(
+    report = DoctorReport(
         python=platform.python_version(),
         versions={name: installed(name) for name in CORE},
         machine=machine,
@@ -166,7 +166,7 @@ def measure_gemm() -> float:
     return 2 * n**3 / best(product(n), 0.6) / 1e12
 
 
-def measure_read(machine: Machine) -> float:
+def measure_read(machine: Computer) -> float:
     """GB/s of summing 512 MiB, or an eighth of the free memory if that is less: past most caches."""
     import torch
 
@@ -175,7 +175,7 @@ def measure_read(machine: Machine) -> float:
     return data.nbytes / best(data.sum, 0.6) / 1e9
 
 
-def diagnose(report: Report, broken: str | None) -> tuple[Finding, ...]:
+def diagnose(report: DoctorReport, broken: str | None) -> tuple[Finding, ...]:
     """What is wrong and the way out. The only error is float32 not working; without torch it cannot."""
     machine, found = report.machine, []
 

@@ -58,7 +58,7 @@ T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
 @dataclass(frozen=True)
-class Size:
+class ModelSize:
     """Of the models that are made of a mixer alone."""
 
     dim: int = 256
@@ -116,7 +116,7 @@ class Comparison:
         return {"name": self.name, "measured": [asdict(m) for m in self.measured], "growth": told}
 
 
-def mixers(size: Size) -> dict[str, Callable[[int], MixerConfig]]:
+def mixers(size: ModelSize) -> dict[str, Callable[[int], MixerConfig]]:
     """The mixers that have a name here, each made for a length; `full` and `flash` differ in how they are run."""
     order: Mask = Causal() if size.causal else Full()
 
@@ -142,7 +142,7 @@ def mixers(size: Size) -> dict[str, Callable[[int], MixerConfig]]:
     }
 
 
-def of_mixer(name: str, mixer: Callable[[int], MixerConfig], size: Size, *, fused: bool = True) -> Contestant:
+def of_mixer(name: str, mixer: Callable[[int], MixerConfig], size: ModelSize, *, fused: bool = True) -> Contestant:
     """A decoder around a mixer."""
 
     def make(length: int) -> SequenceModelConfig:
@@ -161,18 +161,18 @@ def compare(
     equal: str | None = "parameters",
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Comparison]:
-    """Every contestant at every length.
+    """Measure every contestant at every length.
 
-    equal  "parameters" or "compute": made of mixers, all have as many as the first, at each length; None: as they are
+    equal  match models built from mixers to the first, at each length: "parameters", "compute", or None
     """
     if equal not in ("parameters", "compute", None):
         raise ValueError(f"equal is {equal!r}, but must be 'parameters', 'compute' or None")
     lengths = sorted(lengths)
-    planned = [configs(contestants, length, equal) for length in lengths]  # what cannot be is said before all measuring
+    planned = [configs(contestants, length, equal) for length in lengths]  # raises before anything is measured
     found = []
     for which, contestant in enumerate(contestants):
         measured = []
-        measure(planned[0][which], lengths[0], batch, 1, contestant.fused)  # what is made only once is no one's growth
+        measure(planned[0][which], lengths[0], batch, 1, contestant.fused)  # warm up
         for length, models in zip(lengths, planned, strict=True):
             say(f"{contestant.name}, {length:,} tokens")
             measured.append(measure(models[which], length, batch, rounds, contestant.fused))
@@ -235,10 +235,10 @@ def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, f
         peak[name] = peak_memory(partial(run, model, tokens, fused))  # which also warms up
         seconds[name] = statistics.median(run(model, tokens, fused) for _ in range(rounds))
     if config.stack.causal:
-        grown = peak_memory(partial(decoding, model, begun(model, tokens), tokens, fused))
+        grown = peak_memory(partial(decoding, model, prefill(model, tokens), tokens, fused))
         peak["decode"] = None if grown is None else told.memory.kv_cache + grown
         seconds["decode"] = statistics.median(
-            decoding(model, begun(model, tokens), tokens, fused) for _ in range(rounds)
+            decoding(model, prefill(model, tokens), tokens, fused) for _ in range(rounds)
         )
     error = error_of(config.stack.blocks[0].mixer, config.stack.dim, length) if length <= ERROR_LENGTH else None
     return Measured(length, parameters(config), told.flops.forward, seconds, peak, error)
@@ -253,7 +253,7 @@ def forward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
 
 
 def backward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
-    """Seconds of the way back alone."""
+    """Seconds of the backward pass alone."""
     loss = model(tokens, fused=fused).float().square().mean()
     start = time.perf_counter()
     loss.backward()
@@ -263,8 +263,8 @@ def backward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
 
 
 @torch.inference_mode()
-def begun(model: SequenceModel, tokens: Tensor) -> DecodeState:
-    """What is remembered of the text but for its last few tokens."""
+def prefill(model: SequenceModel, tokens: Tensor) -> DecodeState:
+    """The decode state after all but the last few tokens."""
     state = model.init_state(*tokens.shape)
     model(tokens[:, :-DECODED], state=state)
     return state
@@ -272,7 +272,7 @@ def begun(model: SequenceModel, tokens: Tensor) -> DecodeState:
 
 @torch.inference_mode()
 def decoding(model: SequenceModel, state: DecodeState, tokens: Tensor, fused: bool) -> float:
-    """Seconds of one more token, of the last few of the text."""
+    """Seconds per token for decoding the last few tokens."""
     taken = []
     for token in tokens[:, -DECODED:].split(1, dim=1):
         start = time.perf_counter()

@@ -25,7 +25,7 @@ INSTRUCTIONS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class Computer:
     """The computer as the operating system describes it to this process. Sizes are bytes; None is unknown."""
 
     platform: str
@@ -59,11 +59,11 @@ class Compile:
         return self.compiler is not None and self.headers
 
 
-def look() -> Machine:
+def look() -> Computer:
     processor, flags = look_at_processor()
     total, available = look_at_memory()
     limit = container_memory()
-    return Machine(
+    return Computer(
         platform=platform.platform(),
         processor=processor,
         instructions=tuple(name for flag, name in INSTRUCTIONS.items() if flag in flags),

@@ -1,13 +1,13 @@
-"""How well a model foresees a text: perplexity, and bits per byte, which does not depend on the tokenizer.
+"""How well a model predicts a text: perplexity, and bits per byte, which does not depend on the tokenizer.
 
-A text longer than the context is read in windows, each `stride` tokens after the one before. A token is counted once,
-in the first window that foresees it, so that after the first window it has at least context − stride + 1 tokens before
-it; the last window is moved back until it is full. With a stride of the whole context every window begins anew, which
-is how `lm_eval` rolls.
+A text longer than the context is read in overlapping windows, `stride` tokens apart. Each token is scored once, in the
+first window that predicts it. After the first window, every token therefore has at least context − stride + 1 tokens
+before it. The last window is moved back until it is full. If the stride is the context, windows do not overlap, as in
+`lm_eval`'s rolling log-likelihood.
 
     context 4, stride 2    · ▪ ▪ ▪ ▪
                                · · · ▪ ▪
-                                 · · · · ▪       ▪ foreseen and counted, · read
+                                 · · · · ▪       ▪ scored, · only read
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from clearhead.models.context import check_ids, make_context
 from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.tokenize import Tokenizer
 
-WINDOW = 1024  # tokens, where the model has no bound
-SLICE = 512  # tokens whose logits are made together
+WINDOW = 1024  # tokens, if the model has no maximum
+SLICE = 512  # tokens whose logits are computed together
 
 
 @dataclass(frozen=True)
-class Score:
-    """What a text cost the model."""
+class Perplexity:
+    """The log-probability that a model gives a text."""
 
     nats: float  # −log p, summed
-    tokens: int  # that were counted
+    tokens: int  # scored
     bytes: int
     context: int
     stride: int
@@ -54,7 +54,7 @@ class Score:
 
 
 def bounded_exp(loss: float) -> float:
-    """e^loss, and of a loss beyond all measure still a number."""
+    """e^loss, at most e^700, so that it stays finite."""
     return math.exp(min(loss, 700))
 
 
@@ -62,34 +62,38 @@ def bounded_exp(loss: float) -> float:
 def logprobs(
     model: SequenceModel, prefix: Sequence[int], continuation: Sequence[int]
 ) -> tuple[Float[Tensor, "T"], bool]:
-    """log p of each token of a continuation after one token or more, and whether each is the likeliest in its place, in
-    one pass."""
+    """log p of each token of a continuation, and whether every one of them is the most likely; one forward pass.
+
+    `prefix` has at least one token.
+    """
     tokens = torch.tensor([[*prefix, *continuation]], device=next(model.parameters()).device)
-    said, likeliest = token_logprobs(model, tokens)
+    logp, likeliest = token_logprobs(model, tokens)
     first = len(prefix)
-    return said[0, first - 1 :], bool((likeliest[0, first - 1 :] == tokens[0, first:]).all())
+    return logp[0, first - 1 :], bool((likeliest[0, first - 1 :] == tokens[0, first:]).all())
 
 
 @torch.inference_mode()
 def token_logprobs(
     model: SequenceModel, tokens: Int[Tensor, "B T"]
 ) -> tuple[Float[Tensor, "B T-1"], Int[Tensor, "B T-1"]]:
-    """log p of every token but the first, given those before it; and the likeliest token in its place. Of a long text
-    the logits are never all there at once."""
-    assert model.head is not None, "who asks has seen that the model writes"
+    """log p of every token but the first given the tokens before it, and the most likely token at its place.
+
+    The logits of a long text are computed in slices.
+    """
+    assert model.head is not None, "callers check that the model is a language model"
     check_ids(tokens)
     (rows, length), device = tokens[:, :-1].shape, tokens.device
-    x, said, likeliest = model.hidden(tokens[:, :-1], make_context(rows, length, device)), [], []
-    for some, wanted in zip(x.split(SLICE, dim=1), tokens[:, 1:, None].split(SLICE, dim=1), strict=True):
-        logits = model.head(some, make_context(rows, some.shape[1], device), model.embedding.table).float()
-        said.append(logits.gather(2, wanted)[:, :, 0] - logits.logsumexp(dim=2))
+    x, logp, likeliest = model.hidden(tokens[:, :-1], make_context(rows, length, device)), [], []
+    for part, wanted in zip(x.split(SLICE, dim=1), tokens[:, 1:, None].split(SLICE, dim=1), strict=True):
+        logits = model.head(part, make_context(rows, part.shape[1], device), model.embedding.table).float()
+        logp.append(logits.gather(2, wanted)[:, :, 0] - logits.logsumexp(dim=2))
         likeliest.append(logits.argmax(dim=2))
-    return torch.cat(said, dim=1), torch.cat(likeliest, dim=1)
+    return torch.cat(logp, dim=1), torch.cat(likeliest, dim=1)
 
 
 def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, int]]:
-    """Where each window begins, where it ends, its last token foreseen and not read, and the first that is counted."""
-    counted, begin = 1, 0  # the first token has nothing before it
+    """Begin, end and first scored token of each window. The last token of a window is predicted but not read."""
+    counted, begin = 1, 0  # nothing predicts the first token
     while counted < length:
         begin = min(begin, max(0, length - 1 - context))
         end = min(begin + context + 1, length)
@@ -99,19 +103,19 @@ def windows(length: int, context: int, stride: int) -> Iterator[tuple[int, int, 
 
 def perplexity(
     model: SequenceModel, tokens: Sequence[int], size: int, *, context: int | None = None, stride: int | None = None
-) -> Score:
-    """The score of a text of `size` bytes, whose tokens begin with the model's start token."""
+) -> Perplexity:
+    """The perplexity of a text of `size` bytes; its tokens begin with the model's start token."""
     context = context or WINDOW
     stride = stride or max(1, context // 2)
     if not 1 <= stride <= context:
-        raise ValueError(f"the stride is {stride}, but must be between 1 and the context, {context}")
+        raise ValueError(f"stride is {stride}, but must be between 1 and the context of {context} tokens")
     if len(tokens) < 2:
-        raise ValueError("the text has fewer than two tokens, so there is nothing to foresee")
+        raise ValueError("the text has fewer than two tokens, so there is nothing to predict")
     nats, device = 0.0, next(model.parameters()).device
     for begin, end, counted in windows(len(tokens), context, stride):
-        said, _ = token_logprobs(model, torch.tensor([tokens[begin:end]], device=device))
-        nats -= float(said[0, counted - begin - 1 :].double().sum())
-    return Score(nats, len(tokens) - 1, size, context, stride)
+        logp, _ = token_logprobs(model, torch.tensor([tokens[begin:end]], device=device))
+        nats -= float(logp[0, counted - begin - 1 :].double().sum())
+    return Perplexity(nats, len(tokens) - 1, size, context, stride)
 
 
 def perplexity_of(
@@ -121,15 +125,17 @@ def perplexity_of(
     tokenizer: Tokenizer | None = None,
     context: int | None = None,
     stride: int | None = None,
-) -> Score:
-    """The score of a text: its tokens after the model's start token, so that the first of them is foreseen too."""
-    task = TextGenerator.of(model, tokenizer)
-    if isinstance(task.model, EncoderDecoder):
-        raise ValueError("an encoder–decoder foresees a target for a source; one text does not tell its perplexity")
-    if task.tokenizer is None:
-        raise ValueError("the model came with no tokenizer, so it reads no text; give tokenizer=")
-    if context is not None and task.context is not None and context > task.context:
-        raise ValueError(f"the context is {context}, but the model reads at most {task.context} tokens")
-    start = [] if task.config.start is None else [task.config.start]
-    tokens = [*start, *task.tokenizer.encode(text)]
-    return perplexity(task.model, tokens, len(text.encode()), context=context or task.context, stride=stride)
+) -> Perplexity:
+    """The perplexity of a text. The model's start token comes first, so that the first token is predicted too."""
+    generator = TextGenerator.of(model, tokenizer)
+    if isinstance(generator.model, EncoderDecoder):
+        raise ValueError(
+            "an encoder–decoder predicts a target from a source, so it has no perplexity on one text; use --pairs"
+        )
+    if generator.tokenizer is None:
+        raise ValueError("the model has no tokenizer, so it cannot read text; pass tokenizer=")
+    if context is not None and generator.context is not None and context > generator.context:
+        raise ValueError(f"context is {context}, but the model reads at most {generator.context} tokens")
+    start = [] if generator.config.start is None else [generator.config.start]
+    tokens = [*start, *generator.tokenizer.encode(text)]
+    return perplexity(generator.model, tokens, len(text.encode()), context=context or generator.context, stride=stride)

@@ -18,7 +18,7 @@ from clearhead.configs.train import PairsConfig, RecipeConfig
 from clearhead.data import IGNORED, Shards, build
 from clearhead.data.dates import dates
 from clearhead.data.pairs import PairBatch, PairBatches, Pairs, pairs
-from clearhead.measure.bleu import bleu, needed
+from clearhead.measure.bleu import bleu, import_extra
 from clearhead.measure.perplexity import bounded_exp
 from clearhead.models.folder import json_text
 from clearhead.models.model import EncoderDecoder
@@ -125,7 +125,7 @@ class Translation(Task):
 def translation(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Translation:
     """Tokenizer and shards in the run's folder; what is there already is used again."""
     assert isinstance(recipe.task, PairsConfig)
-    needed("sacrebleu")  # by which it will be judged
+    import_extra("sacrebleu")  # by which it will be judged
     parts = parts_of(recipe, paths, validation)
     say(f"reading {parts[0].summary}")
     if (run.folder / "tokenizer.json").exists():

@@ -30,7 +30,7 @@ from clearhead.measure.growth import (
     PASSES,
     Contestant,
     Measured,
-    Size,
+    ModelSize,
     compare,
     configs,
     error_of,
@@ -47,7 +47,7 @@ from clearhead.models.model import SequenceModel, build
 from clearhead.models.presets import preset
 from clearhead.training import loop
 
-SMALL = Size(dim=32, layers=1, heads=2, vocabulary=128)
+SMALL = ModelSize(dim=32, layers=1, heads=2, vocabulary=128)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -118,7 +118,7 @@ def test_what_cannot_be_made_equal_is_said() -> None:
 
 
 def test_the_linformer_can_be_made_equal_at_the_lengths_that_nobody_chose() -> None:
-    full, linformer = (of_mixer(name, mixers(Size())[name], Size()) for name in ("full", "linformer"))
+    full, linformer = (of_mixer(name, mixers(ModelSize())[name], ModelSize()) for name in ("full", "linformer"))
     like, config = configs([full, linformer], 2048, "parameters")
     assert parameters(config) == pytest.approx(parameters(like), rel=0.01)
 

@@ -90,7 +90,7 @@ def test_a_model_or_a_run_is_not_written_over(folder: Path) -> None:
         with pytest.raises(ValueError, match=r"whole holds config\.json, so there is a model or a run already"):
             run(*words)
     assert (folder / "whole" / "model.safetensors").read_bytes() == before
-    with pytest.raises(ValueError, match="a group of 4096 columns is wider than any matrix, of which 48 is the widest"):
+    with pytest.raises(ValueError, match="--group is 4096, but the widest matrix has 48 columns; use at most 48"):
         run("quantize", folder / "whole", folder / "wide", "--weights", "int4", "--group", 4096)
     assert not (folder / "wide").exists()
 

@@ -75,12 +75,12 @@ def test_the_options_are_those_of_the_search(folder: str) -> None:
     for beam, alpha in ((1, 0.6), (4, 0.0), (4, 1.5)):
         options = {"max_new_tokens": 12, "beams": beam, "length_penalty": Wu(alpha)}
         (wanted,) = model.generate("abc", **options)
-        asked = ("--beam", str(beam), "--length-penalty", str(alpha), "-m", "12")
+        asked = ("--beams", str(beam), "--length-penalty", f"wu:{alpha}", "-m", "12")
         assert run("translate", folder, *asked, typed="abc\n").stdout == wanted.text.strip() + "\n"
     (best,) = translate(model, ["abc"], beams=4, n=4, max_new_tokens=12)
     assert [one.score for one in best] == sorted((one.score for one in best), reverse=True)
     assert len({tuple(one.tokens) for one in best}) == 4
-    lines = run("translate", folder, "--beam", "4", "--nbest", "2", "-m", "12", typed="abc\nx\n").stdout.split("\n")
+    lines = run("translate", folder, "--beams", "4", "-n", "2", "-m", "12", typed="abc\nx\n").stdout.split("\n")
     assert [line.split("\t")[0] for line in lines[:4]] == ["1", "1", "2", "2"]
     assert float(lines[0].split("\t")[1]) >= float(lines[1].split("\t")[1])
     as_json = json.loads(run("translate", folder, "--json", "-m", "12", typed="abc\n\n").stdout)
@@ -101,15 +101,15 @@ def test_wus_penalty_is_the_default_and_divides_as_the_paper_says(folder: str) -
 def test_a_very_long_line_is_bounded_and_it_is_said(folder: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        result = run("translate", folder, "--beam", "1", "-m", "3", typed="x\n" + "ab" * 400 + "\n")
+        result = run("translate", folder, "--beams", "1", "-m", "3", typed="x\n" + "ab" * 400 + "\n")
     assert result.returncode == 0, result.stderr
     assert "line 2 has 801 tokens; its first 512 are translated" in result.stderr
     assert result.stdout.count("\n") == 2
 
 
 def test_a_text_that_comes_to_no_end_is_cut_off_and_it_is_said(folder: str) -> None:
-    result = run("translate", folder, "--beam", "1", "-m", "2", typed="abc\n\na longer line\nx\n")
-    assert "the translation of line 1 (3 in all) came to no end and was cut off" in result.stderr
+    result = run("translate", folder, "--beams", "1", "-m", "2", typed="abc\n\na longer line\nx\n")
+    assert "the translation of line 1 (3 in all) reached the length limit and was cut off" in result.stderr
     model = package.load(folder)
     task = Translating.of(model, beams=1)
     assert task.limit([1] * 100) == 332
@@ -140,7 +140,7 @@ def test_a_translation_is_one_line_whatever_it_holds(folder: str, monkeypatch: p
     written = [[Completion(0, "a\nb\tc", [1], "end", score=-1.0)]]
     monkeypatch.setattr("clearhead.cli.translate.translated", lambda *given, **options: written)
     assert run("translate", folder, typed="x\n").stdout == "a b c\n"
-    assert run("translate", folder, "--nbest", "2", typed="x\n").stdout == "1\t-1.0000\ta b c\n"
+    assert run("translate", folder, "-n", "2", typed="x\n").stdout == "1\t-1.0000\ta b c\n"
 
 
 def test_standard_input_is_read_as_files_are(folder: str) -> None:
@@ -177,10 +177,10 @@ def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) 
     plain = tmp_path / "gpt"
     package.build(package.preset("tiny-gpt")).save(plain, tokenizer=make(BytesConfig(), []))
     assert "a SequenceModel reads no source, so it does not translate" in error_of("translate", str(plain))
-    assert "--nbest" in run("translate", "--help").stdout
-    assert "n=3 is more than beams=2" in error_of("translate", folder, "--beam", "2", "--nbest", "3")
+    assert "-n" in run("translate", "--help").stdout
+    assert "n=3 is more than beams=2" in error_of("translate", folder, "--beams", "2", "-n", "3")
     assert "batch is 0" in error_of("translate", folder, "--batch", "0")
-    assert "alpha is 1000.0, but" in error_of("translate", folder, "--length-penalty", "1000")
+    assert "alpha is 1000.0, but" in error_of("translate", folder, "--length-penalty", "wu:1000")
     (tmp_path / "latin").write_bytes("é\n".encode("latin-1"))
     assert "byte 0 is 0xe9" in error_of("translate", folder, str(tmp_path / "latin"))
     assert "cannot read" in error_of("translate", folder, str(tmp_path / "nowhere"))
@@ -269,7 +269,7 @@ def test_pairs_are_scored_from_the_command_line(folder: str, tmp_path: Path) -> 
     assert [score["name"] for score in found["scores"]] == ["BLEU", "chrF2", "BLEU, lower-cased and tokenised"]
     assert "moses:de:" in found["scores"][2]["signature"]
     said = run("eval", folder, *paths).stdout
-    assert said.startswith("4 sentences, 75.0% as they were wanted\nBLEU ")
+    assert said.startswith("4 sentences, 75.0% exact matches\nBLEU ")
     assert f"chrF2 {found['scores'][1]['score']:.2f}  nrefs:1|" in said
     files[1].write_text("one\n\nthree\nfour\n")
     assert run_json("eval", folder, *paths, "--json")["pairs"]["sentences"] == 4

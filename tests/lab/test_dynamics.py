@@ -33,7 +33,7 @@ from clearhead.lab.lstm import NAMES, matched_config, recall_by_distance, state_
 from clearhead.lab.manual_weights import IDENTITY_NORM, Fields, stack_of, zero_model
 from clearhead.lab.shape import config, corpus, match_parameters, shape
 from clearhead.lab.training_loop import record_steps, train_steps
-from clearhead.measure.growth import Size as CompareSize
+from clearhead.measure.growth import ModelSize as CompareSize
 from clearhead.measure.growth import parameters
 from clearhead.models.llama import decoder
 from clearhead.models.model import SequenceModel, build

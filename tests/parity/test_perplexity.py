@@ -75,7 +75,7 @@ def test_one_window_is_the_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"stride": 9, "context": 8}, "the stride is 9, but must be between 1 and the context, 8"),
+        ({"stride": 9, "context": 8}, "stride is 9, but must be between 1 and the context of 8 tokens"),
         ({"context": 65}, "the context is 65, but the model reads at most 64"),
     ],
 )
@@ -118,14 +118,14 @@ def test_the_harness_gets_log_probabilities(asked) -> None:
     for (before, after), (said, greedy) in zip(pairs, found, strict=True):
         tokens = [*([] if before else [256]), *tokenizer.encode(before + after)]
         count = len(after) + len(before) - len(before.rstrip())
-        tokens = tokens[-65:]  # the last is foreseen and not read
+        tokens = tokens[-65:]  # the last is predicted and not read
         logits = model(torch.tensor([tokens[:-1]]))[0].log_softmax(-1)
         places = range(len(tokens) - count, len(tokens))
         assert said == pytest.approx(sum(float(logits[place - 1, tokens[place]]) for place in places), rel=1e-4)
         assert greedy == all(int(logits[place - 1].argmax()) == tokens[place] for place in places)
 
 
-def test_a_continuation_longer_than_the_context_is_foreseen_whole(asked) -> None:
+def test_a_continuation_longer_than_the_context_is_scored_whole(asked) -> None:
     answers, model, tokenizer = asked
     after = TEXT * 2
     ((said, greedy),) = answers.loglikelihood([Request(("The quick", after))])
@@ -136,7 +136,7 @@ def test_a_continuation_longer_than_the_context_is_foreseen_whole(asked) -> None
 
 
 @torch.no_grad()
-def test_without_a_start_token_the_first_token_is_not_foreseen() -> None:
+def test_without_a_start_token_the_first_token_is_not_scored() -> None:
     model, tokenizer = bytes_model(), make(CharactersConfig(), ["fox"])
     answers = Answers(model, tokenizer)
     assert answers.start == []
@@ -196,7 +196,7 @@ def test_the_harness_itself_runs_tasks(tmp_path: Path, monkeypatch) -> None:
         {"task": "chosen", "output_type": "multiple_choice", "doc_to_choice": "choices", "doc_to_target": "answer"},
         {"task": "written", "output_type": "generate_until", "doc_to_target": "written",
          "generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 5}, "metric_list": [{"metric": "exact_match"}]},
-        {"task": "foreseen", "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{whole}}",
+        {"task": "predicted", "output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{whole}}",
          "metric_list": [{"metric": "bits_per_byte"}]},
     ]  # fmt: skip
     answers = adapter(model, tokenizer)
@@ -204,7 +204,7 @@ def test_the_harness_itself_runs_tasks(tmp_path: Path, monkeypatch) -> None:
     assert found["results"]["chosen"]["acc,none"] == 0.5
     assert found["results"]["written"]["exact_match,none"] == 0.5
     bits = perplexity_of(model, TEXT, tokenizer=tokenizer, context=64, stride=64).bits_per_byte
-    assert found["results"]["foreseen"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-5)
+    assert found["results"]["predicted"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-5)
 
 
 def test_without_the_harness_it_says_how_to_get_it(monkeypatch) -> None:
