@@ -16,6 +16,7 @@ from torch.nn.utils import parametrize
 
 from clearhead.configs import ConfigError
 from clearhead.configs.adapter import ADAPTER, LoRAConfig, read_adapter
+from clearhead.files import file_digest
 
 from .convert import CheckpointError
 from .folder import COMPANIONS, TOKENIZER, Writers, json_text, replace_files, tensor_writer, text_writer

@@ -1,28 +1,24 @@
-"""The tokenizer inside a GGUF file, both ways: SentencePiece's pieces with scores, or GPT-2's pairs with merges."""
+"""The tokenizer inside a GGUF file, read and written: SentencePiece pieces with scores, or byte-level BPE merges."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models
 
 from .pieces import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Pieces, begin_with, from_pieces
+from .pretokenizers import WordRule, find_rule, name_rule, split_words
 from .tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
     import gguf
 
-LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-WORDS = {"gpt-2": None, "llama-bpe": LLAMA3, "qwen2": LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")}
-"""How a text falls into words before pairs are merged, by llama.cpp's name for it; None is GPT-2's own rule."""
 TOKENS = "tokenizer.ggml."
 NONE = "no_vocab"  # llama.cpp's name for no tokenizer
 ROLES = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
@@ -37,7 +33,7 @@ def gguf_package() -> Any:
 
 
 def open_gguf(path: Path) -> gguf.GGUFReader:
-    """The file, memory-mapped."""
+    """Open a GGUF file, memory-mapped."""
     package = gguf_package()
     try:
         return package.GGUFReader(path, "c")
@@ -48,63 +44,58 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
 
 
 def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
-    """What the file says of its model and tokenizer."""
-    said = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    # floats are stored in 32 bits: the shortest number that is meant, 1e-05 and not 9.999999747378752e-06
-    return {name: float(str(np.float32(v))) if isinstance(v, float) else v for name, v in said.items()}
+    """The fields of a GGUF file."""
+    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    # floats have 32 bits: take the shortest number that gives them, 1e-05 and not 9.999999747378752e-06
+    return {name: float(str(np.float32(v))) if isinstance(v, float) else v for name, v in fields.items()}
 
 
 def from_gguf(path: Path) -> Tokenizer | None:
-    """The file's tokenizer; None where it holds a model alone."""
-    said = metadata(open_gguf(path))
-    kind = said.get(f"{TOKENS}model", NONE)
+    """The file's tokenizer; None if it holds only a model."""
+    fields = metadata(open_gguf(path))
+    kind = fields.get(f"{TOKENS}model", NONE)
     if kind == NONE:
         return None
     if kind not in ("llama", "gpt2"):
-        raise TokenizerError(f"the tokenizer {kind!r} of {path} is not read; llama and gpt2 are")
+        raise TokenizerError(f"{path}: the tokenizer {kind!r} is not supported; supported: gpt2, llama")
+    rule = find_rule(fields.get(f"{TOKENS}pre", "gpt-2"), path) if kind == "gpt2" else None
     try:
-        inner = from_scores(said) if kind == "llama" else from_merges(said, path)
+        inner = from_scores(fields) if rule is None else from_merges(fields, rule)
     except KeyError as error:
-        raise TokenizerError(f"the tokenizer of {path} lacks {error}") from None
-    names = said[f"{TOKENS}tokens"]
+        raise TokenizerError(f"{path}: the tokenizer lacks {error}") from None
+    names = fields[f"{TOKENS}tokens"]
     settings: dict[str, Any] = {
-        key: names[id] for role, key in ROLES.items() if (id := said.get(f"{TOKENS}{role}_token_id")) is not None
+        key: names[id] for role, key in ROLES.items() if (id := fields.get(f"{TOKENS}{role}_token_id")) is not None
     }
-    usual = kind == "llama" or said.get(f"{TOKENS}pre") == "llama-bpe"  # where the file does not say
-    settings["add_bos_token"] = bool(said.get(f"{TOKENS}add_bos_token", usual))
+    default = rule is None or rule.begins
+    settings["add_bos_token"] = bool(fields.get(f"{TOKENS}add_bos_token", default))
     if settings["add_bos_token"]:
-        begin_with(inner, said.get(f"{TOKENS}bos_token_id"))
-    if template := said.get("tokenizer.chat_template"):
+        begin_with(inner, fields.get(f"{TOKENS}bos_token_id"))
+    if template := fields.get("tokenizer.chat_template"):
         settings["chat_template"] = template
     return Tokenizer(inner, settings)
 
 
-def from_scores(said: Mapping[str, Any]) -> tokenizers.Tokenizer:
+def from_scores(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
+    """A SentencePiece tokenizer: pieces with scores."""
     return from_pieces(
         Pieces(
-            names=said[f"{TOKENS}tokens"],
-            scores=said[f"{TOKENS}scores"],
-            types=said[f"{TOKENS}token_type"],
-            prefix=bool(said.get(f"{TOKENS}add_space_prefix", True)),
-            trimmed=bool(said.get(f"{TOKENS}remove_extra_whitespaces", False)),
+            names=fields[f"{TOKENS}tokens"],
+            scores=fields[f"{TOKENS}scores"],
+            types=fields[f"{TOKENS}token_type"],
+            prefix=bool(fields.get(f"{TOKENS}add_space_prefix", True)),
+            trimmed=bool(fields.get(f"{TOKENS}remove_extra_whitespaces", False)),
         )
     )
 
 
-def from_merges(said: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
-    words = said.get(f"{TOKENS}pre", "gpt-2")
-    if words not in WORDS:
-        raise TokenizerError(
-            f"{path} parts its words by the rule {words!r}, which is not known; {', '.join(WORDS)} are"
-        )
-    names, types = said[f"{TOKENS}tokens"], said[f"{TOKENS}token_type"]
-    merges = [tuple(merge.split(" ", 1)) for merge in said[f"{TOKENS}merges"]]
-    inner = tokenizers.Tokenizer(models.BPE({name: id for id, name in enumerate(names)}, merges))
-    rule = WORDS[words]
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=rule is None)
-    if rule is not None:
-        split = pre_tokenizers.Split(Regex(rule), "isolated")
-        inner.pre_tokenizer = pre_tokenizers.Sequence([split, inner.pre_tokenizer])
+def from_merges(fields: Mapping[str, Any], rule: WordRule) -> tokenizers.Tokenizer:
+    """A byte-level BPE tokenizer: tokens with merges."""
+    names, types = fields[f"{TOKENS}tokens"], fields[f"{TOKENS}token_type"]
+    merges = [tuple(merge.split(" ", 1)) for merge in fields[f"{TOKENS}merges"]]
+    vocabulary = {name: id for id, name in enumerate(names)}
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))
+    inner.pre_tokenizer = split_words(rule)
     inner.decoder = decoders.ByteLevel()
     for name, kind in zip(names, types, strict=True):
         if kind in (CONTROL, USER_DEFINED):
@@ -112,39 +103,36 @@ def from_merges(said: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
     return inner
 
 
-# ---- and back
+# ---- writing
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) -> None:
-    """`size` is the model's vocabulary; what the tokenizer has no token for is marked as unused."""
+    """Write a tokenizer that gives the same tokens in llama.cpp. Raises for anything that llama.cpp cannot express.
+
+    size  the model's vocabulary; ids without a token are marked as unused
+    """
     whole = json.loads(tokenizer.json)
     model = whole["model"]
     if model["type"] != "BPE":
-        raise TokenizerError(f"a tokenizer of the kind {model['type']} cannot be written to GGUF; byte pairs can")
+        raise TokenizerError(f"cannot write a {model['type']} tokenizer to GGUF; only BPE is supported")
+    check_added_tokens(whole["added_tokens"])
+    bytewise = "ByteLevel" in json.dumps(whole["pre_tokenizer"])
     ids = tokenizer.inner.get_vocab(with_added_tokens=True)
     names = {id: name for name, id in ids.items()}
-    added = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in whole["added_tokens"]}
-    types = [added.get(id, NORMAL if id in names else UNUSED) for id in range(size)]
-    for id in range(size):
-        if len(names.get(id, "")) == 6 and names[id].startswith("<0x"):
-            types[id] = BYTE
-    if model.get("unk_token") in ids:
-        types[ids[model["unk_token"]]] = UNKNOWN
-    bytewise = "ByteLevel" in json.dumps(whole["pre_tokenizer"])
+    types = token_types(whole, names, size)
     if not bytewise and BYTE not in types:
-        raise TokenizerError("a tokenizer of characters cannot be written to GGUF, in which every byte has a token")
+        raise TokenizerError("cannot write a character tokenizer to GGUF: every byte must have a token")
     writer.add_tokenizer_model("gpt2" if bytewise else "llama")
     writer.add_token_list([names.get(id, f"[unused {id}]") for id in range(size)])
     writer.add_token_types(types)
     if bytewise:
-        writer.add_tokenizer_pre(words_rule(whole["pre_tokenizer"]))
+        check_normalizer(whole)
+        writer.add_tokenizer_pre(name_rule(tokenizer.inner, whole))
         writer.add_token_merges([" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]])
     else:
         writer.add_tokenizer_pre("default")
-        writer.add_token_scores(scores(model, names, size))
-        writer.add_add_space_prefix(
-            "Prepend" in json.dumps(whole["normalizer"]) or SPACE in str(whole["pre_tokenizer"])
-        )
+        writer.add_add_space_prefix(has_space_prefix(whole))
+        writer.add_token_scores(piece_scores(model, names, types))
     for role, key in ROLES.items():
         named = tokenizer.settings.get(key)
         found = ids.get(named["content"] if isinstance(named, dict) else named) if named else None
@@ -152,25 +140,107 @@ def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) ->
             found = tokenizer.end
         if found is not None:
             writer.add_uint32(f"{TOKENS}{role}_token_id", found)
-    writer.add_add_bos_token(tokenizer.prompt("")[:1] == [tokenizer.token("bos_token")])
+    write_template(writer, tokenizer)
     if isinstance(template := tokenizer.settings.get("chat_template"), str):
         writer.add_chat_template(template)
 
 
-def scores(model: Mapping[str, Any], names: Mapping[int, str], size: int) -> list[float]:
-    """SentencePiece merges what makes the best score; the order of the merges says which that is."""
+def token_types(whole: Mapping[str, Any], names: Mapping[int, str], size: int) -> list[int]:
+    added = {token["id"]: CONTROL if token["special"] else USER_DEFINED for token in whole["added_tokens"]}
+    types = [added.get(id, NORMAL if id in names else UNUSED) for id in range(size)]
+    for id in range(size):
+        if len(names.get(id, "")) == 6 and names[id].startswith("<0x"):
+            types[id] = BYTE
+        if id in names and names[id] == whole["model"].get("unk_token"):
+            types[id] = UNKNOWN
+    return types
+
+
+def check_added_tokens(tokens: Sequence[Mapping[str, Any]]) -> None:
+    for token in tokens:
+        if flags := [name for name in ("lstrip", "rstrip", "single_word") if token.get(name)]:
+            raise TokenizerError(f"cannot write the token {token['content']!r} to GGUF: it has {flags[0]}")
+
+
+def check_normalizer(whole: Mapping[str, Any]) -> None:
+    """Raise if a byte-level tokenizer changes the text first. llama.cpp skips NFC, which only warns."""
+    for step in steps_of(whole["normalizer"], "normalizers"):
+        if step["type"] != "NFC":
+            raise TokenizerError(f"cannot write this tokenizer to GGUF: llama.cpp has no normalizer {step['type']}")
+        warnings.warn(
+            "llama.cpp does not apply this tokenizer's NFC normalizer; text with decomposed accents differs there",
+            stacklevel=3,
+        )
+
+
+def has_space_prefix(whole: Mapping[str, Any]) -> bool:
+    """Whether a SentencePiece tokenizer puts a space before a text. Raises if it changes the text in other ways."""
+    prefix = False
+    for step in steps_of(whole["normalizer"], "normalizers"):
+        match step:
+            case {"type": "Prepend", "prepend": "▁"}:
+                prefix = True
+            case {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}:
+                pass
+            case {"type": kind}:
+                raise TokenizerError(f"cannot write this tokenizer to GGUF: llama.cpp has no normalizer {kind}")
+    for step in steps_of(whole["pre_tokenizer"], "pretokenizers"):
+        match step:
+            case {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme}:
+                if scheme != "never":
+                    raise TokenizerError(
+                        f"cannot write this tokenizer to GGUF: Metaspace with prepend_scheme {scheme} puts no space "
+                        "before a text that begins with one, but llama.cpp does"
+                    )
+                if step.get("split", True) and any(SPACE in name[1:] for name in whole["model"]["vocab"]):
+                    raise TokenizerError(
+                        "cannot write this tokenizer to GGUF: it splits at spaces, but has tokens with inner spaces"
+                    )
+            case {"type": kind}:
+                raise TokenizerError(f"cannot write this tokenizer to GGUF: llama.cpp has no pre-tokenizer {kind}")
+    return prefix
+
+
+def steps_of(part: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
+    """The steps of a normalizer or pre-tokenizer, however they are nested."""
+    if part is None:
+        return []
+    return [inner for step in part[key] for inner in steps_of(step, key)] if key in part else [part]
+
+
+def piece_scores(model: Mapping[str, Any], names: Mapping[int, str], types: Sequence[int]) -> list[float]:
+    """A score for each piece, so that llama.cpp, which merges the best-scored piece first, follows the merges.
+
+    llama.cpp joins any two neighbours that make a piece. That is the same only if the merges list all such pairs, one
+    piece after the other.
+    """
+    pairs = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ", 1)) for merge in model["merges"]]
+    listed, order = set(pairs), [left + right for left, right in pairs]
     rank: dict[str, int] = {}
-    for place, merge in enumerate(model["merges"]):
-        rank.setdefault("".join(merge if isinstance(merge, list) else merge.split(" ", 1)), place)
-    return [-float(rank.get(names.get(id, ""), len(rank))) for id in range(size)]
+    for place, piece in enumerate(order):
+        if piece in rank and order[place - 1] != piece:
+            raise TokenizerError(f"cannot write this tokenizer to GGUF: merges of {piece!r} are not in a row")
+        rank.setdefault(piece, place)
+    vocabulary = model["vocab"]
+    for id, kind in enumerate(types):
+        name = names.get(id, "")
+        for at in range(1, len(name) if kind == NORMAL else 0):
+            if name[:at] in vocabulary and name[at:] in vocabulary and (name[:at], name[at:]) not in listed:
+                raise TokenizerError(
+                    f"cannot write this tokenizer to GGUF: llama.cpp would merge {name[:at]!r} and {name[at:]!r}, "
+                    "which this tokenizer does not"
+                )
+    return [-float(rank.get(names.get(id, ""), len(rank))) for id in range(len(types))]
 
 
-def words_rule(pre: Mapping[str, Any]) -> str:
-    """llama.cpp's name of the rule."""
-    parts = pre.get("pretokenizers", [pre])
-    rules = [part["pattern"].get("Regex") for part in parts if part["type"] == "Split"]
-    known = {rule: name for name, rule in WORDS.items()}
-    rule = rules[0] if rules else None
-    if rule not in known or (rule is None and not parts[-1].get("use_regex", True)):
-        raise TokenizerError(f"the tokenizer's rule for words has no name in llama.cpp: {rule}")
-    return known[rule]
+def write_template(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
+    """Write whether a text begins with the bos token and ends with the eos token; nothing else can be expressed."""
+    around, text = tokenizer.prompt("a"), tokenizer.prompt("a", around=False)
+    place = next((i for i in range(len(around)) if around[i : i + len(text)] == text), None)
+    before, after = (around[:place], around[place + len(text) :]) if place is not None else (around, [])
+    if before not in ([], [tokenizer.token("bos_token")]) or after not in ([], [tokenizer.end]):
+        raise TokenizerError(
+            f"cannot write this tokenizer to GGUF: it puts the tokens {before} before a text and {after} after it"
+        )
+    writer.add_add_bos_token(bool(before))
+    writer.add_add_eos_token(bool(after))

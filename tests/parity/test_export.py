@@ -142,6 +142,31 @@ def test_q6_k_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(got, want)
 
 
+FILE_TYPES = {"Q4_0": 2, "Q5_1": 9, "Q2_K": 10, "Q3_K_M": 12, "Q4_K_M": 15, "Q5_K_M": 17, "IQ4_NL": 25, "IQ4_XS": 30}
+"""llama.cpp's numbers of the mixtures it quantises files to."""
+
+
+@pytest.mark.parametrize("kind", FILE_TYPES)
+def test_what_llama_cpp_quantises_is_read(kind: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """llama.cpp rounds the activations too, so logits agree to about a percent."""
+    llama_cpp = pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
+    size = {"dim": 256, "layers": 1, "heads": 4, "hidden": 256, "vocabulary": tokenizer.vocabulary}
+    plain, packed = tmp_path / "m.gguf", tmp_path / "q.gguf"
+    save_gguf(randomise(build(llama(**size))), plain, tokenizer)
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.nthread = FILE_TYPES[kind], 1
+    assert llama_cpp.llama_model_quantize(str(plain).encode(), str(packed).encode(), options) == 0
+    kinds = {tensor.tensor_type.name for tensor in gguf.GGUFReader(packed).tensors}
+    assert any(name in kinds for name in (kind, kind.removesuffix("_M")))
+    theirs = llama_cpp.Llama(str(packed), n_ctx=16, n_threads=1, logits_all=True, verbose=False)
+    tokens = [5, 17, 31, 8, 4]
+    theirs.eval(tokens)
+    want = theirs.scores[: len(tokens)]
+    with torch.inference_mode():
+        got = load(packed)(torch.tensor([tokens]))[0].numpy()
+    assert np.abs(got - want).mean() < 0.03 * np.abs(want).mean()
+
+
 def test_the_tokenizer_survives_gguf(tokenizer: Tokenizer, tmp_path: Path) -> None:
     save_gguf(build(LLAMA), tmp_path / "m.gguf", tokenizer)
     again = Tokenizer.load(tmp_path / "m.gguf")
@@ -258,7 +283,7 @@ def test_the_tokenizer_of_a_file_goes_along(tokenizer: Tokenizer, tmp_path: Path
 
 
 def test_characters_are_not_written_to_gguf(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a tokenizer of characters cannot be written to GGUF"):
+    with pytest.raises(ValueError, match="cannot write a character tokenizer to GGUF"):
         save_gguf(build(LLAMA), tmp_path / "m.gguf", make(CharactersConfig(), [TEXT]))
     assert not list(tmp_path.iterdir())
 

@@ -419,7 +419,7 @@ def test_the_folder(tmp_path: Path) -> None:
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: text-generation\n")
     assert "LlamaForCausalLM" in card
     (folder / "README.md").write_text("mine")
-    save(random_model(LLAMA), folder)
+    save(random_model(LLAMA), folder, force=True)
     assert (folder / "README.md").read_text() == "mine"
 
 
@@ -581,7 +581,7 @@ model.save(sys.argv[1], force=True)
     assert after.pop(unfinished) == b"half"
     assert {name: data for name, data in after.items() if not name.endswith(".part")} == before
     assert_same_weights(load(tmp_path), random_model(GPT))
-    save(random_model(GPT), tmp_path)
+    save(random_model(GPT), tmp_path, force=True)
     assert contents(tmp_path) == before
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 

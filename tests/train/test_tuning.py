@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import clearhead
 from clearhead.cli import train as cli_train
@@ -106,7 +106,7 @@ def test_an_adapter_whose_base_has_changed_is_refused(base: Path, tmp_path: Path
     with pytest.raises(ValueError, match="but the weights there have changed since"):
         clearhead.load(out)
     (out / "adapter.json").write_text(json.dumps(about | {"base": str(tmp_path / "gone")}))
-    with pytest.raises(ValueError, match="which is not there"):
+    with pytest.raises(ValueError, match="which does not exist"):
         clearhead.load(out)
 
 
@@ -132,6 +132,19 @@ def test_a_damaged_adapter_is_named(base: Path, tmp_path: Path) -> None:
     (tmp_path / "adapter.json").write_text(about)
     (tmp_path / "adapter.safetensors").write_bytes((tmp_path / "adapter.safetensors").read_bytes()[:-9])
     with pytest.raises(CheckpointError, match=r"adapter\.safetensors is missing or damaged"):
+        clearhead.load(tmp_path)
+
+
+def test_an_adapter_of_other_shapes_is_refused(base: Path, tmp_path: Path) -> None:
+    """A B of [1, 2] would broadcast into every row."""
+    model = clearhead.load(base)
+    adapt(model, LoRAConfig(rank=2))
+    save_adapter(model, tmp_path, base, LoRAConfig(rank=2))
+    path = tmp_path / "adapter.safetensors"
+    tensors = load_file(path)
+    name = next(name for name in tensors if name.endswith(".b"))
+    save_file(tensors | {name: tensors[name][:1].clone()}, path)
+    with pytest.raises(CheckpointError, match=rf"{name} is \(1, 2\), but must be \(\d+, 2\)"):
         clearhead.load(tmp_path)
 
 
