@@ -70,7 +70,8 @@ def show(traced: Trace) -> None:
         for step in group:
             numbers = count_text(step.parameters), flops_text(step.flops)
             line(f"  {step.name}", shape_text(step), *numbers, step.formula)
-    total, flops = sum(s.parameters for s in traced.steps), sum(s.flops for s in traced.steps)
+    total = sum(step.parameters * step.copies for step in traced.folded)
+    flops = sum(step.flops * step.repeats for step in traced.folded)
     out.print(Text(f"total: {total:,} parameters, {flops:,} FLOPs", "bold"))
     used = [letter for letter in NAMES if any(letter in step.letters for step in steps)]
     out.print(Text(", ".join(f"{letter} {NAMES[letter]}" for letter in used), "dim"))

@@ -38,6 +38,8 @@ class Step:
     flops: int = 0  # a multiply-add is 2, matrix products only
     order: str = ""  # growth of `flops` in length n and width d
     kept: int = 1  # how many arrays of this shape a training step keeps for the backward pass, with fused kernels
+    repeats: int = 1  # how many equal blocks compute it, if repeated blocks are listed once
+    copies: int = 1  # how many of those blocks have weights of their own
 
     @property
     def parameters(self) -> int:
@@ -50,12 +52,13 @@ class Scope:
 
     sizes: Mapping[str, int]
     part: str = ""
+    folded: bool = False  # list repeated blocks once, with their number in `Step.repeats`
 
     def __getitem__(self, letter: str) -> int:
         return self.sizes[letter]
 
     def having(self, part: str | None = None, /, **sizes: int) -> Scope:
-        return Scope({**self.sizes, **sizes}, self.part if part is None else part)
+        return Scope({**self.sizes, **sizes}, self.part if part is None else part, self.folded)
 
     def shape(self, letters: str) -> Shape:
         """`"B T H·K+G·K"` -> sizes: a dimension is a sum of products of letters and numbers."""
@@ -140,6 +143,11 @@ class Part(Config):
     def steps(self, scope: Scope) -> Iterator[Step]:
         """What this part computes, in order, with the weights that each step owns."""
         return iter(())
+
+    def count_parameters(self, dim: int = 0) -> int:
+        """The number of parameters, in closed form: repeated blocks are counted once and multiplied."""
+        steps = self.steps(replace(ONE, folded=True).having(D=dim))
+        return sum(step.parameters * step.copies for step in steps)
 
     def weights(self, dim: int = 0) -> dict[str, Shape]:
         """Names and shapes of the part's weights in a model of width `dim`; whole models know their own width."""

@@ -21,7 +21,7 @@ class SequenceModelConfig(Part):
 
     def check(self) -> None:
         check_tied(self.head, self.embedding)
-        for i, block in enumerate(self.stack.blocks):
+        for i, block in enumerate(self.stack.distinct):
             if isinstance(block, BlockConfig) and block.cross is not None:
                 raise ConfigError(f"block {i} has cross-attention, but a SequenceModel has no encoder to read")
 
@@ -49,10 +49,10 @@ class EncoderDecoderConfig(Part):
 
     def check(self) -> None:
         check_tied(self.head, self.target or self.source)
-        for i, block in enumerate(self.decoder.blocks):
+        for i, block in enumerate(self.decoder.distinct):
             if not isinstance(block, BlockConfig) or block.cross is None:
                 raise ConfigError(f"decoder block {i} has no cross-attention, so it cannot read the encoder")
-        for i, block in enumerate(self.encoder.blocks):
+        for i, block in enumerate(self.encoder.distinct):
             if isinstance(block, BlockConfig) and block.cross is not None:
                 raise ConfigError(f"encoder block {i} has cross-attention, but an encoder has nothing to read")
         if self.encoder.dim != self.decoder.dim:

@@ -31,6 +31,7 @@ MixerConfig = (
 )
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 
+MAX_BLOCKS = 2**16
 PLACES = {"pre": ("before",), "post": ("after",), "sandwich": ("before", "inside")}
 """Which of a residual branch's three places hold a norm: x -> after(x + inside(f(before(x))))."""
 
@@ -119,6 +120,8 @@ class StackConfig(Part):
         self.require_positive("dim", "repeats")
         if not self.pattern:
             raise ConfigError("Stack.pattern is empty, but must hold at least one block")
+        if len(self.first) + len(self.pattern) * self.repeats > MAX_BLOCKS:
+            raise ConfigError(f"Stack.repeats is {self.repeats}, but a stack has at most {MAX_BLOCKS:,} blocks")
         for block in {*self.first, *self.pattern}:
             block.weights(self.dim)  # widths that do not fit `dim` are found now, not when the model runs
 
@@ -128,9 +131,19 @@ class StackConfig(Part):
         return self.first + self.pattern * self.repeats
 
     @property
+    def distinct(self) -> tuple[BlockConfig | ParallelBlockConfig, ...]:
+        """The blocks before the pattern, and the pattern once."""
+        return self.first + self.pattern
+
+    @property
     def causal(self) -> bool:
         """Whether no token reads a later one, so that a text can be written token by token."""
-        return all(block.mixer.mask.causal for block in self.blocks)
+        return all(block.mixer.mask.causal for block in self.distinct)
+
+    @property
+    def copies(self) -> int:
+        """How many sets of weights the pattern has."""
+        return self.repeats
 
     def resolved(self, dim: int = 0) -> StackConfig:
         return super().resolved(self.dim)
@@ -141,8 +154,10 @@ class StackConfig(Part):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.having(D=self.dim)
-        for i, block in enumerate(self.blocks):
+        for i, block in enumerate(self.distinct if scope.folded else self.blocks):
             steps = block.steps(s) if self.place(i) == i else map(without_weights, block.steps(s))
+            if scope.folded and i >= len(self.first):
+                steps = (replace(step, repeats=self.repeats, copies=self.copies) for step in steps)
             yield from under(f"blocks.{i}", steps)
         if self.final_norm is not None:
             yield from under("final_norm", self.final_norm.steps(s))
@@ -155,6 +170,10 @@ class StackConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class SharedStackConfig(StackConfig):
     """A stack that runs the same weights of `pattern` over and over  (Universal Transformer, ALBERT)."""
+
+    @property
+    def copies(self) -> int:
+        return 1
 
     def place(self, i: int) -> int:
         return i if i < len(self.first) else len(self.first) + (i - len(self.first)) % len(self.pattern)

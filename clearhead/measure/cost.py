@@ -1,17 +1,18 @@
 """What a model costs, from the config alone: parameters, FLOPs, memory, and how they grow.
 
-Convention: a multiply-add is 2 FLOPs; matrix products only; what a causal mask throws away is counted, since a plain
-implementation computes it. One block of width d with a 4d feed-forward layer then takes 24·n·d² + 4·n²·d for n tokens.
+Convention: a multiply-add is 2 FLOPs. Only matrix products count. Scores that a causal mask discards count too, since a
+plain implementation computes them. One block of width d with a 4d feed-forward layer takes 24·n·d² + 4·n²·d FLOPs for n
+tokens. Repeated blocks are counted once and multiplied, so any config takes milliseconds.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, Scope, Step
+from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, Scope, StackConfig, Step
 
 from .trace import input_sizes
 
@@ -30,7 +31,7 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Flops:
-    """Of one forward pass, of one block in it, of decoding its last token alone, and of a training step."""
+    """FLOPs of a forward pass, of its last block, of decoding one token, and of a training step."""
 
     forward: int
     block: int
@@ -41,7 +42,7 @@ class Flops:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. Activations, gradients and AdamW's two moments are there in training only."""
+    """Memory in bytes. Activations, gradients and AdamW's two moments are needed in training only."""
 
     weights: int
     kv_cache: int
@@ -60,7 +61,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Cost:
-    """The bill for one architecture at one batch and length."""
+    """The cost of one architecture at one batch size and length."""
 
     batch: int
     length: int
@@ -95,31 +96,33 @@ def cost(
     if dtype not in BYTES:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(BYTES)}")
     sizes = input_sizes(config, batch, length, source_length)
-    steps = list(config.steps(Scope(sizes)))
+    steps = list(config.steps(Scope(sizes, folded=True)))
     width = BYTES[dtype]
-    total = sum(step.parameters for step in steps)
-    forward = sum(step.flops for step in steps)
-    # the last of `length` tokens, the others kept in the state; an encoder has run already
+    total = sum(map(parameters_of, steps))
+    forward = sum(map(flops_of, steps))
+    # decode the last of `length` tokens; the encoder and the other tokens have run already
     last = sizes | {"T": 1} | ({"source_new": 0} if "source" in sizes else {})
-    kv_cache = width * sum(map(math.prod, config.state(Scope(sizes)).values()))
+    kv_cache = width * state_numbers(config, Scope(sizes))
     return Cost(
         batch=batch,
         length=sizes["T"],
         dtype=dtype,
         parameters=Parameters(
-            total=total, active=total - sum(step.idle for step in steps), by_part=by_part(steps, parameters_of)
+            total=total,
+            active=total - sum(step.idle * step.copies for step in steps),
+            by_part=by_part(steps, parameters_of),
         ),
         flops=Flops(
             forward=forward,
             block=block_flops(config, steps),
-            decode=sum(step.flops for step in config.steps(Scope(last))),
+            decode=sum(map(flops_of, config.steps(Scope(last, folded=True)))),
             train=3 * forward,  # the backward pass multiplies by each matrix twice: for its input and for itself
-            by_part=by_part(steps, lambda step: step.flops),
+            by_part=by_part(steps, flops_of),
         ),
         memory=Memory(
             weights=width * total,
             kv_cache=kv_cache,
-            activations=width * sum(step.kept * math.prod(step.shape) for step in steps),
+            activations=width * sum(step.kept * step.repeats * math.prod(step.shape) for step in steps),
             gradients=width * total,
             optimizer=2 * 4 * total,  # both moments in float32
         ),
@@ -128,13 +131,30 @@ def cost(
 
 
 def parameters_of(step: Step) -> int:
-    return step.parameters
+    return step.parameters * step.copies
+
+
+def flops_of(step: Step) -> int:
+    return step.flops * step.repeats
+
+
+def last_stack(config: ModelConfig) -> tuple[str, StackConfig]:
+    """The decoder of an encoder–decoder, or the only stack, with its name."""
+    return ("decoder", config.decoder) if isinstance(config, EncoderDecoderConfig) else ("stack", config.stack)
+
+
+def state_numbers(config: ModelConfig, scope: Scope) -> int:
+    """How many numbers decoding keeps; it grows linearly with the repeats of the pattern."""
+    name, stack = last_stack(config)
+    short = [replace(config, **{name: replace(stack, repeats=repeats)}) for repeats in (1, 2)]
+    one, two = (sum(map(math.prod, each.state(scope).values())) for each in short)
+    return one + (stack.repeats - 1) * (two - one)
 
 
 def block_flops(config: ModelConfig, steps: list[Step]) -> int:
-    """Of the last block of the (decoder's) stack."""
-    stack, place = (config.decoder, "decoder") if isinstance(config, EncoderDecoderConfig) else (config.stack, "stack")
-    prefix = f"{place}.blocks.{len(stack.blocks) - 1}."
+    """FLOPs of the last block of the (decoder's) stack."""
+    name, stack = last_stack(config)
+    prefix = f"{name}.blocks.{len(stack.distinct) - 1}."
     return sum(step.flops for step in steps if step.name.startswith(prefix))
 
 

@@ -12,6 +12,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from clearhead.memory import container_memory, physical_memory, read_system_file
+
 # What a processor calls it -> what people call it.
 INSTRUCTIONS = {
     "avx2": "avx2",
@@ -79,7 +81,7 @@ def look() -> Computer:
 
 def look_at_processor() -> tuple[str | None, set[str]]:
     """Its name and its flags, in Linux's spelling."""
-    lines = [line.partition(":") for line in read("/proc/cpuinfo").splitlines()]
+    lines = [line.partition(":") for line in read_system_file("/proc/cpuinfo").splitlines()]
     facts = {key.strip(): value.strip() for key, _, value in lines}
     flags = set(facts.get("flags", facts.get("Features", "")).split())
     name = facts.get("model name")
@@ -93,24 +95,15 @@ def look_at_processor() -> tuple[str | None, set[str]]:
 
 def look_at_memory() -> tuple[int | None, int | None]:
     """Total and available bytes."""
-    lines = [line.split() for line in read("/proc/meminfo").splitlines()]
+    lines = [line.split() for line in read_system_file("/proc/meminfo").splitlines()]
     facts = {words[0]: int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
-    total = facts.get("MemTotal:")
-    if total is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return total, facts.get("MemAvailable:")
-
-
-def container_memory() -> int | None:
-    """A container's limit: cgroup v2, then v1."""
-    text = read("/sys/fs/cgroup/memory.max") or read("/sys/fs/cgroup/memory/memory.limit_in_bytes")
-    return int(text) if text.strip().isdigit() else None
+    return facts.get("MemTotal:") or physical_memory(), facts.get("MemAvailable:")
 
 
 def container_quota() -> float | None:
     """Cores' worth of processor time: cgroup v2, then v1."""
     v1 = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
-    words = (read("/sys/fs/cgroup/cpu.max") or " ".join(map(read, v1))).split()
+    words = (read_system_file("/sys/fs/cgroup/cpu.max") or " ".join(map(read_system_file, v1))).split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and all(word.isdigit() for word in words) else None
 
 
@@ -144,14 +137,6 @@ def installed(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def read(path: str) -> str:
-    """A system file's text, or nothing."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def sysctl(name: str) -> str:

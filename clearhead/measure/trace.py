@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -24,7 +25,16 @@ class Trace:
 
     config: ModelConfig
     sizes: dict[str, int]
-    steps: tuple[Step, ...]
+
+    @cached_property
+    def steps(self) -> tuple[Step, ...]:
+        """Every step of every block."""
+        return tuple(self.config.steps(Scope(self.sizes)))
+
+    @cached_property
+    def folded(self) -> tuple[Step, ...]:
+        """The steps of each distinct block, once; `Step.repeats` says how many blocks compute them."""
+        return tuple(self.config.steps(Scope(self.sizes, folded=True)))
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -40,18 +50,27 @@ class Trace:
                     "weights": {name: list(shape) for name, shape in step.weights.items()},
                     "parameters": step.parameters,
                     "flops": step.flops,
+                    "repeats": step.repeats,
                 }
-                for step in self.steps
+                for step in self.folded
             ],
         }
 
     def sections(self) -> Iterator[tuple[str, list[Step]]]:
-        """The steps by the part of the model they belong to, runs of equal blocks as one section."""
-        blocks = [(name, list(steps)) for name, steps in groupby(self.steps, key=lambda step: section(step.name))]
-        for _, run in groupby(blocks, key=lambda named: [alike(step, named[0]) for step in named[1]]):
-            names = [(name, steps) for name, steps in run]
-            (first, steps), (last, _) = names[0], names[-1]
-            title = first if len(names) == 1 else f"{first} … {last.rpartition('.')[2]} ({len(names)} alike)"
+        """The steps by the part of the model they belong to; consecutive equal blocks are one section."""
+        blocks = [(name, list(steps)) for name, steps in groupby(self.folded, key=lambda step: section(step.name))]
+        runs = [list(run) for _, run in groupby(blocks, key=lambda named: [alike(step, named[0]) for step in named[1]])]
+        patterns = {place: sum(is_repeated(run, place) for run in runs) for place in ("stack", "encoder", "decoder")}
+        for run in runs:
+            (first, steps), (last, _) = run[0], run[-1]
+            place, repeats = first.partition(".")[0], steps[0].repeats
+            number = int(last.rpartition(".")[2]) if ".blocks." in last else 0
+            if repeats > 1 and patterns[place] == 1:  # equal blocks only: their numbers run on
+                number += len(run) * (repeats - 1)
+                count, again = len(run) * repeats, ""
+            else:
+                count, again = len(run), f", repeated {repeats:,} times with its pattern" if repeats > 1 else ""
+            title = f"{first}{again}" if count == 1 else f"{first} … {number} ({count:,} alike{again})"
             yield title, [replace(step, name=step.name.removeprefix(first).lstrip(".") or first) for step in steps]
 
     def __str__(self) -> str:
@@ -63,15 +82,15 @@ class Trace:
 
 
 def trace(config: ModelConfig, *, batch: int = 1, length: int | None = None, source_length: int | None = None) -> Trace:
-    """What a forward pass of `batch` rows of `length` tokens computes, step by step; no weight is allocated."""
+    """The steps of a forward pass over `batch` rows of `length` tokens. No weights are allocated."""
     sizes = input_sizes(config, batch, length, source_length)
-    return Trace(config, sizes, tuple(config.steps(Scope(sizes))))
+    return Trace(config, sizes)
 
 
 def input_sizes(
     config: ModelConfig, batch: int, length: int | None, source_length: int | None = None
 ) -> dict[str, int]:
-    """The letters that the input decides; a length that the model cannot read is an error."""
+    """The sizes that the input decides; a length that the model cannot read is an error."""
     for name, value in {"batch": batch, "length": length, "source length": source_length}.items():
         if value is not None and value < 1:
             raise ConfigError(f"{name} is {value}, but must be at least 1")
@@ -94,11 +113,17 @@ def readable_length(config: ModelConfig, length: int | None) -> int:
     most = getattr(embedding.position, "length", None)
     if length is None:
         stacks = (config.encoder, config.decoder) if isinstance(config, EncoderDecoderConfig) else (config.stack,)
-        mixers = [block.mixer for stack in stacks for block in stack.blocks]
+        mixers = [block.mixer for stack in stacks for block in stack.distinct]
         return min(512, most or 512, *(mixer.length for mixer in mixers if isinstance(mixer, LinformerConfig)))
     if most is not None and length > most:
         raise ConfigError(f"length is {length}, but this model has {most} learned positions")
     return length
+
+
+def is_repeated(run: list[tuple[str, list[Step]]], place: str) -> bool:
+    """Whether a run of equal blocks belongs to the repeated pattern of a stack."""
+    name, steps = run[0]
+    return name.startswith(f"{place}.blocks.") and steps[0].repeats > 1
 
 
 def section(name: str) -> str:

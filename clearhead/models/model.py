@@ -11,7 +11,15 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import EncoderDecoderConfig, ModelConfig, Precision, SequenceModelConfig, TokenEmbeddingConfig
+from clearhead.configs import (
+    ConfigError,
+    EncoderDecoderConfig,
+    ModelConfig,
+    Precision,
+    SequenceModelConfig,
+    TokenEmbeddingConfig,
+)
+from clearhead.memory import memory_budget
 from clearhead.nn.build import build_part
 from clearhead.nn.cache import DecodeState
 from clearhead.nn.context import Context
@@ -255,9 +263,21 @@ Model = SequenceModel | EncoderDecoder
 
 def build(config: ModelConfig) -> Model:
     """A model with fresh weights, on torch's default device and in its default dtype."""
+    check_budget(config)
     model = SequenceModel(config) if isinstance(config, SequenceModelConfig) else EncoderDecoder(config)
     initialise(model)
     return model
+
+
+def check_budget(config: ModelConfig) -> None:
+    """Raise if the weights cannot fit into this machine's memory; counted before anything is allocated."""
+    count, budget = config.count_parameters(), memory_budget()
+    size = count * torch.get_default_dtype().itemsize
+    if torch.get_default_device().type == "cpu" and budget is not None and size > budget:
+        raise ConfigError(
+            f"the model has {count:,} parameters, which take {size / 2**30:,.1f} GiB, but this machine has "
+            f"{budget / 2**30:,.1f} GiB of memory; `clearhead cost` counts it without building it"
+        )
 
 
 def build_empty(config: ModelConfig) -> Model:

@@ -217,3 +217,19 @@ def test_a_saved_preset_is_the_preset(tmp_path: Path) -> None:
     path = tmp_path / "clearhead.json"
     path.write_text(dumps(preset("llama-3-8b")))
     assert told("cost", str(path), "--json")["parameters"]["total"] == 8_030_261_248
+
+
+@pytest.mark.parametrize("command", ["cost", "trace"])
+def test_any_number_of_blocks_is_counted_once(command: str) -> None:
+    """The work does not grow with the number of blocks, and the numbers are those of every block."""
+    data = told(command, "gpt2", "--set", "stack.repeats=60000", "--json")
+    if command == "cost":
+        assert data["parameters"]["total"] == 124_439_808 + (60_000 - 12) * 7_087_872
+    else:
+        assert len(data["steps"]) == len(told(command, "gpt2", "--json")["steps"])
+        assert {step["repeats"] for step in data["steps"]} == {1, 60_000}
+
+
+def test_absurd_sizes_are_refused_before_anything_is_allocated() -> None:
+    assert "at most 65,536 blocks" in refused("cost", "gpt2", "--set", "stack.repeats=10000000")
+    assert "this machine has" in refused("inspect", "gpt3-175b", "5 3", "--ids")

@@ -11,10 +11,12 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from clearhead.configs.stack import MAX_BLOCKS
 from clearhead.typed_json import check_fields
 
 Count = Annotated[int, Meta(ge=0, le=2**40)]
 Id = Annotated[int, Meta(ge=-1, lt=2**31)]  # -1 stands for none in some files
+Layers = Annotated[int, Meta(ge=0, le=MAX_BLOCKS)]
 Flag = bool | None
 Number = float | None
 Word = str | None
@@ -49,6 +51,7 @@ WORDS = """
 """
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(COUNTS.split(), Count | None),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers"), Layers | None),
     **dict.fromkeys(NUMBERS.split(), Number),
     **dict.fromkeys(FLAGS.split(), Flag),
     **dict.fromkeys(WORDS.split(), Word),
