@@ -27,6 +27,7 @@ from clearhead.configs import (
     RMSNormConfig,
     StackConfig,
 )
+from clearhead.kernels.accelerate import accelerate
 from clearhead.kernels.malloc import keep_memory
 from clearhead.models.initialise import initialise
 from clearhead.models.quantize import replace_matrices
@@ -108,6 +109,7 @@ def mamba_decoding() -> None:
     ours, theirs = mambas()
     prepared = copy.deepcopy(ours)
     replace_matrices(prepared, Float32(), ours.state_dict(), {})  # as `clearhead.quantize` does to a whole model
+    prepared = accelerate(prepared)
     x = torch.randn(1, 1, DIM)
     for past in (0, 4000):
         runs = {"clearhead, float32 kernels": stepping(prepared, x), "clearhead": stepping(ours, x)}

@@ -22,7 +22,7 @@ import torch
 import clearhead
 from clearhead.configs import Power
 from clearhead.generate.complete import TextGenerator
-from clearhead.kernels.layout import ready_to_write
+from clearhead.kernels.accelerate import accelerate
 from clearhead.tasks.translate import written_for
 
 from .turns import report, take_turns
@@ -75,7 +75,7 @@ def marian(folder: Path) -> Any:
 
 
 def ours(folder: Path) -> Run:
-    model = ready_to_write(clearhead.load(folder))
+    model = accelerate(clearhead.load(folder))
     task = TextGenerator.of(model, beams=BEAM, length_penalty=Power(0.0), max_new_tokens=NEW, banned=(PAD,))
 
     def run(sources: list[list[int]]) -> list[list[int]]:

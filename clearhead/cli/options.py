@@ -130,12 +130,12 @@ def translate_texts(
     """Translate the texts on all cores and show progress on a terminal."""
     import torch
 
-    from clearhead.kernels.layout import ready_to_write
+    from clearhead.kernels.accelerate import accelerate
     from clearhead.tasks.translate import translate
 
     tell = progress()
     found = translate(
-        ready_to_write(model),
+        accelerate(model),
         texts,
         beams=beams,
         length_penalty=length_penalty,

@@ -18,8 +18,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from clearhead.configs import DecodingConfig
+from clearhead.kernels.calls import kernels_on, threads_for
 from clearhead.models.model import Model
-from clearhead.precision.matrix import kernels_on, threads_for
 
 from .filters import Filter, apply_filters, build_filters
 from .loop import PrefilledBatch

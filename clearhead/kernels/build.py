@@ -1,8 +1,9 @@
-"""`kernels.c`, compiled when it is first needed and kept in the user's cache; None where there is no compiler.
+"""Compile and load `kernels.c`. The library is compiled once for each machine and kept in the user's cache.
 
-CC                 the compiler; else cc, gcc or clang
-CLEARHEAD_CACHE    where the compiled file is kept; else clearhead/ in XDG_CACHE_HOME or ~/.cache
-CLEARHEAD_KERNELS  off: never compile, compute in plain PyTorch
+CC                 the C compiler; default: cc, gcc or clang, the first that is found
+CLEARHEAD_CACHE    folder for the compiled library; default: clearhead/ in XDG_CACHE_HOME or ~/.cache
+CLEARHEAD_KERNELS  off: do not use compiled kernels; everything runs in PyTorch
+CLEARHEAD_MARCH    instruction set, as of GCC's -march (x86-64-v3, x86-64-v4); default: native; portable: plain C
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
+import time
 import warnings
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.c")
-FLAGS = ("-std=gnu11", "-O2", "-march=native", "-ffp-contract=fast", "-fno-math-errno", "-fopenmp", "-fPIC")
+FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC")
+PATIENCE = 120  # seconds for one compiler run
+RETRY = 24 * 3600  # seconds after which a compiler that failed is tried again
+NEEDS = {"x86-64-v3": {"avx2", "fma", "f16c", "bmi2"}, "x86-64-v4": {"avx512f", "avx512bw", "avx512vl", "avx512dq"}}
+"""Processor flags, as in /proc/cpuinfo, without which code for an instruction set would crash."""
 
 
 class Matrix(ctypes.Structure):
@@ -32,15 +39,16 @@ class Matrix(ctypes.Structure):
     ]
 
 
-class Step(ctypes.Structure):
-    """`step` of kernels.c."""
+class Attention(ctypes.Structure):
+    """`attention` of kernels.c."""
 
     _fields_ = [
-        *((name, c_int64) for name in ("batch", "length", "heads", "groups", "key", "value", "size", "filled")),
-        *((name, c_int64) for name in ("pairs", "interleaved", "kind", "shared", "row", "stride")),
-        *((name, c_int64) for name in ("angle_stride", "slot_stride", "allowed_stride")),
+        *((name, c_int64) for name in ("tokens", "heads", "groups", "key", "value")),
+        *((name, c_int64) for name in ("page", "table_stride", "mask_stride")),
+        *((name, c_int64) for name in ("pairs", "interleaved", "angles", "kind", "qkv_stride", "out_stride")),
         ("scale", c_float),
-        *((name, c_void_p) for name in ("qkv", "cos", "sin", "slots", "allowed", "owners", "keys", "values", "out")),
+        *((name, c_void_p) for name in ("qkv", "cos", "sin", "rows", "slots", "lengths", "mask", "table")),
+        *((name, c_void_p) for name in ("keys", "values", "out")),
     ]
 
 
@@ -48,11 +56,11 @@ class Layer(ctypes.Structure):
     """`layer` of kernels.c."""
 
     _fields_ = [
-        *((name, ctypes.POINTER(Matrix)) for name in ("qkv", "out", "gate", "up", "down")),
+        *((name, Matrix) for name in ("qkv", "out", "gate", "up", "down")),
         *((name, c_void_p) for name in ("qkv_bias", "out_bias", "first_norm", "second_norm")),
         *((name, c_float) for name in ("first_eps", "second_eps")),
         *((name, c_void_p) for name in ("x", "y", "normed", "middle", "hidden")),
-        ("attention", Step),
+        ("attention", Attention),
     ]
 
 
@@ -66,20 +74,41 @@ class Space(ctypes.Structure):
     ]
 
 
+STRUCTS = (Matrix, Attention, Layer, Space)
+
+
+class NoKernels(OSError):
+    """The compiled kernels are not available; the message says why."""
+
+
 @cache
 def kernels() -> ctypes.CDLL | None:
-    """The compiled functions; None, said once, where they cannot be had."""
+    """The compiled library; None if it is turned off or cannot be built, which is reported once."""
     if os.environ.get("CLEARHEAD_KERNELS") == "off":
         return None
     try:
-        library = ctypes.CDLL(str(compiled()))
-    except (OSError, subprocess.SubprocessError) as error:
-        warnings.warn(
-            f"no compiled kernels, so writing is slower, in plain PyTorch: {error}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+        return load(library_path())
+    except KnownFailure:
         return None
+    except OSError as error:
+        text = f"the compiled kernels are not available, so generation is slower, in plain PyTorch: {error}"
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return None
+
+
+class KnownFailure(NoKernels):
+    """An earlier process tried this compiler, failed, and reported it."""
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """The library with the types of its functions, after a check that its structs are ours."""
+    library = ctypes.CDLL(str(path))
+    sizes = (c_int64 * 16)()
+    library.describe(sizes)
+    for struct, size in zip(STRUCTS, sizes, strict=False):
+        if ctypes.sizeof(struct) != size:
+            known = ctypes.sizeof(struct)
+            raise NoKernels(f"{path} was built with a {struct.__name__} of {size} bytes, but it has {known}; delete it")
     matrix, pointer, whole = ctypes.POINTER(Matrix), c_void_p, c_int64
     for name, arguments in {
         "linear": [matrix, pointer, pointer, whole, pointer, whole, c_int],
@@ -89,8 +118,8 @@ def kernels() -> ctypes.CDLL | None:
         "relu": [pointer, pointer, whole, whole, c_int],
         "add_norm": [pointer, pointer, pointer, pointer, c_float, pointer, whole, whole, c_int],
         "expand": [matrix, pointer, c_int],
-        "attend": [ctypes.POINTER(Step), c_int],
-        "keep_new": [ctypes.POINTER(Step), c_int],
+        "attend": [ctypes.POINTER(Attention), c_int],
+        "write_kv": [ctypes.POINTER(Attention), c_int],
         "block": [ctypes.POINTER(Layer), c_int],
         "filter": [ctypes.POINTER(Space)],
         "scan": [ctypes.POINTER(Space), c_int],
@@ -101,48 +130,97 @@ def kernels() -> ctypes.CDLL | None:
     return library
 
 
-def compiled() -> Path:
-    """The shared library for this source, compiler and processor, made if there is none yet."""
-    command = compiler()
-    key = hashlib.sha256("\0".join((SOURCE.read_text(), *command, *FLAGS, processor())).encode()).hexdigest()[:16]
-    folder = cache_folder()
-    path = folder / f"kernels-{key}.so"
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as aside:
-            make(command, Path(aside), path)
+def library_path() -> Path:
+    """The compiled library for this source, compiler and processor; compiled now if the cache has no whole copy.
+
+    The file's name ends with a digest of its contents, so a damaged file is found and compiled again.
+    """
+    command, flags = compiler(), (*FLAGS, *machine_flags())
+    text = "\0".join((SOURCE.read_text(encoding="utf-8"), *command, *flags, processor()))
+    name = f"kernels-{digest(text.encode())}"
+    folder = private_folder(cache_folder())
+    for path in sorted(folder.glob(f"{name}-*.so")):
+        check_owner(path)
+        if path.stem == f"{name}-{digest(path.read_bytes())}":
+            return path
+        path.unlink()
+    failure = folder / f"{name}.failed"
+    if failure.exists() and time.time() - failure.stat().st_mtime < RETRY:
+        raise KnownFailure(failure.read_text(encoding="utf-8"))
+    print("clearhead: compiling the kernels for this processor, once; this takes some seconds", file=sys.stderr)
+    with tempfile.TemporaryDirectory(dir=folder) as aside:
+        try:
+            made = compile_library(command, flags, Path(aside))
+        except NoKernels as error:
+            failure.write_text(str(error), encoding="utf-8")
+            raise
+        failure.unlink(missing_ok=True)
+        path = folder / f"{name}-{digest(made.read_bytes())}.so"
+        made.chmod(0o700)  # whatever the umask: a library that others may write is not loaded
+        with made.open("rb") as file:
+            os.fsync(file.fileno())
+        made.replace(path)
     return path
 
 
-def make(command: list[str], aside: Path, path: Path) -> None:
-    """Compile, link and only then give the file its name, so that nobody loads half of it.
+def compile_library(command: list[str], flags: tuple[str, ...], folder: Path) -> Path:
+    """Compile into `folder`. OpenMP is not linked: the kernels use the one that torch has loaded."""
+    path = folder / "kernels.so"
+    try:
+        done = subprocess.run(
+            [*command, *flags, "-shared", str(SOURCE), "-lm", "-o", str(path)],
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        raise NoKernels(f"{command[0]} took more than {PATIENCE} seconds to compile {SOURCE.name}") from None
+    if done.returncode or not path.exists():
+        reason = next((line for line in done.stderr.splitlines() if "error" in line), done.stderr.strip())
+        raise NoKernels(f"{command[0]} could not compile {SOURCE.name}: {reason or 'it gave no reason'}")
+    return path
 
-    OpenMP is compiled for but not linked: torch has brought its own into the process; two would fight for the cores.
-    """
-    made = (aside / "kernels.o", aside / "kernels.so")
-    for step in ([*FLAGS, "-c", str(SOURCE), "-o", str(made[0])], ["-shared", str(made[0]), "-lm", "-o", str(made[1])]):
-        done = subprocess.run([*command, *step], capture_output=True, text=True, timeout=120)
-        if done.returncode:
-            said = done.stderr.strip().splitlines() or ["no reason given"]
-            raise OSError(f"{command[0]} could not compile {SOURCE.name}: {said[0]}")
-    made[1].replace(path)
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def compiler() -> list[str]:
+    """The command of the C compiler, from CC or the first that is found."""
     if given := shlex.split(os.environ.get("CC", "")):
+        if shutil.which(given[0]) is None:
+            raise NoKernels(f"CC is {given[0]!r}, but there is no such program")
         return given
     for name in ("cc", "gcc", "clang"):
         if found := shutil.which(name):
             return [found]
-    raise OSError("there is no C compiler (cc, gcc or clang); install one, or name it in CC")
+    raise NoKernels("there is no C compiler (cc, gcc or clang); install one, or name it in CC")
+
+
+def machine_flags() -> tuple[str, ...]:
+    """The compiler's options for CLEARHEAD_MARCH."""
+    march = os.environ.get("CLEARHEAD_MARCH") or "native"
+    if march == "portable":
+        return ("-DPORTABLE",)
+    missing = sorted(NEEDS.get(march, set()) - processor_flags())
+    if missing:
+        raise NoKernels(f"CLEARHEAD_MARCH is {march}, but this processor has no {', '.join(missing)}")
+    return (f"-march={march}",)
 
 
 def processor() -> str:
     """What `-march=native` depends on."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    about = {line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))}
-    return "\n".join((platform.machine(), platform.processor(), *sorted(about)))
+    lines = {line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))}
+    return "\n".join((platform.machine(), platform.processor(), *sorted(lines)))
+
+
+def processor_flags() -> set[str]:
+    return {flag for line in cpuinfo() if line.startswith("flags") for flag in line.partition(":")[2].split()}
+
+
+def cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
 def cache_folder() -> Path:
@@ -150,3 +228,21 @@ def cache_folder() -> Path:
         return Path(given)
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "clearhead"
+
+
+def private_folder(folder: Path) -> Path:
+    """Make the folder if it is missing, and check that nobody else can put a library there."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    check_owner(folder)
+    return folder
+
+
+def check_owner(path: Path) -> None:
+    """Refuse a file or folder that another user owns or may write: loading a library runs its code."""
+    if os.name != "posix":
+        return
+    found = path.stat()
+    if found.st_uid not in (os.getuid(), 0):
+        raise NoKernels(f"{path} belongs to another user; set CLEARHEAD_CACHE to a folder of your own")
+    if found.st_mode & 0o022:
+        raise NoKernels(f"other users may write {path}; to use it: chmod go-w {path}")

@@ -1,132 +1,115 @@
-"""Parts for decoding, which compute in one call of the compiled kernels what their namesakes do in many of torch's.
+"""Parts of a model that run on the compiled kernels: the same weights under the same names, one call instead of many.
 
-Each is its namesake with the same children under the same names, and is its namesake where there is a gradient, where
-somebody watches, or where many tokens leave nothing to gain; torch's own hooks on its children are called only then.
+Each part falls back to its base class if a gradient is needed, a tap reads or replaces a value, or there are so many
+tokens that torch is as fast. PyTorch hooks on a part's children run only in that case. Nothing is remembered between
+calls: every call reads the tensors that the part holds at that moment.
 """
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import Cache
-from clearhead.kernels.build import Layer, Space, Step, kernels
+from clearhead.configs.masks import check_causal
 from clearhead.nn.attention import MultiHeadAttention, attend, merge_heads, split_heads
-from clearhead.nn.cache import BlockState, CrossCache, KVCache, MambaState, Slots, StateAllocator
+from clearhead.nn.cache import BlockState, CrossCache, KVCache, MambaState, PagedKVCache, Slots, StateAllocator
 from clearhead.nn.context import Context
 from clearhead.nn.ffn import FeedForward, GatedFeedForward
 from clearhead.nn.mamba import Mamba
 from clearhead.nn.norm import LayerNorm, RMSNorm
 from clearhead.nn.packing import DenseRows, dense_rows
+from clearhead.nn.pool import PAGE, Pages
 from clearhead.nn.rotary import Rotary
 from clearhead.nn.stack import Block, Residual, Select, all_positions
-from clearhead.precision.matrix import KINDS, Packed, kernels_for, kernels_on, linear, readable, threads_for
+from clearhead.precision.matrix import Packed, linear
 
-MOST = 32  # new tokens of a row; more are better off with torch's kernel
-WIDEST = 256  # of a head, in kernels.c
-CACHES = (torch.float32, torch.float16)  # that the kernels read
-SCANNED = 1 << 12  # numbers of a memory that one thread updates in the time that two need to meet
+from .build import Attention, Layer, Space, kernels
+from .calls import KINDS, QUERIES, WIDEST, address, kernels_for, kernels_on, readable, threads_for
 
-
-@dataclass
-class FollowedState(KVCache):
-    """Keys and values that stay where they were written while rows come, go and change places, as beams do at every
-    step: of each slot of a row it is known which row of the buffer holds it."""
-
-    owners: Int[Tensor, "P N"] | None = None  # for as many rows as the buffer has; None: each row's own
-    count: int = 0  # rows that there are, where slots have owners
-
-    def select(self, rows: Int[Tensor, "R"]) -> None:
-        buffered, _, size, _ = self.key.shape
-        if len(rows) > buffered:
-            self.settle()
-            super().select(rows)
-            return
-        if self.owners is None:
-            self.owners = torch.arange(buffered)[:, None].repeat(1, size)
-        self.count, filled = len(rows), self.slots.filled
-        self.owners[: self.count, :filled] = self.owners[rows, :filled]
-
-    def settle(self) -> None:
-        """Move all to where their row is."""
-        if self.owners is None:
-            return
-        count, filled = self.count, self.slots.filled
-        owners, self.owners = self.owners[:count, :filled], None
-        moved = (owners != torch.arange(count)[:, None]).any(dim=1).nonzero()[:, 0]
-        for buffer in (self.key, self.value):
-            buffer[moved, :, :filled] = buffer[owners[moved], :, torch.arange(filled)].transpose(1, 2)
-        self.key, self.value = self.key[:count], self.value[:count]
-
-    def append(
-        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T U"], context: Context
-    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"], Context]:
-        self.settle()
-        return super().append(k, v, context)
+SCAN_ALONE = 1 << 12  # numbers of a Mamba state up to which one thread is faster than several
 
 
-class SteppingAttention(MultiHeadAttention):
-    """`MultiHeadAttention` with the same weights, quicker where a few tokens follow many that a state holds."""
+class Reads(NamedTuple):
+    """Which slots the tokens of a pass write and read, for `attend` of kernels.c. The pass keeps these tensors."""
 
-    cache: Cache = "float32"
+    rows: Int[Tensor, "W"]  # each token's row of the page table
+    slots: Int[Tensor, "W"] | None  # the slot it is written to; −1: none
+    lengths: Int[Tensor, "W"]  # how many slots it reads
+    mask: Tensor | None  # [W, S]: which of them it may read; None: all
+    table: Int[Tensor, "B P"]
+
+
+class KernelAttention(MultiHeadAttention):
+    """`MultiHeadAttention` over a cache of pages."""
 
     def init_state(self, allocator: StateAllocator) -> KVCache:
-        """Keys and values in few bits where the kernels read them so."""
-        if allocator.dtype != torch.float32 or allocator.device.type != "cpu" or not self.known or kernels() is None:
+        """Pages in the precision that the allocator asks for, if the kernels support this layer."""
+        if (
+            allocator.dtype != torch.float32
+            or allocator.device.type != "cpu"
+            or not self.supported
+            or kernels() is None
+        ):
             return super().init_state(allocator)
-        state = super().init_state(replace(allocator, dtype=getattr(torch, self.cache)))
-        return FollowedState(state.slots, state.key, state.value)
+        check_causal(self.mask)
+        slots, dtype = allocator.slots_for(self.ring), allocator.kv_dtype or allocator.dtype
+        if slots.pages is None:
+            slots.pages = Pages(*slots.positions.shape, allocator.device)
+        key, value = (torch.empty(slots.pages.count, self.groups, PAGE, width, dtype=dtype) for width in self.widths)
+        return PagedKVCache(slots, key, value)
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVCache | CrossCache | None = None
     ) -> Float[Tensor, "B T D"]:
-        (batch, length, _), width, library = x.shape, self.heads * self.widths[1], kernels_on(x)
-        if isinstance(state, CrossCache):
-            if self.rotary is not None or length > MOST or not self.quick(x, context, state.key):
-                return super().forward(x, context, state)
-            given = self.query_norm(self.project(x, context, state)[0]).transpose(1, 2).contiguous()
-            step = self.reading(given, width, context, state)
+        length, library = x.shape[1], kernels_on(x)
+        if library is None or not self.runs(context):
+            return super().forward(x, context, state)
+        if isinstance(state, CrossCache) and self.rotary is None and length <= QUERIES:
+            queries = self.query_norm(self.project(x, context, state)[0]).transpose(1, 2).contiguous()
+            step = self.read_source(queries, context, state)
+        elif isinstance(state, PagedKVCache) and context.source is None and not state.slots.beside:
+            queries = self.norm_heads(self.qkv(x).contiguous())
+            step = self.read_cache(queries, context, state)
         else:
-            slots = self.slots_of(x, context, state)
-            if slots is None or state is None:
-                return super().forward(x, context, state)
-            given = self.normed(self.qkv(x))
-            step = self.described(batch, length, width, context, state, slots)
-        assert library is not None, "asked for in quick"
-        step.qkv = given.data_ptr()
-        if isinstance(state, KVCache) and length > MOST:
-            library.keep_new(ctypes.byref(step), threads_for(given.numel()))
-            return self.out(merge_heads(self.read_back(given, context, state)))
-        out = x.new_empty(batch, length, width)
-        step.out = out.data_ptr()
-        library.attend(ctypes.byref(step), threads_for(step.batch * step.length * self.heads * step.filled * step.key))
+            return super().forward(x, context, state)
+        if isinstance(state, PagedKVCache) and length > QUERIES:
+            library.write_kv(ctypes.byref(step), threads_for(queries.numel()))
+            return self.out(merge_heads(self.read_prompt(queries, context, state)))
+        out = x.new_empty(*x.shape[:2], self.heads * self.widths[1])
+        step.out, step.out_stride = out.data_ptr(), out.shape[2]
+        library.attend(ctypes.byref(step), threads_for(queries.numel() * state.key.shape[2]))
         return self.out(out)
 
-    def read_back(self, qkv: Float[Tensor, "B T R"], context: Context, state: KVCache) -> Float[Tensor, "B H T U"]:
-        """Attention of many tokens, turned and kept already, by torch's kernel."""
-        q, k, v = (split_heads(part, width) for part, width in zip(qkv.split(self.rows, -1), self.each, strict=True))
-        filled = state.slots.filled
-        if state.slots.start != 0 or filled != k.shape[2]:  # else all that is read is new, and not rounded
-            k, v = (buffer[:, :, :filled].to(qkv.dtype) for buffer in (state.key, state.value))
-        return attend([(q, self.mask)], k, v, state.slots.key_context(context))
+    def runs(self, context: Context) -> bool:
+        """Whether no tap and no gradient needs the steps in between."""
+        return (
+            context.taps is None
+            and context.fused
+            and not self.training
+            and self.supported
+            and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()))
+        )
 
     @property
-    def each(self) -> tuple[int, int, int]:
-        """The width of one query, key and value."""
-        key, value = self.widths
-        return key, key, value
+    def supported(self) -> bool:
+        """Whether the kernels have all of this layer: norms, plain rotary positions and masks, heads not too wide."""
+        modules = self._modules
+        rotary = modules.get("rotary")
+        return (
+            modules.get("score_bias") is None
+            and (rotary is None or type(rotary) is Rotary)
+            and max(self.widths) <= WIDEST
+        )
 
-    def normed(self, qkv: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:
-        """With queries and keys normed head by head, where they are."""
+    def norm_heads(self, qkv: Float[Tensor, "B T R"]) -> Float[Tensor, "B T R"]:
+        """Normalize queries and keys head by head, in place, if the layer does so."""
         queries, keys, _ = self.rows
         if not isinstance(self.query_norm, nn.Identity):
             for norm, first, last in ((self.query_norm, 0, queries), (self.key_norm, queries, queries + keys)):
@@ -134,92 +117,81 @@ class SteppingAttention(MultiHeadAttention):
                 heads.copy_(norm(heads.unflatten(-1, (-1, self.widths[0]))).flatten(-2))
         return qkv
 
-    def quick(self, x: Float[Tensor, "B T D"], context: Context, keys: Float[Tensor, "N G S K"]) -> bool:
-        """Whether nobody watches, nothing learns, and the kernels know the layer and the types."""
-        return (
-            not self.training
-            and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()))
-            and context.taps is None
-            and context.fused
-            and keys.dtype in CACHES
-            and self.known
-            and kernels_on(x) is not None
+    def read_cache(self, qkv: Float[Tensor, "B T R"] | None, context: Context, state: PagedKVCache) -> Attention:
+        """The call of the kernels for new tokens of the rows of a state, without `out`. `context` owns the tensors."""
+        state.prepare()
+        length = context.positions.shape[1]
+        reads = context.once(
+            ("reads", id(state.slots), self.mask), lambda: cache_reads(context, state.slots, self.mask, length)
         )
+        rotary, cos, sin, pairs, interleaved = self._modules.get("rotary"), None, None, 0, False
+        if rotary is not None:
+            assert isinstance(rotary, Rotary)
+            pairs, interleaved = rotary.width // 2, rotary.config.layout == "interleaved"
+            cos, sin = rotary.angles(context.positions, torch.float32, context)
+        return self.call(reads, state.key, state.value, PAGE, sum(self.rows), qkv, cos, sin, pairs, interleaved)
 
-    def slots_of(
-        self, x: Float[Tensor, "B T D"], context: Context, state: KVCache | CrossCache | None
-    ) -> Int[Tensor, "#B T"] | None:
-        """Where the new tokens are kept; None where this is not for the kernels."""
-        if not isinstance(state, KVCache) or context.source is not None or not self.quick(x, context, state.key):
-            return None
-        slots = state.slots
-        return context.once(("slots", id(slots)), lambda: places(slots, *x.shape[:2]))
+    def read_source(self, queries: Float[Tensor, "B T H K"], context: Context, state: CrossCache) -> Attention:
+        """The same for queries that read a source, which is one page for each of its rows."""
+        (batch, length), (sources, _, size, _) = queries.shape[:2], state.key.shape
 
-    @cached_property
-    def known(self) -> bool:
-        """Whether nothing but norms, rotary and mask shapes the scores, and heads are as wide as the kernels take
-        them."""
-        return (
-            self.score_bias is None
-            and (self.rotary is None or type(self.rotary) is Rotary)
-            and max(self.widths) <= WIDEST
-        )
+        def make() -> Reads:
+            rows = torch.arange(batch).repeat_interleave(length) // state.shared
+            mask = context.allowed(self.mask)
+            if mask is not None:
+                mask = mask.expand(sources, 1, state.shared * length, size).reshape(-1, size).contiguous()
+            table = torch.arange(sources)[:, None].contiguous()
+            return Reads(rows, None, torch.full_like(rows, size), mask, table)
 
-    def described(
-        self, batch: int, length: int, stride: int, context: Context, state: KVCache, slots: Int[Tensor, "#B T"]
-    ) -> Step:
-        """As the kernels see it, but for what they read and write; `context` keeps what it points to."""
-        reading = state.slots.key_context(context)
-        allowed, owners = None if length > MOST else reading.allowed(self.mask), None
-        if isinstance(state, FollowedState):
-            if state.slots.start is None or length > MOST:  # where rows write different slots, one may be another's
-                state.settle()
-            owners = state.owners
-        if state.slots.fresh is not None:
-            state.key[:, :, state.slots.fresh] = state.value[:, :, state.slots.fresh] = 0
-        pairs, cos, sin = 0, None, None
-        if self.rotary is not None:
-            pairs = self.rotary.width // 2
-            cos, sin = self.rotary.angles(context.positions, torch.float32, context)
-        (key, value), size = self.widths, state.key.shape[2]
-        return Step(
-            batch, length, self.heads, self.groups, key, value, size, reading.key_positions.shape[1],
-            pairs, self.rotary is not None and self.rotary.config.layout == "interleaved", KINDS[state.key.dtype],
-            1, sum(self.rows), stride, *map(apart, (cos, slots, allowed)), key**-0.5,
-            None, *map(place, (cos, sin, slots, allowed, owners)), state.key.data_ptr(), state.value.data_ptr(), None,
+        reads = context.once(("reads of a source", self.mask, batch, length, size), make)
+        return self.call(reads, state.key, state.value, size, self.rows[0], queries)
+
+    def call(
+        self, reads: Reads, keys: Tensor, values: Tensor, page: int, stride: int, qkv: Tensor | None,
+        cos: Tensor | None = None, sin: Tensor | None = None, pairs: int = 0, interleaved: bool = False,
+    ) -> Attention:  # fmt: skip
+        key, value = self.widths
+        rows, slots, lengths, mask, table = reads
+        angles = 1 if cos is None else cos.shape[0] * cos.shape[2]
+        return Attention(
+            len(rows), self.heads, self.groups, key, value,
+            page, table.shape[1], 0 if mask is None else mask.shape[1], pairs, interleaved, angles, KINDS[keys.dtype],
+            stride, self.heads * value, key**-0.5,
+            address(qkv), address(cos), address(sin), rows.data_ptr(), address(slots), lengths.data_ptr(),
+            address(mask), table.data_ptr(), keys.data_ptr(), values.data_ptr(), None,
         )  # fmt: skip
 
-    def reading(self, given: Float[Tensor, "B T H K"], stride: int, context: Context, state: CrossCache) -> Step:
-        """The same of queries that read a source."""
-        (batch, length, *_), (key, value), size = given.shape, self.widths, state.key.shape[2]
-        allowed = context.allowed(self.mask)
-        return Step(
-            batch, length, self.heads, self.groups, key, value, size, size, 0, False, KINDS[state.key.dtype],
-            state.shared, self.rows[0], stride, 0, 0, apart(allowed), key**-0.5,
-            None, None, None, None, place(allowed), None, state.key.data_ptr(), state.value.data_ptr(), None,
-        )  # fmt: skip
+    def read_prompt(
+        self, qkv: Float[Tensor, "B T R"], context: Context, state: PagedKVCache
+    ) -> Float[Tensor, "B H T U"]:
+        """Attention of many tokens, rotated and written already, by torch's kernel."""
+        (key, value), slots = self.widths, state.slots
+        widths = (key, key, value)
+        q, k, v = (split_heads(part, width) for part, width in zip(qkv.split(self.rows, -1), widths, strict=True))
+        if slots.start != 0 or slots.filled != k.shape[2]:
+            k, v = (state.gather(buffer, slots.filled).to(qkv.dtype) for buffer in (state.key, state.value))
+        return attend([(q, self.mask)], k, v, slots.key_context(context))
 
 
-def place(x: Tensor | None) -> int | None:
-    """Where the kernels find it."""
-    return None if x is None else x.data_ptr()
+def cache_reads(context: Context, slots: Slots, mask: Any, length: int) -> Reads:
+    """What the new tokens of every row write and read. Under a causal mask a length says it all."""
+    at, pages = slots.written_slots(length), slots.pages
+    assert pages is not None
+    rows = torch.arange(len(at)).repeat_interleave(length)
+    written, table = at.flatten(), pages.table.contiguous()
+    if length > QUERIES:  # torch computes the attention
+        return Reads(rows, written, torch.zeros_like(written), None, table)
+    if mask.kind() == "Causal" and slots.gapless:
+        return Reads(rows, written, written + 1, None, table)
+    reading = slots.key_context(context)
+    allowed, size = reading.allowed(mask), reading.key_positions.shape[1]
+    lengths = torch.where(written >= 0, size, 0)
+    if allowed is not None:
+        allowed = allowed.expand(len(at), 1, length, size).reshape(-1, size).contiguous()
+    return Reads(rows, written, lengths, allowed, table)
 
 
-def apart(x: Tensor | None) -> int:
-    """How far a row is from the next; 0 where all rows are alike."""
-    return 0 if x is None or len(x) == 1 else x[0].numel()
-
-
-def places(slots: Slots, batch: int, length: int) -> Int[Tensor, "#B T"] | None:
-    """The slot of each new token; None where some are not kept, or are read from beside the cache."""
-    if slots.beside:
-        return None
-    if slots.start is not None:
-        return torch.arange(slots.start, slots.start + length)[None]
-    return slots.slots.view(batch, length) if slots.slots is not None and len(slots.slots) == batch * length else None
-
-
-class SteppingRMSNorm(RMSNorm):
+class KernelRMSNorm(RMSNorm):
     """γ·x/√(mean(x²) + ε)."""
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
@@ -232,12 +204,11 @@ class SteppingRMSNorm(RMSNorm):
         return out
 
 
-class SteppingFeedForward(GatedFeedForward):
-    """down(silu(gate(x)) ⊙ up(x)): gate and up in one pass over x where it is short, and the rest in one pass over them
-    where it is long."""
+class KernelGatedFeedForward(GatedFeedForward):
+    """down(silu(gate(x)) ⊙ up(x)): gate and up in one pass over x; of many rows, the activation in one pass."""
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        library = kernels_on(x) if context.taps is None and self.known else None
+        library = kernels_on(x) if context.taps is None and self.supported else None
         if library is None:
             return super().forward(x, context)
         if kernels_for(x) is None:
@@ -245,100 +216,105 @@ class SteppingFeedForward(GatedFeedForward):
             library.silu_product(opened.data_ptr(), passed.data_ptr(), opened.numel(), threads_for(opened.numel()))
             return self.down(opened)
         gate, up = cast(Packed, self.gate.weight), cast(Packed, self.up.weight)
-        flat, hidden = gate.filled(x), x.new_empty(*x.shape[:-1], gate.rows)
+        flat, hidden = gate.pad_rows(x), x.new_empty(*x.shape[:-1], gate.rows)
         sizes = flat.data_ptr(), gate.width, hidden.data_ptr(), len(flat), gate.threads(len(flat))
         library.gated(gate.matrix(), up.matrix(), *sizes)
         return self.down(hidden)
 
-    @cached_property
-    def known(self) -> bool:
-        """Whether it is the one that the kernels know."""
-        return self.activation == "silu" and self.gate.bias is None
+    @property
+    def supported(self) -> bool:
+        """Whether the kernels have this layer: SiLU, no biases, packed matrices."""
+        gate, up = (self._modules[name]._modules.get("weight") for name in ("gate", "up"))  # type: ignore[union-attr]
+        packed = isinstance(gate, Packed) and isinstance(up, Packed)
+        return packed and self.activation == "silu" and self.gate.bias is None
 
 
-class SteppingPlainFeedForward(FeedForward):
-    """down(max(up(x), 0)): the bias of up is added where what is below zero is cut off."""
+class KernelFeedForward(FeedForward):
+    """down(max(up(x), 0)): the bias of `up` is added in the same pass that cuts off negative numbers."""
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        bias, known = self.up.bias, self.activation == "relu" and lie_ready(self.up.bias)
-        library = kernels_on(x) if known and unwatched(context) else None
+        bias, known = self.up.bias, self.activation == "relu" and all_readable(self.up.bias)
+        library = kernels_on(x) if known and unobserved(context) else None
         if library is None:
             return super().forward(x, context)
         hidden = linear(x, self.up.weight)
         width, count = hidden.shape[-1], hidden.numel()
-        library.relu(hidden.data_ptr(), place(bias), width, count // width, threads_for(count))
+        library.relu(hidden.data_ptr(), address(bias), width, count // width, threads_for(count))
         return self.down(hidden)
 
 
-class SteppingResidual(Residual):
-    """`Residual` whose sum is made where it is normed, if a LayerNorm comes after it."""
+class KernelResidual(Residual):
+    """`Residual` that adds and normalizes in one pass if a LayerNorm follows the sum."""
 
     def forward(
         self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor], context: Context
     ) -> Float[Tensor, "B T D"]:
-        library = kernels_on(x) if self.known and unwatched(context) else None
+        library = kernels_on(x) if self.supported and unobserved(context) else None
         if library is None:
             return super().forward(x, f, context)
         x, norm = x.contiguous(), cast(LayerNorm, self.after)
         y, out = f(x).contiguous(), torch.empty_like(x)
-        given = x.data_ptr(), y.data_ptr(), norm.weight.data_ptr(), place(norm.bias), norm.eps, out.data_ptr()
+        given = x.data_ptr(), y.data_ptr(), norm.weight.data_ptr(), address(norm.bias), norm.eps, out.data_ptr()
         library.add_norm(*given, x.shape[-1], x[..., 0].numel(), threads_for(x.numel()))
         return out
 
     @property
-    def known(self) -> bool:
-        """Whether nothing is dropped, and the one norm is the one that the kernels know."""
+    def supported(self) -> bool:
+        """Whether a LayerNorm after the sum is the only norm, and there is no dropout."""
         norm = self.after
         plain = isinstance(self.before, nn.Identity) and isinstance(self.inside, nn.Identity) and not self.training
-        return plain and type(norm) is LayerNorm and lie_ready(norm.weight, norm.bias)
+        return plain and type(norm) is LayerNorm and all_readable(norm.weight, norm.bias)
 
 
-def unwatched(context: Context) -> bool:
-    """Whether nobody looks at what is between, and nothing learns from it."""
+def unobserved(context: Context) -> bool:
+    """Whether no tap and no gradient needs the values in between."""
     return context.taps is None and not torch.is_grad_enabled()
 
 
-def lie_ready(*vectors: Float[Tensor, "_"] | None) -> bool:
-    """Whether the kernels can read these, of which nothing learns now."""
+def all_readable(*vectors: Float[Tensor, "_"] | None) -> bool:
+    """Whether the kernels can read these parameters while no gradient is needed."""
     return all(vector is None or readable(vector.detach()) for vector in vectors)
 
 
-class Parts(NamedTuple):
-    """What the kernels read of a block."""
+class BlockParts(NamedTuple):
+    """What the kernels read of a block, for one call."""
 
-    mixer: SteppingAttention
+    mixer: KernelAttention
     matrices: tuple[Packed, ...]  # qkv, out, gate, up, down
-    vectors: tuple[Tensor | None, ...]  # the biases of qkv and out, if they have any, and the gains of the two norms
+    vectors: tuple[Tensor | None, ...]  # the biases of qkv and out, if any, and the gains of the two norms
     eps: tuple[float, float]
-    widths: tuple[int, ...]  # of a row of qkv, of what attention gives, of what is normed, of the middle, of the hidden
 
 
-class SteppingBlock(Block):
-    """`Block` with the same children, in one call where they are attention and a gated feed-forward layer, each after
-    an RMSNorm."""
+class KernelBlock(Block):
+    """`Block` in one call if it is attention and a gated feed-forward layer, each after an RMSNorm."""
 
-    @cached_property
-    def parts(self) -> Parts | None:
-        """The children, looked up once; None where they are not those that the kernels know."""
-        mixer, ffn = self.mixer, self.ffn
-        residuals = [self.mixer_residual, self.ffn_residual] if ffn is not None and self.cross is None else []
-        known = (
-            bool(residuals)
-            and isinstance(mixer, SteppingAttention)
-            and isinstance(mixer.query_norm, nn.Identity)
-            and isinstance(ffn, SteppingFeedForward)
-            and ffn.known
-            and all(isinstance(each.before, SteppingRMSNorm) for each in residuals)
-            and all(isinstance(part, nn.Identity) for each in residuals for part in (each.inside, each.after))
-        )
-        if not known:
+    def block_parts(self) -> BlockParts | None:
+        """The parts as they are now; None if the kernels do not have such a block.
+
+        Children are read from the dictionaries of their modules: attribute access of a module costs ten times as much.
+        """
+        own = self._modules
+        mixer, ffn = own["mixer"], own.get("ffn")
+        if not (isinstance(mixer, KernelAttention) and isinstance(ffn, KernelGatedFeedForward)):
             return None
-        norms = [each.before for each in residuals]
-        matrices = tuple(each.weight for each in (mixer.qkv, mixer.out, ffn.gate, ffn.up, ffn.down))
-        qkv, out, _, _, down = matrices
-        vectors = mixer.qkv.bias, mixer.out.bias, *(norm.weight for norm in norms)
-        widths = qkv.rows, out.width, qkv.width, out.rows, down.width
-        return Parts(mixer, matrices, vectors, (norms[0].eps, norms[1].eps), widths)
+        if own.get("cross") is not None or not ffn.supported:
+            return None
+        of_mixer, of_ffn = mixer._modules, ffn._modules
+        first, second = (cast(nn.Module, own[name])._modules for name in ("mixer_residual", "ffn_residual"))
+        identities = (of_mixer["query_norm"], first["inside"], first["after"], second["inside"], second["after"])
+        norms = first["before"], second["before"]
+        if not all(isinstance(part, nn.Identity) for part in identities):
+            return None
+        if not all(isinstance(norm, KernelRMSNorm) for norm in norms):
+            return None
+        layers = cast(Any, (of_mixer["qkv"], of_mixer["out"], of_ffn["gate"], of_ffn["up"], of_ffn["down"]))
+        matrices = tuple(layer._modules.get("weight") for layer in layers)
+        if not all(isinstance(matrix, Packed) for matrix in matrices):
+            return None
+        first_norm, second_norm = cast(Any, norms)
+        biases = (layer._parameters.get("bias") for layer in layers[:2])
+        vectors = (*biases, first_norm._parameters["weight"], second_norm._parameters["weight"])
+        return BlockParts(mixer, cast("tuple[Packed, ...]", matrices), vectors, (first_norm.eps, second_norm.eps))
 
     def forward(
         self,
@@ -347,29 +323,33 @@ class SteppingBlock(Block):
         state: BlockState | None = None,
         select: Select = all_positions,
     ) -> Float[Tensor, "B Chosen D"]:
-        parts, kept = self.parts, None if state is None else cast(KVCache, state.mixer)
-        quick = parts is not None and not self.training and all(map(readable, parts.vectors))
-        library = kernels_for(x) if quick else None
-        slots = None if library is None or parts is None else parts.mixer.slots_of(x, context, kept)
-        if library is None or parts is None or kept is None or slots is None:
+        kept = None if state is None else state.mixer
+        library = kernels_for(x) if isinstance(kept, PagedKVCache) and not self.training else None
+        parts = None if library is None else self.block_parts()
+        if library is None or parts is None or not isinstance(kept, PagedKVCache):
             return super().forward(x, context, state, select)
-        (batch, length, _), x = x.shape, x.contiguous()
-        y, many = torch.empty_like(x), batch * length
-        scratch = x.new_zeros(many * sum(parts.widths))
-        places = [scratch.data_ptr() + 4 * many * start for start in accumulate(parts.widths[:-1], initial=0)]
-        attention = parts.mixer.described(batch, length, parts.widths[1], context, kept, slots)
-        attention.qkv, attention.out = places[:2]
+        fits = not kept.slots.beside and context.source is None and parts.mixer.runs(context)
+        if not fits or not all(map(readable, parts.vectors)) or x.shape[1] > QUERIES:
+            return super().forward(x, context, state, select)
+        x = x.contiguous()
+        y, many = torch.empty_like(x), x.shape[0] * x.shape[1]
+        qkv, out, gate, _, down = parts.matrices
+        widths = qkv.rows, out.width, qkv.width, out.rows, down.width
+        scratch = x.new_zeros(many * sum(widths))
+        places = [scratch.data_ptr() + 4 * many * start for start in accumulate(widths[:-1], initial=0)]
+        attention = parts.mixer.read_cache(None, context, kept)
+        attention.qkv, attention.out, attention.out_stride = *places[:2], out.width
         layer = Layer(
-            *(ctypes.pointer(packed.matrix()) for packed in parts.matrices),
-            *map(place, parts.vectors),
+            *(packed.matrix() for packed in parts.matrices),
+            *map(address, parts.vectors),
             *parts.eps, x.data_ptr(), y.data_ptr(), *places[2:], attention,
         )  # fmt: skip
-        library.block(ctypes.byref(layer), parts.matrices[2].threads(many))
+        library.block(ctypes.byref(layer), gate.threads(many))
         return select(y)
 
 
-class SteppingMamba(Mamba):
-    """`Mamba` with the same weights, quicker where one token follows what a state holds."""
+class KernelMamba(Mamba):
+    """`Mamba` in a few calls when each row reads one new token."""
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: MambaState | None = None
@@ -377,12 +357,12 @@ class SteppingMamba(Mamba):
         if state is None or not self.can_step(x, context, state):
             return super().forward(x, context, state)
         library, (states, inner), given = kernels_for(x), self.decay.shape, self.input(x)
-        assert library is not None, "asked for in can_step"
+        assert library is not None, "can_step has checked it"
         conv, out = x.new_empty(len(x), inner), x.new_empty(len(x), 1, inner)
-        bias = 0 if self.filter_bias is None else self.filter_bias.data_ptr()
         space = Space(
             len(x), inner, states, len(self.filter) - 1, 2 * inner, self.rank + 2 * states,
-            given.data_ptr(), self.filter.data_ptr(), bias, 0, 0, 0, self.decay.data_ptr(), self.skip.data_ptr(),
+            given.data_ptr(), self.filter.data_ptr(), address(self.filter_bias), 0, 0, 0,
+            self.decay.data_ptr(), self.skip.data_ptr(),
             state.conv.data_ptr(), state.ssm.data_ptr(), conv.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         library.filter(ctypes.byref(space))
@@ -390,11 +370,11 @@ class SteppingMamba(Mamba):
         step = F.softplus(self.step(select[:, : self.rank]))
         space.step, space.write = step.data_ptr(), select[:, self.rank :].data_ptr()
         space.read = select[:, self.rank + states :].data_ptr()
-        library.scan(ctypes.byref(space), 1 if state.ssm.numel() < SCANNED else torch.get_num_threads())
+        library.scan(ctypes.byref(space), 1 if state.ssm.numel() < SCAN_ALONE else torch.get_num_threads())
         return self.out(out)
 
     def can_step(self, x: Float[Tensor, "B T D"], context: Context, state: MambaState) -> bool:
-        """Whether nobody watches, nothing is padding, and the kernels know the types."""
+        """Whether each row reads one token, without padding, taps or gradients, in types that the kernels have."""
         kept = state.ssm, state.conv
         return (
             x.shape[1] == 1
@@ -404,17 +384,3 @@ class SteppingMamba(Mamba):
             and all(map(readable, (*kept, self.filter, self.filter_bias, self.decay, self.skip)))
             and kernels_for(x) is not None
         )
-
-
-READY: dict[type[nn.Module], type[nn.Module]] = {
-    MultiHeadAttention: SteppingAttention,
-    FeedForward: SteppingPlainFeedForward,
-    Residual: SteppingResidual,
-}
-"""What is quicker with matrices as they are."""
-QUICKER: dict[type[nn.Module], type[nn.Module]] = READY | {
-    Block: SteppingBlock,
-    RMSNorm: SteppingRMSNorm,
-    GatedFeedForward: SteppingFeedForward,
-    Mamba: SteppingMamba,
-}

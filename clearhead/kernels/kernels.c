@@ -1,40 +1,104 @@
-/* Products of few rows with a large matrix, as decoding makes them: every weight is read once, so what counts is to
- * read it as fast as memory gives it, in as few bits as it is stored in. Sums are in float32 whatever the storage.
+/* The kernels of decoding: products of rows with large matrices, attention over a cache of pages, norms, and whole
+ * blocks in one call. Matrices are read in the bits they are stored in; every sum is in float32.
  *
- * One source for every processor: vectors of 16 floats, which the compiler maps to what the machine has; instructions
- * are named only where it does not find them itself. `-march=native` and OpenMP (of the process: torch's own) expected.
+ * One source for every processor. Vectors are as wide as the machine's registers (WIDTH bytes), and a tile of a product
+ * keeps TILE_X × TILE_W sums in registers. Intrinsics are used only where compilers do not find the instruction.
+ *
+ * A row of x gives the same bits alone and among others: every sum runs over the columns in the same order.
  */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(PORTABLE)
+#define WIDTH 16
+#define REGISTERS 16
+#elif defined(__AVX512F__)
 #include <immintrin.h>
+#define WIDTH 64
+#define REGISTERS 32
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+#define AVX2
+#define WIDTH 32
+#define REGISTERS 16
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#define NEON
+#define WIDTH 16
+#define REGISTERS 32
+#else
+#define WIDTH 16
+#define REGISTERS 16
 #endif
 
+#define TILE_X (REGISTERS == 32 ? 6 : 3) /* rows of x in one tile */
+#define TILE_W 4                         /* rows of W in one tile */
+#define ROWS_W 16                        /* rows of W that one thread takes at a time; a multiple of TILE_W */
+#define LANES (WIDTH / 4)
 #define INLINE static inline __attribute__((always_inline))
-#define LANES 16
-#define MANY 8 /* rows of x in one tile */
-#define EACH(i, n) _Pragma("GCC unroll 8") for (int i = 0; i < (n); i++)
-typedef float vec __attribute__((vector_size(64)));
-typedef int32_t ivec __attribute__((vector_size(64)));
-typedef uint32_t uvec __attribute__((vector_size(64)));
-typedef uint16_t hvec __attribute__((vector_size(32)));
-typedef int8_t bvec __attribute__((vector_size(16)));
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+typedef float vec __attribute__((vector_size(WIDTH)));
+typedef int32_t ivec __attribute__((vector_size(WIDTH)));
+typedef uint32_t uvec __attribute__((vector_size(WIDTH)));
+typedef uint8_t bytes __attribute__((vector_size(WIDTH)));
+typedef uint16_t hvec __attribute__((vector_size(WIDTH / 2)));
+typedef int8_t bvec __attribute__((vector_size(WIDTH / 4)));
+
+/* ---- threads
+ *
+ * Threads come from the OpenMP library that torch has loaded: a second one would compete for the cores. Its entry points
+ * are called by name, so that GCC and Clang build the same code; without them one thread does all the work. Functions
+ * named team_… are called by all threads of a team: each does its share, and all meet at the end. */
+extern void GOMP_parallel(void (*)(void *), void *, unsigned, unsigned) __attribute__((weak));
+extern void GOMP_barrier(void) __attribute__((weak));
+extern int omp_get_thread_num(void) __attribute__((weak));
+extern int omp_get_num_threads(void) __attribute__((weak));
+
+typedef struct {
+    int64_t thread, threads;
+} team;
+
+typedef struct {
+    void (*work)(team, const void *);
+    const void *data;
+} job;
+
+static void take_part(void *given) {
+    const job *j = given;
+    j->work((team){omp_get_thread_num(), omp_get_num_threads()}, j->data);
+}
+
+static void run(void (*work)(team, const void *), const void *data, int threads) {
+    job j = {work, data};
+    if (threads > 1 && GOMP_parallel) GOMP_parallel(take_part, &j, (unsigned)threads, 0);
+    else work((team){0, 1}, data);
+}
+
+INLINE void meet(team t) {
+    if (t.threads > 1) GOMP_barrier();
+}
+
+/* This thread's share of `count` tasks: from first_of to last_of. */
+INLINE int64_t first_of(team t, int64_t count) { return count * t.thread / t.threads; }
+INLINE int64_t last_of(team t, int64_t count) { return count * (t.thread + 1) / t.threads; }
+
+/* ---- matrices */
 
 enum kind { F32, BF16, F16, INT8, INT4 };
 
-/* A matrix `rows` × `columns`, stored row by row.
+/* A matrix `rows` × `columns`, row by row.
  * F32, BF16, F16   the numbers themselves
- * INT8, INT4       whole numbers or places in a table of 16, in groups of `group` columns that share a bfloat16 scale;
- *                  rows are filled up with zeros to `padded` columns. INT4: a run of 128 columns is 16 words of 32 bits,
- *                  in which word i holds columns i, 16 + i, …, 112 + i from the lowest four bits up. */
+ * INT8, INT4       codes (integers, or indices into a table of 16) in groups of columns that share a bfloat16 scale.
+ *                  Rows are padded with zeros to `padded` columns. INT4: 128 columns are 16 words of 32 bits; word i
+ *                  holds columns i, 16 + i, …, 112 + i from the lowest four bits up. */
 typedef struct {
     int64_t kind, shift, rows, columns, padded; /* a group is 2^shift columns */
     const void *values;
     const uint16_t *scales;
     const float *table;
 } matrix;
+_Static_assert(sizeof(matrix) == 64, "build.py: Matrix");
 
 INLINE vec load(const float *p) {
     vec v;
@@ -46,6 +110,22 @@ INLINE void store(float *p, vec v) { memcpy(p, &v, sizeof v); }
 
 INLINE vec all(float x) { return (vec){0} + x; }
 
+/* a·b + c, rounded once if the processor can. Written out, so that every tile and every compiler gives the same bits;
+ * compilers must not contract other expressions (-ffp-contract=off). */
+INLINE vec madd(vec a, vec b, vec c) {
+#if defined(AVX2)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif WIDTH == 64
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(NEON)
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
+INLINE vec choose(ivec which, vec yes, vec no) { return (vec)((which & (ivec)yes) | (~which & (ivec)no)); }
+
 INLINE float bf16(uint16_t half) {
     uint32_t bits = (uint32_t)half << 16;
     float x;
@@ -53,75 +133,95 @@ INLINE float bf16(uint16_t half) {
     return x;
 }
 
-/* float16 and float32, 16 numbers at a time; what is too large for float16 becomes the largest that it has. */
-#if defined(__AVX512F__)
-INLINE vec widen(hvec half) { return (vec)_mm512_cvtph_ps((__m256i)half); }
-INLINE hvec nearest(vec x) { return (hvec)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
-#elif defined(__F16C__)
-INLINE vec widen(hvec half) {
-    union { hvec v; __m128i half[2]; } in = {half};
-    union { __m256 half[2]; vec v; } out = {{_mm256_cvtph_ps(in.half[0]), _mm256_cvtph_ps(in.half[1])}};
-    return out.v;
-}
-INLINE hvec nearest(vec x) {
-    union { vec v; __m256 half[2]; } in = {x};
-    union { __m128i half[2]; hvec v; } out = {{_mm256_cvtps_ph(in.half[0], 0), _mm256_cvtps_ph(in.half[1], 0)}};
-    return out.v;
-}
+/* float16 to float32 and back, LANES numbers at a time. */
+#if defined(AVX2)
+INLINE vec widen_half(hvec half) { return (vec)_mm256_cvtph_ps((__m128i)half); }
+INLINE hvec nearest_half(vec x) { return (hvec)_mm256_cvtps_ph((__m256)x, 0); }
+#elif WIDTH == 64
+INLINE vec widen_half(hvec half) { return (vec)_mm512_cvtph_ps((__m256i)half); }
+INLINE hvec nearest_half(vec x) { return (hvec)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT); }
+#elif defined(NEON)
+INLINE vec widen_half(hvec half) { return (vec)vcvt_f32_f16((float16x4_t)half); }
+INLINE hvec nearest_half(vec x) { return (hvec)vcvt_f16_f32((float32x4_t)x); }
 #else
-typedef _Float16 fvec __attribute__((vector_size(32)));
-INLINE vec widen(hvec half) { return __builtin_convertvector((fvec)half, vec); }
-INLINE hvec nearest(vec x) { return (hvec)__builtin_convertvector(x, fvec); }
+INLINE vec widen_half(hvec half) { /* by exponent arithmetic; subnormal numbers by a subtraction */
+    const uvec word = __builtin_convertvector(half, uvec) << 16, twice = word + word;
+    const vec normal = (vec)((twice >> 4) + (0xE0u << 23)) * 0x1.0p-112f;
+    const vec small = (vec)((twice >> 17) | (126u << 23)) - 0.5f;
+    return (vec)((word & 0x80000000u) | (uvec)choose((ivec)(twice < (1u << 27)), small, normal));
+}
+INLINE hvec nearest_half(vec x) {
+    const uvec word = (uvec)x, twice = word + word;
+    const vec base = (vec)(word & 0x7FFFFFFFu) * 0x1.0p+112f * 0x1.0p-110f;
+    uvec bias = twice & 0xFF000000u;
+    bias = (uvec)choose((ivec)(bias < 0x71000000u), (vec)((uvec){0} + 0x71000000u), (vec)bias);
+    const uvec bits = (uvec)((vec)((bias >> 1) + 0x07800000u) + base);
+    const uvec number = ((bits >> 13) & 0x7C00u) + (bits & 0x0FFFu);
+    const uvec nan = (uvec){0} + 0x7E00u;
+    const uvec half = ((word >> 16) & 0x8000u) | (uvec)choose((ivec)(twice > 0xFF000000u), (vec)nan, (vec)number);
+    return __builtin_convertvector(half, hvec);
+}
 #endif
 
+/* To float16; numbers beyond its range become the largest that it has, and a NaN stays. */
 INLINE hvec narrow(vec x) {
-    const ivec high = x > 65504.0f, low = x < -65504.0f;
-    return nearest((vec)((high & (ivec)all(65504.0f)) | (low & (ivec)all(-65504.0f)) | (~(high | low) & (ivec)x)));
+    const vec low = choose(x > 65504.0f, all(65504.0f), x);
+    return nearest_half(choose(low < -65504.0f, all(-65504.0f), low));
 }
 
-INLINE float sum(vec v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_add_ps((__m512)v);
-#else
-    float s = 0;
-    for (int i = 0; i < LANES; i++) s += v[i];
-    return s;
-#endif
-}
-
+/* Lane i of the result is the sum of all lanes of v[i]. Every sum is the same tree of pairs, wherever v[i] stands. */
 #if defined(__clang__)
 #define PICK(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define PICK(a, b, ...) __builtin_shuffle(a, b, (ivec){__VA_ARGS__})
 #endif
-#define FOLD(a, b, SOME, OTHERS) (PICK(a, b, SOME) + PICK(a, b, OTHERS))
-#define EVEN 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
-#define ODD 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
-#define EVEN_PAIRS 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
-#define ODD_PAIRS 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-#define EVEN_FOURS 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
-#define ODD_FOURS 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
-#define LOW 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
-#define HIGH 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+#if WIDTH == 64
+#define PAIRS(a, b)                                                                                                   \
+    (PICK(a, b, 0, 2, 16, 18, 4, 6, 20, 22, 8, 10, 24, 26, 12, 14, 28, 30) +                                          \
+     PICK(a, b, 1, 3, 17, 19, 5, 7, 21, 23, 9, 11, 25, 27, 13, 15, 29, 31))
+#define FOURS(a, b)                                                                                                   \
+    (PICK(a, b, 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +                                           \
+     PICK(a, b, 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31))
+#define EIGHTS(a, b)                                                                                                  \
+    (PICK(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +                                             \
+     PICK(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
+#elif WIDTH == 32
+#define PAIRS(a, b) (PICK(a, b, 0, 2, 8, 10, 4, 6, 12, 14) + PICK(a, b, 1, 3, 9, 11, 5, 7, 13, 15))
+#define FOURS(a, b) (PICK(a, b, 0, 1, 2, 3, 8, 9, 10, 11) + PICK(a, b, 4, 5, 6, 7, 12, 13, 14, 15))
+#else
+#define PAIRS(a, b) (PICK(a, b, 0, 2, 4, 6) + PICK(a, b, 1, 3, 5, 7))
+#endif
 
-/* Lane i of the result is the sum of all lanes of v[i]: vectors are folded into each other, two by two. */
 INLINE vec sum_each(const vec *v) {
-    vec a[8], b[4], c[2];
-    EACH(i, 8) a[i] = FOLD(v[2 * i], v[2 * i + 1], EVEN, ODD);
-    EACH(i, 4) b[i] = FOLD(a[2 * i], a[2 * i + 1], EVEN_PAIRS, ODD_PAIRS);
-    EACH(i, 2) c[i] = FOLD(b[2 * i], b[2 * i + 1], EVEN_FOURS, ODD_FOURS);
-    return FOLD(c[0], c[1], LOW, HIGH);
+    vec a[LANES / 2], b[LANES / 4];
+    EACH(i, LANES / 2) a[i] = PAIRS(v[2 * i], v[2 * i + 1]);
+    EACH(i, LANES / 4) b[i] = PAIRS(a[2 * i], a[2 * i + 1]);
+#if WIDTH == 64
+    return EIGHTS(FOURS(b[0], b[1]), FOURS(b[2], b[3]));
+#elif WIDTH == 32
+    return FOURS(b[0], b[1]);
+#else
+    return b[0];
+#endif
 }
 
-/* 16 numbers of a float matrix from place `at`. */
+INLINE float sum(vec v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int step = 1; step < LANES; step *= 2)
+        for (int i = 0; i < LANES; i += 2 * step) lanes[i] += lanes[i + step];
+    return lanes[0];
+}
+
+/* LANES numbers of a float array, from index `at` on. */
 INLINE vec load_float(int kind, const void *values, int64_t at) {
     if (kind == F32) return load((const float *)values + at);
     hvec half;
     memcpy(&half, (const uint16_t *)values + at, sizeof half);
-    return kind == BF16 ? (vec)(__builtin_convertvector(half, uvec) << 16) : widen(half);
+    return kind == BF16 ? (vec)(__builtin_convertvector(half, uvec) << 16) : widen_half(half);
 }
 
-/* 16 numbers from place `at`, or the `count` that there are, zeros beside them. */
+/* The same, or only `count` numbers and zeros behind them. */
 INLINE vec load_some(int kind, const void *values, int64_t at, int64_t count) {
     if (count >= LANES) return load_float(kind, values, at);
     const int64_t size = kind == F32 ? 4 : 2;
@@ -134,224 +234,352 @@ INLINE void store_some(float *p, vec v, int64_t count) {
     memcpy(p, &v, (size_t)(count < LANES ? count : LANES) * sizeof(float));
 }
 
-/* 16 entries of a table of 16, chosen by the lowest four bits of each word. */
-INLINE vec look_up(vec table, uvec words) {
-#if defined(__AVX512F__)
-    return (vec)_mm512_permutexvar_ps((__m512i)words, (__m512)table);
-#elif defined(__AVX2__)
-    union { vec v; __m256 half[2]; } t = {table}, out;
-    union { uvec v; __m256i half[2]; } place = {words};
-    for (int i = 0; i < 2; i++) {
-        __m256 low = _mm256_permutevar8x32_ps(t.half[0], place.half[i]);
-        __m256 high = _mm256_permutevar8x32_ps(t.half[1], place.half[i]);
-        out.half[i] = _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32(place.half[i], 28)));
-    }
-    return out.v;
+INLINE int64_t row_bytes(const matrix *w) {
+    return w->kind == F32 ? 4 * w->columns : w->kind == INT8 ? w->padded : w->kind == INT4 ? w->padded / 2 : 2 * w->columns;
+}
+
+/* ---- from codes to floats */
+
+#define RUN 128 /* columns of INT4 that are stored together */
+
+/* The table of INT4, each entry rounded to bfloat16: its upper and its lower bytes, or the floats themselves. */
+typedef struct {
+#if WIDTH == 64
+    vec floats;
 #else
-    vec v;
-    for (int i = 0; i < LANES; i++) v[i] = table[words[i] & 15];
-    return v;
+    uint8_t upper[WIDTH < 32 ? 16 : 32], lower[WIDTH < 32 ? 16 : 32];
+#endif
+} codebook;
+
+INLINE codebook read_table(const float *table) {
+    codebook c;
+    uint32_t bits[16];
+    memcpy(bits, table, sizeof bits);
+    for (int i = 0; i < 16; i++) bits[i] = (bits[i] + 0x7FFF + (bits[i] >> 16 & 1)) & 0xFFFF0000u;
+#if WIDTH == 64
+    memcpy(&c.floats, bits, sizeof bits);
+#else
+    for (int i = 0; i < (int)sizeof c.upper; i++) {
+        c.upper[i] = (uint8_t)(bits[i % 16] >> 24);
+        c.lower[i] = (uint8_t)(bits[i % 16] >> 16);
+    }
+#endif
+    return c;
+}
+
+#if WIDTH < 64
+/* The bytes table[i] for every byte i < 16. */
+INLINE bytes look_up(const uint8_t *table, bytes i) {
+#if defined(AVX2)
+    return (bytes)_mm256_shuffle_epi8(_mm256_loadu_si256((const __m256i *)table), (__m256i)i);
+#elif defined(NEON) && defined(__aarch64__)
+    return (bytes)vqtbl1q_u8(vld1q_u8(table), (uint8x16_t)i);
+#else
+    uint8_t from[WIDTH], to[WIDTH];
+    memcpy(from, &i, sizeof from);
+    for (int j = 0; j < WIDTH; j++) to[j] = table[from[j]];
+    memcpy(&i, to, sizeof to);
+    return i;
 #endif
 }
 
-/* 16 codes, not yet scaled, from column `k` + 16·`i` of a row, where k begins a run of RUN columns. */
-INLINE vec load_code(int kind, const uint8_t *row, int64_t k, int i, vec table) {
-    if (kind == INT4) {
-        uvec words;
-        memcpy(&words, row + k / 2, sizeof words);
-        return look_up(table, words >> (uint32_t)(4 * i));
-    }
-    bvec bytes;
-    memcpy(&bytes, row + k + LANES * i, sizeof bytes);
-#if defined(__AVX512F__)
-    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)bytes));
+/* The four floats of every word, of which `upper` and `lower` hold the two high bytes, to to[0], to[32], to[64], to[96]. */
+INLINE void join_bytes(bytes upper, bytes lower, const float *scales, float *to) {
+    const uvec u = (uvec)upper, l = (uvec)lower, odd = (uvec){0} + 0xFF00FF00u;
+    const uvec one = (u & odd) | (l >> 8 & ~odd), zero = (u << 8 & odd) | (l & ~odd);
+    store(to, scales[0] * (vec)(zero << 16));
+    store(to + 32, scales[1] * (vec)(one << 16));
+    store(to + 64, scales[2] * (vec)(zero & 0xFFFF0000u));
+    store(to + 96, scales[3] * (vec)(one & 0xFFFF0000u));
+}
+#endif
+
+/* RUN columns of INT4; scales[i] is that of columns 32 i to 32 i + 31. */
+INLINE void widen_int4(const uint8_t *words, const codebook *c, const float *scales, float *to) {
+    for (int half = 0; half < 16; half += LANES) {
+        uvec word;
+        memcpy(&word, words + 4 * half, sizeof word);
+#if WIDTH == 64
+        EACH(i, 8) store(to + 16 * i, scales[i / 2] * (vec)_mm512_permutexvar_ps((__m512i)(word >> (4 * i)), (__m512)c->floats));
 #else
-    return __builtin_convertvector(bytes, vec);
+        const bytes even = (bytes)(word & 0x0F0F0F0Fu), odd = (bytes)(word >> 4 & 0x0F0F0F0Fu);
+        join_bytes(look_up(c->upper, even), look_up(c->lower, even), scales, to + half);
+        join_bytes(look_up(c->upper, odd), look_up(c->lower, odd), scales, to + half + 16);
+#endif
+    }
+}
+
+INLINE vec load_int8(const uint8_t *values, int64_t at) {
+    bvec some;
+    memcpy(&some, values + at, sizeof some);
+#if WIDTH == 64
+    return (vec)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32((__m128i)some));
+#elif defined(AVX2)
+    __m128i low = _mm_loadl_epi64((const __m128i *)(values + at));
+    return (vec)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low));
+#else
+    return __builtin_convertvector(some, vec);
 #endif
 }
 
-INLINE int64_t row_bytes(const matrix *w) { return w->kind == INT4 ? w->padded / 2 : w->padded; }
+/* Columns `from` to `to` of a row in float32; whole runs of INT4, and of other kinds whole vectors but for the last. */
+INLINE void widen_span(int kind, const matrix *w, const codebook *c, int64_t row, int64_t from, int64_t to, float *out) {
+    const uint8_t *values = (const uint8_t *)w->values + row * row_bytes(w);
+    const uint16_t *scales = w->scales + row * (w->padded >> w->shift);
+    if (kind == INT4) for (int64_t k = from; k < to; k += RUN) {
+        float each[4];
+        EACH(i, 4) each[i] = bf16(scales[(k + 32 * i) >> w->shift]);
+        widen_int4(values + k / 2, c, each, out + k - from);
+    } else if (kind == INT8) for (int64_t k = from; k < to; k += 32) {
+        const float scale = bf16(scales[k >> w->shift]);
+        EACH(i, 32 / LANES) store(out + k - from + LANES * i, scale * load_int8(values, k + LANES * i));
+    } else for (int64_t k = from; k < to; k += LANES)
+        store(out + k - from, load_some(kind, values, k, to - k));
+}
 
-/* Σ_k x[m, k] W[row + r, k] for R rows of W and M rows of x, each still in 16 parts, which stay in registers. */
-INLINE void float_tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, vec *sums) {
-    const int64_t columns = w->columns, whole = columns / LANES * LANES, rest = columns - whole;
-    vec acc[MANY][4];
-    EACH(m, M) EACH(r, R) acc[m][r] = (vec){0};
+/* ---- products */
+
+/* sums[r·M + m] += Σ_k x[m, k] w[r, k] in LANES partial sums, for M rows of x and R rows of w. */
+INLINE void tile(int M, int R, const float *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t columns, vec *sums) {
+    const int64_t whole = columns / LANES * LANES, rest = columns - whole;
+    vec acc[TILE_X][TILE_W];
+    EACH(m, M) EACH(r, R) acc[m][r] = sums[r * M + m];
     for (int64_t k = 0; k < whole; k += LANES) {
-        vec b[4];
-        EACH(r, R) b[r] = load_float(kind, w->values, (row + r) * columns + k);
-        EACH(r, R) __builtin_prefetch((const uint8_t *)w->values + ((row + R + r) * columns + k) * (kind == F32 ? 4 : 2));
-        EACH(m, M) {
-            vec a = load(x + m * stride + k);
-            EACH(r, R) acc[m][r] += a * b[r];
+        vec a[TILE_X];
+        EACH(m, M) a[m] = load(x + m * x_stride + k);
+        EACH(r, R) {
+            const vec b = load(w + r * w_stride + k);
+            EACH(m, M) acc[m][r] = madd(a[m], b, acc[m][r]);
         }
     }
     if (rest) EACH(r, R) {
-        const vec b = load_some(kind, w->values, (row + r) * columns + whole, rest);
-        EACH(m, M) acc[m][r] += load_some(F32, x, m * stride + whole, rest) * b;
+        const vec b = load_some(F32, w, r * w_stride + whole, rest);
+        EACH(m, M) acc[m][r] = madd(load_some(F32, x, m * x_stride + whole, rest), b, acc[m][r]);
     }
     EACH(r, R) EACH(m, M) sums[r * M + m] = acc[m][r];
 }
 
-#define SPAN 4096 /* columns whose scales are widened together: from memory, a float is broadcast at no cost */
+#define AHEAD 1024 /* bytes that are fetched before they are needed */
 
-/* The same for groups: Σ_g scale_g Σ_{k in g} x_k code_k. One row of x sums 32 columns and scales the sum; several
- * rows share the scaled numbers. */
-INLINE void group_tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, vec *sums) {
-    const int64_t groups = w->padded >> w->shift, bytes = row_bytes(w);
-    const uint8_t *values = (const uint8_t *)w->values + row * bytes;
-    const vec table = kind == INT4 ? load(w->table) : (vec){0};
-    const int run = kind == INT4 ? 8 : 4; /* vectors in 64 bytes of a row */
-    float scales[4][SPAN / 32 + LANES];
-    vec acc[MANY][4];
-    EACH(m, M) EACH(r, R) acc[m][r] = (vec){0};
-    for (int64_t k = 0; k < w->padded; k += run * LANES) {
-        const int64_t inside = k % SPAN;
-        if (inside == 0) {
-            const int64_t first = k >> w->shift, count = groups - first < SPAN / 32 ? groups - first : SPAN / 32;
-            EACH(r, R)
-                for (int64_t i = 0; i < count; i += LANES)
-                    store(scales[r] + i, load_some(BF16, w->scales, (row + r) * groups + first + i, count - i));
-        }
-        EACH(r, R) __builtin_prefetch(values + (R + r) * bytes + (kind == INT4 ? k / 2 : k));
-        EACH(pair, run / 2) {
-            const int64_t at = k + pair * 2 * LANES, group = (inside + pair * 2 * LANES) >> w->shift;
-            if (M == 1) {
-                const vec a = load(x + at), b = load(x + at + LANES);
-                EACH(r, R) {
-                    vec part = a * load_code(kind, values + r * bytes, k, 2 * pair, table);
-                    part += b * load_code(kind, values + r * bytes, k, 2 * pair + 1, table);
-                    acc[0][r] += scales[r][group] * part;
-                }
-            } else EACH(i, 2) {
-                vec b[4];
-                EACH(r, R) b[r] = scales[r][group] * load_code(kind, values + r * bytes, k, 2 * pair + i, table);
-                EACH(m, M) {
-                    const vec a = load(x + m * stride + at + LANES * i);
-                    EACH(r, R) acc[m][r] += a * b[r];
+/* The same for one row of x and R rows of a stored matrix, without a copy in float32 where the order of the columns
+ * allows it. */
+INLINE void tile_of_one(int kind, int R, const matrix *w, const codebook *c, int64_t row, const float *x, vec *sums) {
+    const int64_t bytes_each = row_bytes(w), columns = kind == INT8 || kind == INT4 ? w->padded : w->columns;
+    const uint8_t *values = (const uint8_t *)w->values + row * bytes_each;
+    vec acc[ROWS_W];
+    EACH(r, R) acc[r] = (vec){0};
+    if (kind == INT4) {
+        float wide[RUN];
+        for (int64_t k = 0; k < columns; k += RUN)
+            EACH(r, R) {
+                widen_span(INT4, w, c, row + r, k, k + RUN, wide);
+                __builtin_prefetch(values + r * bytes_each + k / 2 + AHEAD);
+                EACH(i, RUN / LANES) acc[r] = madd(load(x + k + LANES * i), load(wide + LANES * i), acc[r]);
+            }
+    } else if (kind == INT8) {
+        const int64_t groups = w->padded >> w->shift;
+        for (int64_t k = 0; k < columns; k += 32) {
+            EACH(r, R) __builtin_prefetch(values + r * bytes_each + k + AHEAD);
+            EACH(r, R) {
+                const float scale = bf16(w->scales[(row + r) * groups + (k >> w->shift)]);
+                EACH(i, 32 / LANES) {
+                    const vec b = scale * load_int8(values + r * bytes_each, k + LANES * i);
+                    acc[r] = madd(load(x + k + LANES * i), b, acc[r]);
                 }
             }
         }
+    } else {
+        const int64_t size = kind == F32 ? 4 : 2, whole = columns / LANES * LANES, rest = columns - whole;
+        for (int64_t k = 0; k < whole; k += LANES) {
+            const vec a = load(x + k);
+            if (k * size % 64 == 0) EACH(r, R) __builtin_prefetch(values + r * bytes_each + k * size + AHEAD);
+            EACH(r, R) acc[r] = madd(a, load_float(kind, values + r * bytes_each, k), acc[r]);
+        }
+        if (rest) EACH(r, R) {
+            const vec b = load_some(kind, values + r * bytes_each, whole, rest);
+            acc[r] = madd(load_some(F32, x, whole, rest), b, acc[r]);
+        }
     }
-    EACH(r, R) EACH(m, M) sums[r * M + m] = acc[m][r];
+    EACH(r, R) sums[r] = acc[r];
 }
 
-INLINE void tile(int kind, int M, int R, const matrix *w, int64_t row, const float *x, int64_t stride, vec *sums) {
-    if (kind == INT8 || kind == INT4) group_tile(kind, M, R, w, row, x, stride, sums);
-    else float_tile(kind, M, R, w, row, x, stride, sums);
+/* Memory of this thread that grows and is never given back. */
+static float *scratch(int64_t count) {
+    static __thread float *memory;
+    static __thread int64_t size;
+    if (count > size) {
+        free(memory);
+        memory = aligned_alloc(64, (size_t)((count * 4 + 63) / 64 * 64));
+        if (!memory) abort();
+        size = count;
+    }
+    return memory;
 }
 
-/* Rows `from` to `to` of the matrix with M rows of x; 16 sums, of M by 16/M rows, are added up together. */
-INLINE void strip(int kind, int M, const matrix *w, int64_t from, int64_t to, const float *x, int64_t stride, float *y,
-                  int64_t y_stride) {
-    const int R = M > 4 ? 2 : 4;
-    for (int64_t row = from, count; row < to; row += count) {
+/* y[m, r] for the sums of R rows of W by M rows of x. */
+INLINE void add_up(int M, int R, const vec *sums, float *y, int64_t y_stride) {
+    float out[TILE_X * TILE_W + LANES];
+    EACH(i, (M * R + LANES - 1) / LANES) store(out + LANES * i, sum_each(sums + LANES * i));
+    EACH(m, M) EACH(r, R) y[m * y_stride + r] = out[r * M + m];
+}
+
+/* M rows of x with rows 0 to `count` of w, which is in float32. */
+INLINE void strip(int M, const float *w, int64_t w_stride, int64_t count, const float *x, int64_t stride, int64_t columns,
+                  float *y, int64_t y_stride) {
+    int64_t r = 0;
+    for (; r + TILE_W <= count; r += TILE_W) {
+        vec sums[TILE_X * TILE_W + LANES] = {{0}};
+        tile(M, TILE_W, w + r * w_stride, w_stride, x, stride, columns, sums);
+        add_up(M, TILE_W, sums, y + r, y_stride);
+    }
+    for (; r < count; r++) {
+        vec sums[TILE_X * TILE_W + LANES] = {{0}};
+        tile(M, 1, w + r * w_stride, w_stride, x, stride, columns, sums);
+        add_up(M, 1, sums, y + r, y_stride);
+    }
+}
+
+static void strip_by_rows(int M, const float *w, int64_t w_stride, int64_t count, const float *x, int64_t stride,
+                          int64_t columns, float *y, int64_t y_stride) {
+    switch (M) {
+    case 1: strip(1, w, w_stride, count, x, stride, columns, y, y_stride); break;
+    case 2: strip(2, w, w_stride, count, x, stride, columns, y, y_stride); break;
+#if REGISTERS == 32
+    case 3: strip(3, w, w_stride, count, x, stride, columns, y, y_stride); break;
+    case 4: strip(4, w, w_stride, count, x, stride, columns, y, y_stride); break;
+    case 5: strip(5, w, w_stride, count, x, stride, columns, y, y_stride); break;
+#endif
+    default: strip(TILE_X, w, w_stride, count, x, stride, columns, y, y_stride);
+    }
+}
+
+#define ONE_ROWS (LANES < 8 ? 4 : 8) /* rows of W by one row of x in one tile */
+
+/* Rows `from` to `to` of W with one row of x. */
+INLINE void strip_of_one(int kind, const matrix *w, const codebook *c, int64_t from, int64_t to, const float *x, float *y) {
+    int64_t r = from;
+    for (; r + ONE_ROWS <= to; r += ONE_ROWS) {
+        vec sums[ONE_ROWS + LANES] = {{0}};
+        float out[ONE_ROWS + LANES];
+        tile_of_one(kind, ONE_ROWS, w, c, r, x, sums);
+        EACH(i, (ONE_ROWS + LANES - 1) / LANES) store(out + LANES * i, sum_each(sums + LANES * i));
+        memcpy(y + r - from, out, ONE_ROWS * sizeof(float));
+    }
+    for (; r < to; r++) {
         vec sums[LANES] = {{0}};
-        float out[LANES];
-        int64_t r = 0;
-        count = to - row < LANES / M ? to - row : LANES / M;
-        for (; r + R <= count; r += R) tile(kind, M, R, w, row + r, x, stride, sums + r * M);
-        for (; r < count; r++) tile(kind, M, 1, w, row + r, x, stride, sums + r * M);
-        store(out, sum_each(sums));
-        for (int64_t m = 0; m < M; m++)
-            for (r = 0; r < count; r++) y[m * y_stride + row - from + r] = out[r * M + m];
+        tile_of_one(kind, 1, w, c, r, x, sums);
+        y[r - from] = sum_each(sums)[0];
     }
 }
 
-#define STRIPS(kind)                                                                                               \
-    static void strip_##kind(int M, const matrix *w, int64_t from, int64_t to, const float *x, int64_t stride,        \
-                             float *y, int64_t y_stride) {                                                            \
-        switch (M) {                                                                                                  \
-        case 1: strip(kind, 1, w, from, to, x, stride, y, y_stride); break;                                           \
-        case 2: strip(kind, 2, w, from, to, x, stride, y, y_stride); break;                                           \
-        case 4: strip(kind, 4, w, from, to, x, stride, y, y_stride); break;                                           \
-        default: strip(kind, 8, w, from, to, x, stride, y, y_stride);                                                 \
-        }                                                                                                             \
+#define STRIPS(kind)                                                                                                  \
+    static void one_##kind(const matrix *w, const codebook *c, int64_t from, int64_t to, const float *x, float *y) {  \
+        strip_of_one(kind, w, c, from, to, x, y);                                                                     \
+    }                                                                                                                 \
+    static void widen_##kind(const matrix *w, const codebook *c, int64_t row, int64_t from, int64_t to, float *out) { \
+        widen_span(kind, w, c, row, from, to, out);                                                                   \
     }
 STRIPS(F32) STRIPS(BF16) STRIPS(F16) STRIPS(INT8) STRIPS(INT4)
+static void (*const ONE[])(const matrix *, const codebook *, int64_t, int64_t, const float *, float *) = {
+    one_F32, one_BF16, one_F16, one_INT8, one_INT4};
+static void (*const WIDEN[])(const matrix *, const codebook *, int64_t, int64_t, int64_t, float *) = {
+    widen_F32, widen_BF16, widen_F16, widen_INT8, widen_INT4};
 
-static void (*const STRIP[])(int, const matrix *, int64_t, int64_t, const float *, int64_t, float *, int64_t) = {
-    strip_F32, strip_BF16, strip_F16, strip_INT8, strip_INT4};
+/* Rows `from` to `to` of W, at most ROWS_W, with `many` rows of x; y begins with row `from`. Several rows of x share
+ * one copy of these rows of W in float32, which stays in the cache. */
+static void strips(const matrix *w, int64_t from, int64_t to, const float *x, int64_t stride, float *y, int64_t y_stride,
+                   int64_t many) {
+    const codebook c = w->kind == INT4 ? read_table(w->table) : (codebook){0};
+    if (many == 1) {
+        ONE[w->kind](w, &c, from, to, x, y);
+        return;
+    }
+    const int64_t width = w->kind == INT8 || w->kind == INT4 ? w->padded : w->columns;
+    const int64_t w_stride = w->kind == F32 ? w->columns : (width + LANES - 1) / LANES * LANES;
+    const float *wide = (const float *)w->values + from * w->columns;
+    if (w->kind != F32) {
+        float *copy = scratch(ROWS_W * w_stride);
+        for (int64_t r = from; r < to; r++) WIDEN[w->kind](w, &c, r, 0, width, copy + (r - from) * w_stride);
+        wide = copy;
+    }
+    for (int64_t m = 0; m < many; m += TILE_X) {
+        const int M = (int)(many - m < TILE_X ? many - m : TILE_X);
+        strip_by_rows(M, wide, w_stride, to - from, x + m * stride, stride, width, y + m * y_stride, y_stride);
+    }
+}
 
-/* eˣ to 1e-7 for x ≤ 0: 2ⁿ times a polynomial for the rest, which is within ±½ ln 2. */
+/* ---- functions of numbers */
+
+/* eˣ to 1e-7 for x ≤ 0: 2ⁿ times a polynomial of the rest, which is within ±½ ln 2. A NaN stays. */
 INLINE vec exponential(vec x) {
-    const ivec low = x < -87.0f;
-    x = (vec)((low & (ivec)all(-87.0f)) | (~low & (ivec)x)); /* a NaN stays */
-    const vec shifted = x * 1.44269504f + 12582912.0f, n = shifted - 12582912.0f;
-    const vec r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    vec p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
+    x = choose(x < -87.0f, all(-87.0f), x);
+    const vec shifted = madd(x, all(1.44269504f), all(12582912.0f)), n = shifted - 12582912.0f;
+    const vec r = madd(n, all(2.12194440e-4f), madd(n, all(-0.693359375f), x));
+    vec p = madd(r, all(1.9875691500e-4f), all(1.3981999507e-3f));
+    p = madd(p, r, all(8.3334519073e-3f));
+    p = madd(p, r, all(4.1665795894e-2f));
+    p = madd(p, r, all(1.6666665459e-1f));
+    p = madd(p, r, all(5.0000001201e-1f));
+    p = madd(p * r, r, r) + 1.0f;
     return p * (vec)(((ivec)shifted + (127 - 0x4b400000)) << 23);
 }
 
 /* eˣ of any x, by e^−|x|. */
 INLINE vec power(vec x) {
     const vec small = exponential((vec)((ivec)x | INT32_MIN));
-    const ivec positive = x > 0;
-    return (vec)((positive & (ivec)(1.0f / small)) | (~positive & (ivec)small));
+    return choose(x > 0, 1.0f / small, small);
 }
 
 /* x / (1 + e^−x), by e^−|x|. */
 INLINE vec silu(vec x) {
     const vec small = exponential((vec)((ivec)x | INT32_MIN));
-    const ivec positive = x > 0;
-    return x * (vec)((positive & (ivec)all(1.0f)) | (~positive & (ivec)small)) / (small + 1.0f);
+    return x * choose(x > 0, all(1.0f), small) / (small + 1.0f);
 }
 
-/* Rows `from` to `to` of W with `many` rows of x, 8, 4, 2 or 1 of them in a tile; y begins with row `from`. */
-static void strips(const matrix *w, int64_t from, int64_t to, const float *x, int64_t stride, float *y,
-                   int64_t y_stride, int64_t many) {
-    for (int64_t m = 0, step; m < many; m += step) {
-        for (step = MANY; step > many - m;) step /= 2;
-        STRIP[w->kind]((int)step, w, from, to, x + m * stride, stride, y + m * y_stride, y_stride);
-    }
-}
-
-#define BLOCK 16 /* rows of W done together, so that they are still in the cache for the next rows of x */
-
-/* What follows is done by all threads of a parallel region, each its share; all meet at the end. */
-
-/* y = x Wᵀ + bias + plus, for x of `many` rows; either may be missing. */
-static void share_linear(const matrix *w, const float *bias, const float *plus, const float *x, int64_t stride,
-                         float *y, int64_t many) {
-#pragma omp for schedule(static)
-    for (int64_t from = 0; from < w->rows; from += BLOCK) {
-        const int64_t to = from + BLOCK < w->rows ? from + BLOCK : w->rows;
+/* y = x Wᵀ + bias + plus for `many` rows of x; bias and plus may be NULL. */
+static void team_linear(team t, const matrix *w, const float *bias, const float *plus, const float *x, int64_t stride,
+                        float *y, int64_t many) {
+    const int64_t blocks = (w->rows + ROWS_W - 1) / ROWS_W;
+    for (int64_t block = first_of(t, blocks), last = last_of(t, blocks); block < last; block++) {
+        const int64_t from = block * ROWS_W, to = from + ROWS_W < w->rows ? from + ROWS_W : w->rows;
         strips(w, from, to, x, stride, y + from, w->rows, many);
         if (bias || plus)
             for (int64_t m = 0; m < many; m++)
                 for (int64_t i = from; i < to; i++)
                     y[m * w->rows + i] += (bias ? bias[i] : 0) + (plus ? plus[m * w->rows + i] : 0);
     }
+    meet(t);
 }
 
-/* y = silu(x Gᵀ) ∘ x Uᵀ: what a gated feed-forward layer passes down; for up to 32 rows. */
-static void share_gated(const matrix *gate, const matrix *up, const float *x, int64_t stride, float *y,
-                        int64_t y_stride, int64_t many) {
-#pragma omp for schedule(static)
-    for (int64_t from = 0; from < gate->rows; from += BLOCK) {
-        const int64_t to = from + BLOCK < gate->rows ? from + BLOCK : gate->rows;
-        float opened[32][BLOCK] = {{0}}, passed[32][BLOCK] = {{0}};
-        strips(gate, from, to, x, stride, opened[0], BLOCK, many);
-        strips(up, from, to, x, stride, passed[0], BLOCK, many);
-        for (int64_t m = 0; m < many; m++)
-            store_some(y + m * y_stride + from, silu(load(opened[m])) * load(passed[m]), to - from);
+#define ROWS_X 64 /* rows of x whose results are held on the stack */
+
+/* y = silu(x Gᵀ) ∘ x Uᵀ: the hidden values of a gated feed-forward layer. */
+static void team_gated(team t, const matrix *gate, const matrix *up, const float *x, int64_t stride, float *y,
+                       int64_t y_stride, int64_t many) {
+    const int64_t blocks = (gate->rows + ROWS_W - 1) / ROWS_W;
+    for (int64_t block = first_of(t, blocks), last = last_of(t, blocks); block < last; block++) {
+        const int64_t from = block * ROWS_W, to = from + ROWS_W < gate->rows ? from + ROWS_W : gate->rows;
+        for (int64_t first = 0; first < many; first += ROWS_X) {
+            const int64_t count = many - first < ROWS_X ? many - first : ROWS_X;
+            float gates[ROWS_X][ROWS_W], ups[ROWS_X][ROWS_W];
+            strips(gate, from, to, x + first * stride, stride, gates[0], ROWS_W, count);
+            strips(up, from, to, x + first * stride, stride, ups[0], ROWS_W, count);
+            for (int64_t m = 0; m < count; m++)
+                for (int64_t i = 0; i < to - from; i += LANES)
+                    store_some(y + (first + m) * y_stride + from + i, silu(load(gates[m] + i)) * load(ups[m] + i), to - from - i);
+        }
     }
+    meet(t);
 }
 
 /* x / √(mean(x²) + eps) · weight, for each of `many` rows. */
-static void share_norm(const float *x, const float *weight, float eps, float *y, int64_t stride, int64_t dim,
-                       int64_t many) {
-#pragma omp for schedule(static)
-    for (int64_t m = 0; m < many; m++) {
+static void team_rms_norm(team t, const float *x, const float *weight, float eps, float *y, int64_t stride, int64_t dim,
+                          int64_t many) {
+    for (int64_t m = first_of(t, many), last = last_of(t, many); m < last; m++) {
         vec squares = {0};
         for (int64_t i = 0; i < dim; i += LANES) {
             const vec some = load_some(F32, x, m * dim + i, dim - i);
-            squares += some * some;
+            squares = madd(some, some, squares);
         }
         const float factor = 1 / sqrtf(sum(squares) / (float)dim + eps);
         int64_t i = 0;
@@ -359,58 +587,83 @@ static void share_norm(const float *x, const float *weight, float eps, float *y,
             store(y + m * stride + i, load(x + m * dim + i) * factor * load(weight + i));
         for (; i < dim; i++) y[m * stride + i] = x[m * dim + i] * factor * weight[i];
     }
+    meet(t);
+}
+
+/* What a call hands to its threads. */
+typedef struct {
+    const matrix *w, *up;
+    const float *x, *other, *weight, *bias;
+    float *y;
+    int64_t stride, width, many;
+    float eps;
+} call;
+
+static void linear_work(team t, const void *given) {
+    const call *c = given;
+    team_linear(t, c->w, c->bias, NULL, c->x, c->stride, c->y, c->many);
 }
 
 void linear(const matrix *w, const float *bias, const float *x, int64_t stride, float *y, int64_t many, int threads) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    share_linear(w, bias, NULL, x, stride, y, many);
+    run(linear_work, &(call){.w = w, .bias = bias, .x = x, .stride = stride, .y = y, .many = many}, threads);
+}
+
+static void gated_work(team t, const void *given) {
+    const call *c = given;
+    team_gated(t, c->w, c->up, c->x, c->stride, c->y, c->w->rows, c->many);
 }
 
 void gated(const matrix *gate, const matrix *up, const float *x, int64_t stride, float *y, int64_t many, int threads) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    share_gated(gate, up, x, stride, y, gate->rows, many);
+    run(gated_work, &(call){.w = gate, .up = up, .x = x, .stride = stride, .y = y, .many = many}, threads);
+}
+
+static void rms_norm_work(team t, const void *given) {
+    const call *c = given;
+    team_rms_norm(t, c->x, c->weight, c->eps, c->y, c->width, c->width, c->many);
 }
 
 void rms_norm(const float *x, const float *weight, float eps, float *y, int64_t dim, int64_t many, int threads) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    share_norm(x, weight, eps, y, dim, dim, many);
+    run(rms_norm_work, &(call){.x = x, .weight = weight, .eps = eps, .y = y, .width = dim, .many = many}, threads);
 }
 
-/* gate = silu(gate) ∘ up, number by number. */
+static void silu_product_work(team t, const void *given) {
+    const call *c = given;
+    const int64_t vectors = (c->many + LANES - 1) / LANES;
+    for (int64_t i = first_of(t, vectors), last = last_of(t, vectors); i < last; i++) {
+        const int64_t at = i * LANES, n = c->many - at;
+        store_some(c->y + at, silu(load_some(F32, c->y, at, n)) * load_some(F32, c->x, at, n), n);
+    }
+}
+
+/* gate = silu(gate) ∘ up, of `count` numbers. */
 void silu_product(float *gate, const float *up, int64_t count, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t at = 0; at < count; at += LANES) {
-        const int64_t n = count - at;
-        store_some(gate + at, silu(load_some(F32, gate, at, n)) * load_some(F32, up, at, n), n);
+    run(silu_product_work, &(call){.y = gate, .x = up, .many = count}, threads);
+}
+
+static void relu_work(team t, const void *given) {
+    const call *c = given;
+    for (int64_t m = first_of(t, c->many), last = last_of(t, c->many); m < last; m++) {
+        float *mine = c->y + m * c->width;
+        for (int64_t i = 0; i < c->width; i += LANES) {
+            const int64_t n = c->width - i;
+            vec some = load_some(F32, mine, i, n);
+            if (c->bias) some += load_some(F32, c->bias, i, n);
+            store_some(mine + i, (vec)(~(some < 0) & (ivec)some), n);
+        }
     }
 }
 
-/* y = max(y + bias, 0) for each of `many` rows; bias may be NULL. What is not a number stays. */
+/* y = max(y + bias, 0) for each of `many` rows; bias may be NULL. A NaN stays. */
 void relu(float *y, const float *bias, int64_t width, int64_t many, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t m = 0; m < many; m++) {
-        float *mine = y + m * width;
-        int64_t i = 0;
-        for (; i + LANES <= width; i += LANES) {
-            const vec some = bias ? load(mine + i) + load(bias + i) : load(mine + i);
-            store(mine + i, (vec)(~(some < 0) & (ivec)some));
-        }
-        for (; i < width; i++) {
-            const float one = bias ? mine[i] + bias[i] : mine[i];
-            mine[i] = one < 0 ? 0 : one;
-        }
-    }
+    run(relu_work, &(call){.y = y, .bias = bias, .width = width, .many = many}, threads);
 }
 
-/* weight · (s − mean(s)) / √(mean((s − mean(s))²) + eps) + bias with s = x + y, for each of `many` rows; bias may be
- * NULL. */
-void add_norm(const float *x, const float *y, const float *weight, const float *bias, float eps, float *out,
-              int64_t dim, int64_t many, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t m = 0; m < many; m++) {
-        const float *mine = x + m * dim, *other = y + m * dim;
-        float *to = out + m * dim, rest = 0;
-        const int64_t whole = dim / LANES * LANES;
+static void add_norm_work(team t, const void *given) {
+    const call *c = given;
+    const int64_t dim = c->width, whole = dim / LANES * LANES;
+    for (int64_t m = first_of(t, c->many), last = last_of(t, c->many); m < last; m++) {
+        const float *mine = c->x + m * dim, *other = c->other + m * dim;
+        float *to = c->y + m * dim, rest = 0;
         vec sums = {0}, squares = {0};
         for (int64_t i = 0; i < whole; i += LANES) {
             const vec some = load(mine + i) + load(other + i);
@@ -422,58 +675,66 @@ void add_norm(const float *x, const float *y, const float *weight, const float *
         rest = 0;
         for (int64_t i = 0; i < whole; i += LANES) {
             const vec off = load(to + i) - mean;
-            squares += off * off;
+            squares = madd(off, off, squares);
         }
         for (int64_t i = whole; i < dim; i++) rest += (to[i] - mean) * (to[i] - mean);
-        const float factor = 1 / sqrtf((sum(squares) + rest) / (float)dim + eps);
-        for (int64_t i = 0; i < whole; i += LANES) {
-            const vec normed = (load(to + i) - mean) * factor * load(weight + i);
-            store(to + i, bias ? normed + load(bias + i) : normed);
-        }
-        for (int64_t i = whole; i < dim; i++) to[i] = (to[i] - mean) * factor * weight[i] + (bias ? bias[i] : 0);
-    }
-}
-
-/* The matrix itself in float32, for products with many rows, which other libraries make best. */
-void expand(const matrix *w, float *out, int threads) {
-    const int64_t bytes = row_bytes(w), groups = w->padded >> w->shift;
-    const vec table = w->kind == INT4 ? load(w->table) : (vec){0};
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t row = 0; row < w->rows; row++) {
-        const uint8_t *values = (const uint8_t *)w->values + row * bytes;
-        float *to = out + row * w->columns;
-        for (int64_t k = 0; k < w->columns; k += LANES) {
-            vec v = all(bf16(w->scales[row * groups + (k >> w->shift)]));
-            if (w->kind == INT4) v *= load_code(INT4, values, k / 128 * 128, (int)(k % 128 / LANES), table);
-            else v *= load_code(INT8, values, k, 0, table);
-            if (k + LANES <= w->columns) store(to + k, v);
-            else memcpy(to + k, &v, (size_t)(w->columns - k) * sizeof(float));
+        const float factor = 1 / sqrtf((sum(squares) + rest) / (float)dim + c->eps);
+        for (int64_t i = 0; i < dim; i += LANES) {
+            const int64_t n = dim - i;
+            vec y = (load_some(F32, to, i, n) - mean) * factor * load_some(F32, c->weight, i, n);
+            if (c->bias) y += load_some(F32, c->bias, i, n);
+            store_some(to + i, y, n);
         }
     }
 }
 
-/* Attention of the newest tokens of every row of a batch, from their queries, keys and values side by side; or from
- * their queries alone, where the keys and values are a source's and nothing is kept. */
+/* LayerNorm of s = x + y: weight · (s − mean(s)) / √(mean((s − mean(s))²) + eps) + bias; bias may be NULL. */
+void add_norm(const float *x, const float *y, const float *weight, const float *bias, float eps, float *out,
+              int64_t dim, int64_t many, int threads) {
+    const call c = {.x = x, .other = y, .weight = weight, .bias = bias, .eps = eps, .y = out, .width = dim, .many = many};
+    run(add_norm_work, &c, threads);
+}
+
+static void expand_work(team t, const void *given) {
+    const call *c = given;
+    const matrix *w = c->w;
+    const int64_t width = w->kind == INT4 ? w->padded : w->kind == INT8 ? (w->columns + 31) / 32 * 32 : w->columns;
+    const codebook book = w->kind == INT4 ? read_table(w->table) : (codebook){0};
+    float *wide = scratch(width + LANES);
+    for (int64_t row = first_of(t, w->rows), last = last_of(t, w->rows); row < last; row++) {
+        WIDEN[w->kind](w, &book, row, 0, width, wide);
+        memcpy(c->y + row * w->columns, wide, (size_t)w->columns * sizeof(float));
+    }
+}
+
+/* The whole matrix in float32. */
+void expand(const matrix *w, float *out, int threads) { run(expand_work, &(call){.w = w, .y = out}, threads); }
+
+/* ---- attention */
+
+/* Attention of new tokens over a cache of pages. Each token is a row of its own: tokens of one text, of many texts, or
+ * queries over a source are the same case. A page holds `page` slots of every key head: G, page, K and G, page, U.
+ * Slot i of a text is slot i mod `page` of page table[row][i / page]; `page` is a multiple of CHUNK, or the only page. */
 typedef struct {
-    int64_t batch, length, heads, groups, key, value; /* length: new tokens of each row; key, value: widths */
-    int64_t size, filled;                             /* slots of the cache, and how many of them are read */
-    int64_t pairs, interleaved;                       /* coordinates turned by the rotary positions, in pairs */
-    int64_t kind;                                     /* of the cache: F32 or F16 */
-    int64_t shared;                                   /* so many rows in a row read one row of the cache */
-    int64_t row, stride;                              /* from a row of `qkv`, and of `out`, to the next */
-    int64_t angle_stride, slot_stride;                /* from a row of the batch to the next; 0: all alike */
-    int64_t allowed_stride;                           /* from a row of the cache to the next; 0: all alike */
+    int64_t tokens, heads, groups, key, value; /* key, value: widths of a head */
+    int64_t page, table_stride, mask_stride;   /* table_stride, mask_stride: from one row to the next */
+    int64_t pairs, interleaved, angles;        /* rotary pairs; token i has the angles of row i mod `angles` */
+    int64_t kind;                              /* of the cache: F32 or F16 */
+    int64_t qkv_stride, out_stride;            /* from one token to the next */
     float scale;
-    float *qkv;               /* B T rows: H·K, or H·K + G·K + G·U */
-    const float *cos, *sin;   /* B T pairs */
-    const int64_t *slots;     /* B T: where each new token is kept; NULL where none is */
-    const uint8_t *allowed;   /* of each row of the cache, for the queries of all who share it, S; NULL: all is read */
-    int64_t *owners;          /* B N: the row of the cache that holds each slot; NULL: its own */
-    void *keys, *values;      /* rows of the cache: G N K and G N U */
-    float *out;               /* B T H·U, in rows of `stride` */
-} step;
+    float *qkv;             /* each token: H·K, or H·K + G·K + G·U if it is written to the cache */
+    const float *cos, *sin; /* `angles` rows of `pairs` */
+    const int64_t *rows;    /* each token's row of the page table */
+    const int64_t *slots;   /* the slot that each token is written to, -1 for none; NULL: nothing is written */
+    const int64_t *lengths; /* how many slots each token reads */
+    const uint8_t *mask;    /* each token: 1 for a slot that it may read; NULL: all below its length */
+    const int64_t *table;   /* rows of page numbers */
+    void *keys, *values;    /* pages */
+    float *out;             /* each token: H·U */
+} attention;
+_Static_assert(sizeof(attention) == 14 * 8 + 8 + 11 * 8, "build.py: Attention");
 
-INLINE void turn(float *x, const float *cos, const float *sin, int64_t pairs, int64_t interleaved) {
+INLINE void rotate(float *x, const float *cos, const float *sin, int64_t pairs, int64_t interleaved) {
     int64_t i = 0;
     for (; !interleaved && i + LANES <= pairs; i += LANES) {
         const vec p = load(x + i), q = load(x + pairs + i), c = load(cos + i), s = load(sin + i);
@@ -488,8 +749,8 @@ INLINE void turn(float *x, const float *cos, const float *sin, int64_t pairs, in
     }
 }
 
-/* Keep n numbers of a new token from place `at` of a cache. */
-INLINE void keep(int64_t kind, void *cache, int64_t at, const float *x, int64_t n) {
+/* Write n numbers to a cache, from index `at` on. */
+INLINE void write_cache(int64_t kind, void *cache, int64_t at, const float *x, int64_t n) {
     if (kind == F32) memcpy((float *)cache + at, x, (size_t)n * sizeof(float));
     else for (int64_t i = 0; i < n; i += LANES) {
         const int64_t count = n - i < LANES ? n - i : LANES;
@@ -498,33 +759,32 @@ INLINE void keep(int64_t kind, void *cache, int64_t at, const float *x, int64_t 
     }
 }
 
-#define CHUNK 64   /* keys whose scores are kept at once */
+#define CHUNK 32   /* keys whose scores are computed together; never from two pages */
 #define WIDEST 256 /* floats of a key or a value */
 
-/* softmax(scale·q·kᵀ)·v for one query, over the keys a chunk at a time; zeros where nothing may be read. Slot i is the
- * i-th of `keys`, or, where slots have owners, as many rows further on as its owner's number. */
-INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, const float *query, const void *keys,
-                       const void *values, const uint8_t *allowed, const int64_t *owners, float *out) {
-    const int64_t apart = s->groups * s->size;
+/* softmax(scale·q·kᵀ)·v for one query of key head g, a chunk of keys at a time; zeros if it may read nothing. */
+INLINE void attend_one(int kind, int64_t key, int64_t value, const attention *a, int64_t token, int64_t g,
+                       const float *query, float *out) {
+    const int64_t length = a->lengths[token], *pages = a->table + a->rows[token] * a->table_stride;
+    const uint8_t *mask = a->mask ? a->mask + token * a->mask_stride : NULL;
     vec q[WIDEST / LANES], acc[WIDEST / LANES];
     float top = -INFINITY, total = 0;
-    EACH(w, (key + LANES - 1) / LANES) q[w] = s->scale * load_some(F32, query, w * LANES, key - w * LANES);
+    EACH(w, (key + LANES - 1) / LANES) q[w] = a->scale * load_some(F32, query, w * LANES, key - w * LANES);
     EACH(w, (value + LANES - 1) / LANES) acc[w] = (vec){0};
-    for (int64_t first = 0; first < s->filled; first += CHUNK) {
-        const int64_t count = s->filled - first < CHUNK ? s->filled - first : CHUNK;
+    for (int64_t first = 0; first < length; first += CHUNK) {
+        const int64_t slot = (pages[first / a->page] * a->groups + g) * a->page + first % a->page;
+        const int64_t count = length - first < CHUNK ? length - first : CHUNK;
         const int64_t lanes = (count + LANES - 1) / LANES * LANES;
         float scores[CHUNK], best = top;
         for (int64_t i = 0; i < lanes; i += LANES) {
             vec sums[LANES] = {{0}};
-            for (int64_t j = i; j < count && j < i + LANES; j++) {
-                const int64_t at = first + j + (owners ? owners[first + j] * apart : 0);
+            for (int64_t j = i; j < count && j < i + LANES; j++)
                 EACH(w, (key + LANES - 1) / LANES)
-                    sums[j - i] += q[w] * load_some(kind, keys, at * key + w * LANES, key - w * LANES);
-            }
+                    sums[j - i] = madd(q[w], load_some(kind, a->keys, (slot + j) * key + w * LANES, key - w * LANES), sums[j - i]);
             store(scores + i, sum_each(sums));
         }
         for (int64_t i = 0; i < lanes; i++) {
-            if (i >= count || (allowed && !allowed[first + i])) scores[i] = -INFINITY;
+            if (i >= count || (mask && !mask[first + i])) scores[i] = -INFINITY;
             best = scores[i] > best || scores[i] != scores[i] ? scores[i] : best;
         }
         if (best == -INFINITY) continue;
@@ -544,106 +804,93 @@ INLINE void attend_one(int kind, int64_t key, int64_t value, const step *s, cons
         }
         total += sum(weights);
         for (int64_t i = 0; i < count; i++) {
-            if (allowed && !allowed[first + i]) continue;
-            const int64_t at = first + i + (owners ? owners[first + i] * apart : 0);
+            if (mask && !mask[first + i]) continue;
             EACH(w, (value + LANES - 1) / LANES)
-                acc[w] += scores[i] * load_some(kind, values, at * value + w * LANES, value - w * LANES);
+                acc[w] = madd(all(scores[i]), load_some(kind, a->values, (slot + i) * value + w * LANES, value - w * LANES), acc[w]);
         }
     }
     const float share = total == 0 ? 0 : 1 / total;
     EACH(w, (value + LANES - 1) / LANES) store_some(out + w * LANES, acc[w] * share, value - w * LANES);
 }
 
-/* Known widths keep the query and the sums in registers. */
+/* Constant widths keep the query and the sums in registers. */
 #define ATTENDS(kind)                                                                                                 \
-    static void attend_##kind(const step *s, const float *q, const void *keys, const void *values,                    \
-                              const uint8_t *allowed, const int64_t *owners, float *out) {                            \
-        switch (s->key == s->value ? s->key : 0) {                                                                    \
-        case 32: attend_one(kind, 32, 32, s, q, keys, values, allowed, owners, out); break;                           \
-        case 48: attend_one(kind, 48, 48, s, q, keys, values, allowed, owners, out); break;                           \
-        case 64: attend_one(kind, 64, 64, s, q, keys, values, allowed, owners, out); break;                           \
-        case 96: attend_one(kind, 96, 96, s, q, keys, values, allowed, owners, out); break;                           \
-        case 128: attend_one(kind, 128, 128, s, q, keys, values, allowed, owners, out); break;                        \
-        default: attend_one(kind, s->key, s->value, s, q, keys, values, allowed, owners, out);                        \
+    static void attend_##kind(const attention *a, int64_t token, int64_t g, const float *q, float *out) {             \
+        switch (a->key == a->value ? a->key : 0) {                                                                    \
+        case 32: attend_one(kind, 32, 32, a, token, g, q, out); break;                                                \
+        case 48: attend_one(kind, 48, 48, a, token, g, q, out); break;                                                \
+        case 64: attend_one(kind, 64, 64, a, token, g, q, out); break;                                                \
+        case 96: attend_one(kind, 96, 96, a, token, g, q, out); break;                                                \
+        case 128: attend_one(kind, 128, 128, a, token, g, q, out); break;                                             \
+        default: attend_one(kind, a->key, a->value, a, token, g, q, out);                                             \
         }                                                                                                             \
     }
 ATTENDS(F32) ATTENDS(F16)
 
-/* Turn the new queries and keys, keep keys and values in their slots. */
-static void share_keep(const step *s) {
-    const int64_t repeats = s->heads / s->groups;
-#pragma omp for schedule(static)
-    for (int64_t task = 0; task < s->batch * s->groups; task++) {
-        const int64_t b = task / s->groups, g = task % s->groups;
-        for (int64_t t = 0; t < s->length; t++) {
-            float *qkv = s->qkv + (b * s->length + t) * s->row, *k = qkv + (s->heads + g) * s->key;
-            const float *v = qkv + (s->heads + s->groups) * s->key + g * s->value;
-            const float *cos = s->cos + b * s->angle_stride + t * s->pairs;
-            const float *sin = s->sin + b * s->angle_stride + t * s->pairs;
-            const int64_t place = s->slots[b * s->slot_stride + t], slot = (b * s->groups + g) * s->size + place;
-            for (int64_t h = g * repeats; h < (g + 1) * repeats; h++)
-                turn(qkv + h * s->key, cos, sin, s->pairs, s->interleaved);
-            turn(k, cos, sin, s->pairs, s->interleaved);
-            keep(s->kind, s->keys, slot * s->key, k, s->key);
-            keep(s->kind, s->values, slot * s->value, v, s->value);
-            if (s->owners && g == 0) s->owners[b * s->size + place] = b;
-        }
+/* Rotate the new queries and keys, and write keys and values to their slots. */
+static void team_write_cache(team t, const attention *a) {
+    const int64_t repeats = a->heads / a->groups, tasks = a->tokens * a->groups;
+    for (int64_t task = first_of(t, tasks), last = last_of(t, tasks); task < last; task++) {
+        const int64_t token = task / a->groups, g = task % a->groups, slot = a->slots[token];
+        float *qkv = a->qkv + token * a->qkv_stride, *k = qkv + (a->heads + g) * a->key;
+        const float *v = qkv + (a->heads + a->groups) * a->key + g * a->value;
+        const float *cos = a->cos + token % a->angles * a->pairs, *sin = a->sin + token % a->angles * a->pairs;
+        for (int64_t h = g * repeats; h < (g + 1) * repeats; h++)
+            rotate(qkv + h * a->key, cos, sin, a->pairs, a->interleaved);
+        rotate(k, cos, sin, a->pairs, a->interleaved);
+        if (slot < 0) continue;
+        const int64_t page = a->table[a->rows[token] * a->table_stride + slot / a->page];
+        const int64_t at = (page * a->groups + g) * a->page + slot % a->page;
+        write_cache(a->kind, a->keys, at * a->key, k, a->key);
+        write_cache(a->kind, a->values, at * a->value, v, a->value);
     }
+    meet(t);
 }
 
-static void share_attend(const step *s) {
-    const int64_t repeats = s->heads / s->groups, size = s->kind == F32 ? 4 : 2;
-    if (s->slots) share_keep(s);
-#pragma omp for schedule(static)
-    for (int64_t task = 0; task < s->batch * s->heads * s->length; task++) {
-        const int64_t b = task / (s->heads * s->length), h = task / s->length % s->heads, t = task % s->length;
-        const int64_t read = b / s->shared, asked = b % s->shared * s->length + t; /* row of the cache, and its query */
-        const int64_t first = ((s->owners ? 0 : read * s->groups) + h / repeats) * s->size;
-        const void *keys = (const uint8_t *)s->keys + first * s->key * size;
-        const void *values = (const uint8_t *)s->values + first * s->value * size;
-        const uint8_t *allowed = s->allowed ? s->allowed + read * s->allowed_stride + asked * s->filled : NULL;
-        const int64_t *owners = s->owners ? s->owners + b * s->size : NULL;
-        const float *q = s->qkv + (b * s->length + t) * s->row + h * s->key;
-        float *out = s->out + (b * s->length + t) * s->stride + h * s->value;
-        (s->kind == F32 ? attend_F32 : attend_F16)(s, q, keys, values, allowed, owners, out);
+static void team_attend(team t, const attention *a) {
+    if (a->slots) team_write_cache(t, a);
+    const int64_t repeats = a->heads / a->groups, tasks = a->tokens * a->heads;
+    for (int64_t task = first_of(t, tasks), last = last_of(t, tasks); task < last; task++) {
+        const int64_t token = task / a->heads, h = task % a->heads;
+        const float *q = a->qkv + token * a->qkv_stride + h * a->key;
+        float *out = a->out + token * a->out_stride + h * a->value;
+        (a->kind == F32 ? attend_F32 : attend_F16)(a, token, h / repeats, q, out);
     }
+    meet(t);
 }
 
-/* For prompts, whose attention other libraries compute best. */
-void keep_new(const step *s, int threads) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    share_keep(s);
-}
+static void write_kv_work(team t, const void *a) { team_write_cache(t, a); }
+static void attend_work(team t, const void *a) { team_attend(t, a); }
 
-void attend(const step *s, int threads) {
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    share_attend(s);
-}
+/* Rotate and write only: torch computes the attention of long prompts. */
+void write_kv(const attention *a, int threads) { run(write_kv_work, a, threads); }
+void attend(const attention *a, int threads) { run(attend_work, a, threads); }
 
-/* A block of attention and a gated feed-forward layer, each after a norm and added to what it read:
+/* A block of attention and a gated feed-forward layer, each after an RMSNorm and added to its input:
  * h = x + out(attend(qkv(norm(x)))),  y = h + down(silu(gate(norm(h))) ∘ up(norm(h))). */
 typedef struct {
-    const matrix *qkv, *out, *gate, *up, *down;
-    const float *qkv_bias, *out_bias, *first_norm, *second_norm; /* biases may be missing */
+    matrix qkv, out, gate, up, down;
+    const float *qkv_bias, *out_bias, *first_norm, *second_norm; /* biases may be NULL */
     float first_eps, second_eps;
     const float *x;
-    float *y, *normed, *middle, *hidden; /* B·T rows: D; D of qkv's width; D; of down's width */
-    step attention;
+    float *y, *normed, *middle, *hidden; /* rows as wide as x; the padded width of qkv or gate; x; the padded width of down */
+    attention attention;
 } layer;
+_Static_assert(sizeof(layer) == 5 * 64 + 4 * 8 + 8 + 5 * 8 + sizeof(attention), "build.py: Layer");
 
-void block(const layer *l, int threads) {
-    const int64_t many = l->attention.batch * l->attention.length, dim = l->out->rows;
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
-        share_norm(l->x, l->first_norm, l->first_eps, l->normed, l->qkv->padded, dim, many);
-        share_linear(l->qkv, l->qkv_bias, NULL, l->normed, l->qkv->padded, l->attention.qkv, many);
-        share_attend(&l->attention);
-        share_linear(l->out, l->out_bias, l->x, l->attention.out, l->attention.stride, l->middle, many);
-        share_norm(l->middle, l->second_norm, l->second_eps, l->normed, l->gate->padded, dim, many);
-        share_gated(l->gate, l->up, l->normed, l->gate->padded, l->hidden, l->down->padded, many);
-        share_linear(l->down, NULL, l->middle, l->hidden, l->down->padded, l->y, many);
-    }
+static void block_work(team t, const void *given) {
+    const layer *l = given;
+    const int64_t many = l->attention.tokens, dim = l->out.rows;
+    team_rms_norm(t, l->x, l->first_norm, l->first_eps, l->normed, l->qkv.padded, dim, many);
+    team_linear(t, &l->qkv, l->qkv_bias, NULL, l->normed, l->qkv.padded, l->attention.qkv, many);
+    team_attend(t, &l->attention);
+    team_linear(t, &l->out, l->out_bias, l->x, l->attention.out, l->attention.out_stride, l->middle, many);
+    team_rms_norm(t, l->middle, l->second_norm, l->second_eps, l->normed, l->gate.padded, dim, many);
+    team_gated(t, &l->gate, &l->up, l->normed, l->gate.padded, l->hidden, l->down.padded, many);
+    team_linear(t, &l->down, NULL, l->middle, l->hidden, l->down.padded, l->y, many);
 }
+
+void block(const layer *l, int threads) { run(block_work, l, threads); }
 
 /* One new token for each row of a batch of a selective state space: all but its products with matrices. */
 typedef struct {
@@ -656,8 +903,9 @@ typedef struct {
     float *recent, *memory;                        /* B reach I; B Z I */
     float *conv, *out;                             /* B I; B I */
 } space;
+_Static_assert(sizeof(space) == 18 * 8, "build.py: Space");
 
-/* conv = silu(bias + Σ_k filter_k ∘ x_{t−k}); the new x takes its place among the recent ones. */
+/* conv = silu(bias + Σ_k filter_k ∘ x_{t−k}); the new x joins the recent ones. */
 void filter(const space *s) {
     for (int64_t b = 0; b < s->batch; b++)
         for (int64_t i = 0; i < s->inner; i += LANES) {
@@ -673,19 +921,18 @@ void filter(const space *s) {
         }
 }
 
-/* h = exp(step·A)∘h + step·conv·write;  out = (h·read + skip∘conv)∘silu(gate). */
-void scan(const space *s, int threads) {
-    const int64_t blocks = (s->inner + LANES - 1) / LANES;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t task = 0; task < s->batch * blocks; task++) {
+static void scan_work(team t, const void *given) {
+    const space *s = given;
+    const int64_t blocks = (s->inner + LANES - 1) / LANES, tasks = s->batch * blocks;
+    for (int64_t task = first_of(t, tasks), last = last_of(t, tasks); task < last; task++) {
         const int64_t b = task / blocks, i = task % blocks * LANES, n = s->inner - i, at = b * s->inner + i;
         const float *write = s->write + b * s->selected, *read = s->read + b * s->selected;
         const vec step = load_some(F32, s->step, at, n), x = load_some(F32, s->conv, at, n);
         vec y = x * load_some(F32, s->skip, i, n);
         for (int64_t z = 0; z < s->states; z++) {
             float *memory = s->memory + (b * s->states + z) * s->inner + i;
-            const vec kept = exponential(-step * power(load_some(F32, s->decay, z * s->inner + i, n)));
-            const vec h = kept * load_some(F32, memory, 0, n) + step * x * write[z];
+            const vec decay = exponential(-step * power(load_some(F32, s->decay, z * s->inner + i, n)));
+            const vec h = decay * load_some(F32, memory, 0, n) + step * x * write[z];
             store_some(memory, h, n);
             y += h * read[z];
         }
@@ -693,21 +940,28 @@ void scan(const space *s, int threads) {
     }
 }
 
-/* Of each row of x: the largest number of every run of `run`, and log Σ e^x. */
-void peaks(const float *x, int64_t rows, int64_t width, int64_t run, float *largest, float *total, int threads) {
-    const int64_t runs = (width + run - 1) / run;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (int64_t row = 0; row < rows; row++) {
-        const float *from = x + row * width;
-        float top = -INFINITY, *tops = largest + row * runs;
+/* h = exp(step·A)∘h + step·conv·write;  out = (h·read + skip∘conv)∘silu(gate). */
+void scan(const space *s, int threads) { run(scan_work, s, threads); }
+
+typedef struct {
+    const float *x;
+    int64_t rows, width, run;
+    float *largest, *total;
+} survey;
+
+static void peaks_work(team t, const void *given) {
+    const survey *s = given;
+    const int64_t runs = (s->width + s->run - 1) / s->run;
+    for (int64_t row = first_of(t, s->rows), last = last_of(t, s->rows); row < last; row++) {
+        const float *from = s->x + row * s->width;
+        float top = -INFINITY, *tops = s->largest + row * runs;
         for (int64_t i = 0; i < runs; i++) {
-            const int64_t end = (i + 1) * run < width ? (i + 1) * run : width;
-            int64_t at = i * run;
+            const int64_t end = (i + 1) * s->run < s->width ? (i + 1) * s->run : s->width;
+            int64_t at = i * s->run;
             vec best = all(-INFINITY);
             for (; at + LANES <= end; at += LANES) {
                 const vec some = load(from + at);
-                const ivec less = best > some;
-                best = (vec)((less & (ivec)best) | (~less & (ivec)some));
+                best = choose(best > some, best, some);
             }
             float most = -INFINITY;
             for (int lane = 0; lane < LANES; lane++) most = most > best[lane] ? most : best[lane];
@@ -718,8 +972,19 @@ void peaks(const float *x, int64_t rows, int64_t width, int64_t run, float *larg
         vec sums = {0};
         float rest = 0;
         int64_t at = 0;
-        for (; at + LANES <= width; at += LANES) sums += exponential(load(from + at) - top);
-        for (; at < width; at++) rest += expf(from[at] - top);
-        total[row] = top + logf(sum(sums) + rest);
+        for (; at + LANES <= s->width; at += LANES) sums += exponential(load(from + at) - top);
+        for (; at < s->width; at++) rest += expf(from[at] - top);
+        s->total[row] = top + logf(sum(sums) + rest);
     }
+}
+
+/* For each row of x: the largest number of every run of `run`, and log Σ eˣ. */
+void peaks(const float *x, int64_t rows, int64_t width, int64_t run_, float *largest, float *total, int threads) {
+    run(peaks_work, &(survey){x, rows, width, run_, largest, total}, threads);
+}
+
+/* The sizes of the structs above, for build.py to compare with its own, and the vector width in bytes. */
+void describe(int64_t *sizes) {
+    const int64_t known[] = {sizeof(matrix), sizeof(attention), sizeof(layer), sizeof(space), WIDTH};
+    memcpy(sizes, known, sizeof known);
 }

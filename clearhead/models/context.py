@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from clearhead.configs import Precision
 from clearhead.nn.cache import BlockState, DecodeState, StateAllocator, count_positions
 from clearhead.nn.context import Context
 from clearhead.nn.stack import Stack
@@ -43,10 +44,11 @@ def make_context(
     return Context(positions, positions, readable, documents, aligned=aligned, taps=taps, fused=fused)
 
 
-def make_state(stack: Stack, batch: int, length: int, spare: int) -> DecodeState:
+def make_state(stack: Stack, batch: int, length: int, spare: int, precision: Precision | None) -> DecodeState:
     """Allocate an empty KV cache for `batch` rows of up to `length` tokens."""
     weight = next(stack.parameters())
-    allocator = StateAllocator(batch, length, weight.dtype, weight.device, spare)
+    kv_dtype = None if precision is None else getattr(torch, precision.cache)
+    allocator = StateAllocator(batch, length, weight.dtype, weight.device, spare, kv_dtype)
     blocks: list[BlockState] = stack.init_state(allocator)
     return DecodeState(
         blocks, list(allocator.slots.values()), torch.zeros(batch, dtype=torch.long, device=weight.device)

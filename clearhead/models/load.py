@@ -18,6 +18,7 @@ from clearhead.configs import (
 )
 from clearhead.configs.adapter import ADAPTER, read_adapter
 from clearhead.configs.base import parse
+from clearhead.kernels.accelerate import accelerate
 
 from .adapter import base_digest, merge
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing
@@ -154,7 +155,7 @@ def load_quantised(config: ModelConfig, precision: Precision, tensors: Mapping[s
     if any(found):
         raise CheckpointError("; ".join(filter(None, found)))
     model.load_state_dict(tensors, assign=True)
-    return model.eval()
+    return accelerate(model.eval())
 
 
 def check_floating(weights: Mapping[str, Tensor]) -> None:

@@ -113,7 +113,7 @@ class SequenceModel(ModelBase):
 
     def init_state(self, batch: int, length: int, *, spare: int = 0) -> DecodeState:
         """An empty KV cache for `batch` rows of up to `length` tokens; the last `spare` tokens can be removed again."""
-        return make_state(self.stack, batch, length, spare)
+        return make_state(self.stack, batch, length, spare, self.precision)
 
 
 class EncoderDecoder(ModelBase):
@@ -208,7 +208,7 @@ class EncoderDecoder(ModelBase):
         self, memory: Float[Tensor, "B S D"], length: int, *, readable: Bool[Tensor, "B S"] | None = None
     ) -> DecodeState:
         """A KV cache for up to `length` target tokens. The source's keys and values are computed here, once."""
-        state = make_state(self.decoder, len(memory), length, spare=0)
+        state = make_state(self.decoder, len(memory), length, 0, self.precision)
         for block, block_state in zip(self.decoder.layers(), state.blocks, strict=True):
             block_state.cross = cast(Block, block).cross.cache_source(memory)
         state.source_readable = readable

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import Cache, Int4, Precision
-from clearhead.kernels.decode import QUICKER, SteppingAttention
+from clearhead.kernels.accelerate import accelerate
 from clearhead.nn.heads import LMHead, MaskedLMHead
 from clearhead.nn.moe import StackedLinear
 from clearhead.precision.matrix import Embedding, Linear, pack
@@ -38,13 +38,13 @@ def quantize(model: Model, precision: Precision, *, tokens: Int[Tensor, "B T"] |
     rest = {name: weight.detach().float().clone() for name, weight in weights.items() if name in made.state_dict()}
     made.load_state_dict(rest, strict=False, assign=True)
     made.origin = model.origin
-    return made.eval()
+    return accelerate(made.eval())
 
 
 def replace_matrices(
     model: Model, precision: Precision, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]
 ) -> None:
-    """Put a packed matrix where each weight was, and quicker parts where there are some."""
+    """Put a packed matrix in the place of each weight."""
     model.precision = precision
     model.requires_grad_(False)
     for path, module in list(model.named_modules()):
@@ -52,18 +52,12 @@ def replace_matrices(
             name = f"{path}.weight"
             del module.weight
             module.weight = pack(weights[name], precision, moments.get(name))
-        elif type(module) in QUICKER:
-            module.__class__ = QUICKER[type(module)]  # the same children under the same names
-    keep_cache_in(model, precision.cache)
 
 
 def keep_cache_in(model: Model, cache: Cache) -> None:
     """Let a quantised model keep its keys and values in another precision."""
     assert model.precision is not None, "only a quantised model has a choice"
     model.precision = replace(model.precision, cache=cache)
-    for module in model.modules():
-        if isinstance(module, SteppingAttention):
-            module.cache = cache
 
 
 def input_moments(model: Model, tokens: Int[Tensor, "B T"]) -> dict[str, Float[Tensor, "i i"]]:

@@ -21,6 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .context import Context
+from .pool import Pages
 
 
 @runtime_checkable
@@ -54,6 +55,7 @@ class Slots:
     beside: bool = False  # keys are read as (old slots, new keys) instead of from the buffer
     fresh: slice | None = None  # slots that become readable in this pass although some rows leave theirs empty
     reads: tuple[Int[Tensor, "B S"], Bool[Tensor, "B S"] | None] | None = None  # key positions, and which are real
+    pages: Pages | None = None  # the page table, for layers with a `PagedKVCache`
 
     def check(self, positions: Int[Tensor, "B T"], real: Bool[Tensor, "B T"]) -> None:
         """Raise `ValueError` if the tokens of a pass cannot be stored. Changes nothing."""
@@ -94,6 +96,31 @@ class Slots:
             keys = self.positions[:, : self.filled]
         real = keys >= 0
         self.reads = keys, None if bool(real.all()) else real
+        if self.pages is not None:
+            self._claim_pages(length)
+
+    def _claim_pages(self, length: int) -> None:
+        """Give every row pages of its own for the slots it writes in this pass."""
+        assert self.pages is not None
+        if self.start is not None:
+            self.pages.claim_run(self.start, length)
+        elif self.rows is not None and self.slots is not None:
+            self.pages.claim(self.rows, self.slots)
+
+    def written_slots(self, length: int) -> Int[Tensor, "B T"]:
+        """The slot that each token of this pass is written to; −1: none."""
+        found = torch.full((len(self.positions), length), -1, dtype=torch.long, device=self.positions.device)
+        if self.start is not None:
+            found[:] = torch.arange(self.start, self.start + length, device=found.device)
+        elif self.rows is not None and self.columns is not None and self.slots is not None:
+            found[self.rows, self.columns] = self.slots
+        return found
+
+    @property
+    def gapless(self) -> bool:
+        """Whether every row holds positions 0, 1, 2 … in slots 0, 1, 2 …, without one missing."""
+        held = self.positions[:, : self.filled]
+        return not self.ring and bool(((held >= 0).sum(dim=1) == held.amax(dim=1) + 1).all()) if self.filled else True
 
     @staticmethod
     def _consecutive_start(slots: Int[Tensor, "B T"], kept: Bool[Tensor, "B T"]) -> int | None:
@@ -127,6 +154,8 @@ class Slots:
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
         self.positions = self.positions[rows]
+        if self.pages is not None:
+            self.pages.select(rows)
 
     def select_rows(self, buffer: Float[Tensor, "B G N K"], rows: Int[Tensor, "R"]) -> Float[Tensor, "R G N K"]:
         """Rows of a layer's buffer. Works in place unless there are more rows than before."""
@@ -166,6 +195,64 @@ class KVCache:
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
         self.key, self.value = self.slots.select_rows(self.key, rows), self.slots.select_rows(self.value, rows)
+
+
+@dataclass
+class PagedKVCache(KVCache):
+    """Keys and values in pages, `pages G 32 K`.
+
+    Rows that share a beginning share its pages, so selecting, repeating and reordering rows copies nothing. A row that
+    writes to a shared page gets a copy of it first (`Pages.claim`).
+
+    The compiled kernels read pages in place. `append`, the path of PyTorch, gathers them.
+    """
+
+    def prepare(self) -> None:
+        """Once for each pass, before anything is written: make the copies that this pass needs."""
+        pages = self.slots.pages
+        assert pages is not None, "a paged state is made with pages"
+        if len(self.key) < pages.count:
+            self.key, self.value = (grow(buffer, pages.count) for buffer in (self.key, self.value))
+        if pages.copies is not None:
+            old, new = pages.copies
+            self.key[new], self.value[new] = self.key[old], self.value[old]
+
+    def append(
+        self, k: Float[Tensor, "B G T K"], v: Float[Tensor, "B G T U"], context: Context
+    ) -> tuple[Float[Tensor, "B G S K"], Float[Tensor, "B G S U"], Context]:
+        self.prepare()
+        return self.write(self.key, k), self.write(self.value, v), self.slots.key_context(context)
+
+    def write(self, buffer: Float[Tensor, "P G L K"], new: Float[Tensor, "B G T K"]) -> Float[Tensor, "B G S K"]:
+        """Write the new vectors to their pages; return all that this pass reads."""
+        slots = self.slots
+        old = self.gather(buffer, slots.before).to(new.dtype) if slots.beside else None
+        at = slots.written_slots(new.shape[2])
+        rows, columns = (at >= 0).nonzero(as_tuple=True)
+        assert slots.pages is not None
+        page, offset = slots.pages.find(rows, at[rows, columns])
+        buffer[page, :, offset] = clamp_to(new.detach(), buffer.dtype).transpose(1, 2)[rows, columns]
+        if old is not None:
+            return torch.cat((old, new), dim=2)
+        whole = slots.start == 0 and slots.filled == new.shape[2]  # nothing older: read the exact values
+        return new if whole else self.gather(buffer, slots.filled).to(new.dtype)
+
+    def gather(self, buffer: Float[Tensor, "P G L K"], count: int) -> Float[Tensor, "B G S K"]:
+        """The first `count` slots of every row; zeros where a slot is empty."""
+        assert self.slots.pages is not None
+        assert self.slots.reads is not None
+        found = self.slots.pages.gather(buffer, count)
+        real = self.slots.reads[0][:, :count] >= 0
+        return found if bool(real.all()) else found.masked_fill(~real[:, None, :, None], 0)
+
+    def select(self, rows: Int[Tensor, "R"]) -> None:
+        """Nothing moves: `Slots.select` reorders the page table."""
+
+
+def grow(buffer: Float[Tensor, "P G L K"], pages: int) -> Float[Tensor, "Q G L K"]:
+    wide = buffer.new_empty(pages, *buffer.shape[1:])
+    wide[: len(buffer)] = buffer
+    return wide
 
 
 @dataclass
@@ -271,6 +358,7 @@ class StateAllocator:
     dtype: torch.dtype
     device: torch.device
     spare: int = 0  # positions that `rewind` must be able to take back
+    kv_dtype: torch.dtype | None = None  # of a paged KV cache; None: dtype
     slots: dict[tuple[int, bool], Slots] = field(default_factory=dict)
 
     def slots_for(self, reach: int | None) -> Slots:

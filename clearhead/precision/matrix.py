@@ -13,37 +13,11 @@ from torch import Tensor, nn
 
 from clearhead.configs import BFloat16, Float16, Float32, Int8, Precision
 from clearhead.kernels.build import Matrix, kernels
+from clearhead.kernels.calls import INT4, INT8, KINDS, address, kernels_for, readable, threads_for
 
 from .rounding import round_int4, round_int8
 
 FLOATS = {Float32: torch.float32, BFloat16: torch.bfloat16, Float16: torch.float16}
-KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-INT8, INT4 = 3, 4
-FEW = 32  # rows of x up to which reading the weights takes longer than computing with them; as in kernels.c
-SMALL = 1 << 16  # multiplications that one thread does in the time that two need to meet
-
-
-def kernels_on(x: Float[Tensor, "..."]) -> ctypes.CDLL | None:
-    """The compiled kernels, if they are for such an input: float32 on the CPU, without a gradient."""
-    wanted = x.numel() > 0 and x.dtype == torch.float32 and x.is_cpu and not torch.is_autocast_enabled("cpu")
-    return kernels() if wanted and not (x.requires_grad and torch.is_grad_enabled()) else None
-
-
-def kernels_for(x: Float[Tensor, "... i"]) -> ctypes.CDLL | None:
-    """Those of matrices, which are for few rows."""
-    return kernels_on(x) if x.numel() <= FEW * x.shape[-1] else None
-
-
-def threads_for(work: int) -> int:
-    """So many for so many multiplications: one where starting more would take longer than they save."""
-    return 1 if work < SMALL else torch.get_num_threads()
-
-
-def readable(vector: Float[Tensor, "..."] | None) -> bool:
-    """Whether the kernels can read a bias or a gain where it lies, or there is none; one to be trained they cannot."""
-    if vector is None:
-        return True
-    return vector.dtype == torch.float32 and vector.is_cpu and vector.is_contiguous() and not vector.requires_grad
 
 
 class Packed(nn.Module):
@@ -64,13 +38,12 @@ class Packed(nn.Module):
         library = kernels_for(x) if readable(bias) else None
         if library is None:
             return F.linear(x, self.dense().to(x.dtype), bias)
-        flat, out = self.filled(x), x.new_empty(*x.shape[:-1], self.rows)
-        added = None if bias is None else bias.data_ptr()
-        many = len(flat)
-        library.linear(self.matrix(), added, flat.data_ptr(), self.width, out.data_ptr(), many, self.threads(many))
+        flat, out = self.pad_rows(x), x.new_empty(*x.shape[:-1], self.rows)
+        given = address(bias), flat.data_ptr(), self.width, out.data_ptr(), len(flat)
+        library.linear(self.matrix(), *given, self.threads(len(flat)))
         return out
 
-    def filled(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "n w"]:
+    def pad_rows(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "n w"]:
         """x as rows of the width that the kernels read."""
         missing = self.width - self.columns
         return (F.pad(x, (0, missing)) if missing else x).reshape(-1, self.width).contiguous()
@@ -89,25 +62,14 @@ class Packed(nn.Module):
         return self.columns
 
     def matrix(self) -> Matrix:
-        """As the kernels see it; made anew where the numbers have moved."""
-        known: Matrix | None = self.__dict__.get("described")
-        if known is None or known.values != self.stored["values"].data_ptr():
-            known = self.__dict__["described"] = self.describe()
-        return known
+        """The struct that the kernels read, with the addresses of the tensors as they are now."""
+        raise NotImplementedError
 
     def _apply(self, fn: Any, recurse: bool = True) -> Packed:
         """Another device, but no other type: what is stored, and as what, is the precision's."""
-        self.__dict__.pop("described", None)
         for name, tensor in self.stored.items():
             self._buffers[name] = tensor.to(fn(tensor).device)
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """A copy has numbers of its own, or some of these."""
-        return {name: value for name, value in self.__dict__.items() if name != "described"}
-
-    def describe(self) -> Matrix:
-        raise NotImplementedError
 
     def dense(self) -> Float[Tensor, "..."]:
         """The matrix in float32."""
@@ -144,7 +106,7 @@ class FloatMatrix(Packed):
             "values", weight.detach().reshape(-1, self.columns).to(FLOATS[type(precision)]).contiguous()
         )
 
-    def describe(self) -> Matrix:
+    def matrix(self) -> Matrix:
         values = self.stored["values"]
         return Matrix(KINDS[values.dtype], 0, self.rows, self.columns, self.columns, values.data_ptr(), 0, 0)
 
@@ -176,7 +138,7 @@ class GroupMatrix(Packed):
         step = max(self.group, self.run)
         return -(-self.columns // step) * step
 
-    def describe(self) -> Matrix:
+    def matrix(self) -> Matrix:
         stored = self.stored
         table = stored["table"].data_ptr() if "table" in stored else 0
         shift = self.group.bit_length() - 1
@@ -189,7 +151,7 @@ class GroupMatrix(Packed):
             scaled = self.codes().unflatten(1, (-1, self.group)) * self.scales.float()[..., None]
             return scaled.flatten(1)[:, : self.columns].reshape(self.shape)
         out = torch.empty(self.shape, dtype=torch.float32, device=self.values.device)
-        whole = self.describe()
+        whole = self.matrix()
         whole.rows = len(self.values)
         library.expand(ctypes.byref(whole), out.data_ptr(), torch.get_num_threads())
         return out
@@ -226,7 +188,7 @@ class Int4Matrix(GroupMatrix):
     def codes(self) -> Float[Tensor, "o w"]:
         shifts = 4 * torch.arange(8, dtype=torch.int32, device=self.values.device)[:, None]
         places = (self.values.view(len(self.values), -1, 1, 16) >> shifts) & 15
-        return self.table[places.flatten(1)]
+        return self.table.bfloat16().float()[places.flatten(1)]
 
 
 def pack(weight: Float[Tensor, "..."], precision: Precision, moments: Float[Tensor, "i i"] | None = None) -> Packed:

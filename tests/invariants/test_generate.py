@@ -19,8 +19,8 @@ from clearhead.generate.complete import TextGenerator
 from clearhead.generate.filters import draw, sample_generator, uniform_numbers
 from clearhead.generate.loop import prefill
 from clearhead.generate.row import Detokenizer, Row
-from clearhead.kernels.decode import SteppingAttention
-from clearhead.kernels.layout import ready_to_write
+from clearhead.kernels.accelerate import accelerate
+from clearhead.kernels.decode import KernelAttention
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.models.quantize import quantize
 from clearhead.models.transformer import modern_transformer, transformer
@@ -280,8 +280,8 @@ def test_block_peaks_are_equal_with_and_without_kernels(width: int, monkeypatch:
 def test_fused_model_finds_the_same_beams(name: str) -> None:
     """Prompts of different lengths, searches that end at different steps, a window past its ring."""
     plain, config = model_of(name, 0.4, 11), DecodingConfig(beams=4, ends=(0,))
-    ready = ready_to_write(model_of(name, 0.4, 11))
-    assert any(isinstance(module, SteppingAttention) for module in ready.modules())
+    ready = accelerate(model_of(name, 0.4, 11))
+    assert any(isinstance(module, KernelAttention) for module in ready.modules())
     limits = [3, 12, 7, 9]
     prompts = [[token % 11 for token in prompt] for prompt in PROMPTS]
     with torch.inference_mode():
@@ -294,7 +294,7 @@ def test_fused_model_finds_the_same_beams(name: str) -> None:
 
 
 MADE_QUICK = {
-    "made ready": (ready_to_write, 1e-4),
+    "made ready": (accelerate, 1e-4),
     "whole blocks": (lambda model: quantize(model, PRECISIONS["float32"]), 1e-4),
     "a cache of 16 bits": (lambda model: quantize(model, replace(PRECISIONS["float32"], cache="float16")), 0.02),
 }
@@ -333,7 +333,7 @@ def test_shared_source_is_read_the_same_with_and_without_kernels(normed: bool, l
     with torch.no_grad():
         for parameter in plain.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    ready = ready_to_write(deepcopy(plain))
+    ready = accelerate(deepcopy(plain))
     tokens, readable = torch.randint(0, 31, (3, 7)), torch.arange(7) < torch.tensor([[7], [2], [5]])
 
     def run(model: EncoderDecoder) -> torch.Tensor:
@@ -347,8 +347,8 @@ def test_shared_source_is_read_the_same_with_and_without_kernels(normed: bool, l
     read = []
     with torch.inference_mode(), pytest.MonkeyPatch.context() as patch:
         wanted = run(plain)
-        reading = SteppingAttention.reading
-        patch.setattr(SteppingAttention, "reading", lambda *given: read.append(1) or reading(*given))
+        reading = KernelAttention.read_source
+        patch.setattr(KernelAttention, "read_source", lambda *given: read.append(1) or reading(*given))
         torch.testing.assert_close(run(ready), wanted, atol=1e-4, rtol=1e-4)
     assert len(read) == 2 * 3  # layers, passes
 

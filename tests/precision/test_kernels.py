@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import shutil
+import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,18 +40,30 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
     Window,
 )
-from clearhead.kernels.build import compiled as compiled_file
-from clearhead.kernels.build import kernels
-from clearhead.kernels.decode import SteppingAttention, SteppingMamba
-from clearhead.kernels.layout import ready_to_write
+from clearhead.kernels import calls
+from clearhead.kernels.accelerate import accelerate
+from clearhead.kernels.build import (
+    NEEDS,
+    Matrix,
+    NoKernels,
+    check_owner,
+    digest,
+    kernels,
+    library_path,
+    load,
+    processor_flags,
+)
+from clearhead.kernels.calls import kernels_on
+from clearhead.kernels.decode import KernelAttention, KernelMamba
 from clearhead.models.llama import decoder
 from clearhead.models.model import SequenceModel, build
 from clearhead.models.quantize import quantize
 from clearhead.nn.cache import clamp_to
 from clearhead.nn.context import Context
+from clearhead.nn.pool import Pages
 from clearhead.nn.stack import Block
 from clearhead.precision import matrix
-from clearhead.precision.matrix import Packed, kernels_on, pack
+from clearhead.precision.matrix import Packed, pack
 
 STORED = [*PRECISIONS.values(), Int8(group=64), Int4(group=256)]
 SHAPES = [(1, 1), (3, 16), (5, 31), (17, 100), (16, 128), (37, 131), (50, 300)]
@@ -161,8 +179,8 @@ def test_decoding_equals_the_plain_model(
     quick = quantize(plain, PRECISIONS["float32"])
     tokens = torch.randint(0, 31, (2, 100))
     used = []
-    described = SteppingAttention.described
-    monkeypatch.setattr(SteppingAttention, "described", lambda *given: used.append(1) or described(*given))
+    described = KernelAttention.read_cache
+    monkeypatch.setattr(KernelAttention, "read_cache", lambda *given: used.append(1) or described(*given))
     with torch.inference_mode():
         whole = plain(tokens)
         state, at, pieces = quick.init_state(2, 100), 0, []
@@ -203,18 +221,23 @@ def test_a_block_in_one_call_equals_its_parts_in_plain_pytorch(
         model(tokens[:rows, :20], state=state, readable=torch.arange(20) < lengths[:rows])
         return torch.cat([model(tokens[:rows, at : at + 2], state=state) for at in range(20, 30, 2)], 1)
 
-    calls = []
-    forward = SteppingAttention.forward  # what a block in one call goes past
-    monkeypatch.setattr(SteppingAttention, "forward", lambda *given: calls.append(given[1].shape[1]) or forward(*given))
+    lengths_seen: list[int] = []
+    forward = KernelAttention.forward  # a block in one call does not use it
+
+    def watch(*given: Any) -> torch.Tensor:
+        lengths_seen.append(given[1].shape[1])
+        return forward(*given)
+
+    monkeypatch.setattr(KernelAttention, "forward", watch)
     for cache, tolerance in (("float32", 1e-4), ("float16", 5e-3)):
         model = quantize(built, replace(precision, cache=cache))
         for rows in (1, 8):
             with torch.inference_mode():
-                calls.clear()
+                lengths_seen.clear()
                 quick = run(model, rows)
-                assert calls.count(2) == (0 if whole else 2 * 5)
+                assert lengths_seen.count(2) == (0 if whole else 2 * 5)
                 with monkeypatch.context() as patch:
-                    patch.setattr(matrix, "kernels", lambda: None)
+                    patch.setattr(calls, "kernels", lambda: None)
                     plain = run(model, rows)
             assert (quick - plain).norm() < tolerance * plain.norm()
 
@@ -262,7 +285,7 @@ def test_a_gated_layer_and_a_norm_of_any_length_equal_plain_pytorch(many: int, m
     block, context = quick.stack.blocks[0], Context(torch.arange(many)[None], torch.arange(many)[None])
     with torch.inference_mode():
         found = block.ffn(x, context), block.mixer_residual.before(x)
-        monkeypatch.setattr(matrix, "kernels", lambda: None)
+        monkeypatch.setattr(calls, "kernels", lambda: None)
         for mine, plain in zip(found, (block.ffn(x, context), block.mixer_residual.before(x)), strict=True):
             torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)
 
@@ -281,18 +304,18 @@ def test_a_plain_layer_and_a_norm_after_the_sum_equal_plain_pytorch(
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-    plain, quick = deepcopy(model).stack.blocks[0], ready_to_write(model).stack.blocks[0]
+    plain, quick = deepcopy(model).stack.blocks[0], accelerate(model).stack.blocks[0]
     x, context = 2 * torch.randn(2, many, dim), Context(torch.arange(many)[None], torch.arange(many)[None])
 
     def run(block: Block) -> torch.Tensor:
         return block.ffn_residual(x, lambda h: block.ffn(h, context), context)
 
-    calls: list[str] = []
+    asked: list[str] = []
     with torch.no_grad(), monkeypatch.context() as patch:
         torch.testing.assert_close(run(quick), run(plain), rtol=1e-5, atol=1e-5)
-        patch.setattr(matrix, "kernels", lambda: calls.append("asked for"))
+        patch.setattr("clearhead.kernels.calls.kernels", lambda: asked.append("asked for"))
         run(quick)
-        assert len(calls) == 2, "the layer and the sum are for the kernels"
+        assert len(asked) == 2, "the layer and the sum are for the kernels"
         x[0, 0, 0] = torch.nan
         patch.undo()
         assert torch.equal(run(quick).isnan(), run(plain).isnan())
@@ -305,7 +328,7 @@ def test_a_plain_layer_and_a_norm_after_the_sum_equal_plain_pytorch(
 
 def test_a_position_before_the_first_is_refused() -> None:
     model = quantize(model_of(2, 2, 8, RotaryConfig(), Causal()), Int8())
-    with pytest.raises(ValueError, match="position -1 is before the first"):
+    with pytest.raises(ValueError, match="position -1 is negative"):
         model(torch.tensor([[3]]), positions=torch.tensor([[-1]]), state=model.init_state(1, 4))
 
 
@@ -352,8 +375,8 @@ def test_a_state_space_decodes_like_the_plain_model(mixer: MambaConfig, monkeypa
             parameter += 0.3 * torch.randn_like(parameter)  # decay rates on both sides of 1, and steps of any length
     quick = quantize(plain, PRECISIONS["float32"])
     tokens, readable = torch.randint(0, 31, (3, 20)), torch.arange(9) < torch.tensor([[9], [4], [7]])
-    used, can = [], SteppingMamba.can_step
-    monkeypatch.setattr(SteppingMamba, "can_step", lambda *given: used.append(can(*given)) or used[-1])
+    used, can = [], KernelMamba.can_step
+    monkeypatch.setattr(KernelMamba, "can_step", lambda *given: used.append(can(*given)) or used[-1])
 
     def run(model: SequenceModel) -> torch.Tensor:
         state, at, pieces = model.init_state(3, 20), 9, []
@@ -384,7 +407,119 @@ def test_a_nan_that_is_read_stays_and_one_that_is_hidden_does_not_spread() -> No
     assert not logits[1].isnan().any()
 
 
-# ---- without a compiler
+# ---- nothing is remembered between calls
+
+
+@pytest.mark.parametrize("make", [accelerate, lambda model: quantize(model, Int8())], ids=["accelerate", "quantize"])
+def test_tensors_assigned_after_a_decode_are_used(make: Callable[[SequenceModel], SequenceModel]) -> None:
+    torch.manual_seed(8)
+    model = make(model_of(2, 2, 8, RotaryConfig(), Causal()))
+    tokens = torch.randint(0, 31, (1, 8))
+
+    def run() -> torch.Tensor:
+        with torch.inference_mode():
+            state = model.init_state(1, 12)
+            model(tokens, state=state)
+            return model(tokens[:, :1], state=state)
+
+    before = run()
+    for part, factor in (("before.weight", 3.0), ("weight.scales", 2.0)):
+        changed = {name: factor * x if part in name else x for name, x in model.state_dict().items()}
+        model.load_state_dict(changed, assign=True)
+        after = run()
+        found = [name for name in changed if part in name]
+        assert not found or not torch.allclose(before, after)
+        before = after
+
+
+def test_accelerate_leaves_the_model_as_it_is() -> None:
+    plain = model_of(2, 2, 8, RotaryConfig(), Causal())
+    kinds, strides = [type(m) for m in plain.modules()], [p.stride() for p in plain.parameters()]
+    fast = accelerate(plain)
+    assert [type(m) for m in plain.modules()] == kinds
+    assert [p.stride() for p in plain.parameters()] == strides
+    assert any(isinstance(m, KernelAttention) for m in fast.modules())
+    assert list(fast.state_dict()) == list(plain.state_dict())
+    tokens = torch.randint(0, 31, (1, 8))
+    torch.testing.assert_close(fast(tokens), plain(tokens))
+
+
+# ---- pages
+
+
+@pytest.mark.parametrize("precision", [Float32(), *PRECISIONS.values()], ids=str)
+def test_a_row_computes_the_same_bits_alone_and_in_company(precision: Precision) -> None:
+    torch.manual_seed(9)
+    packed, x = pack(torch.randn(83, 260), precision), torch.randn(32, 260)
+    alone = torch.cat([packed.linear(row[None]) for row in x])
+    for many in (2, 3, 5, 8, 31, 32):
+        assert torch.equal(packed.linear(x[:many]), alone[:many])
+    model = quantize(model_of(4, 2, 20, RotaryConfig(), Causal()), precision)
+    tokens, lengths = torch.randint(0, 31, (7, 50)), torch.tensor([40, 3, 33, 32, 31, 1, 12])
+
+    def decode(rows: list[int]) -> torch.Tensor:
+        state = model.init_state(len(rows), 60)
+        state.lengths = lengths[rows]
+        for slots in state.slots:  # as if each row had been read before, alone
+            slots.positions[:, :50] = torch.where(torch.arange(50) < lengths[rows][:, None], torch.arange(50), -1)
+            slots.filled = int(lengths[rows].max())
+            slots.pages.claim_run(0, 50)
+        for part in state.blocks:
+            generator = torch.Generator().manual_seed(1)
+            key = torch.randn(7, 2, 64, 20, generator=generator)[rows]
+            for row in range(len(rows)):
+                for place, page in enumerate(part.mixer.slots.pages.table[row].tolist()):
+                    part.mixer.key[page] = part.mixer.value[page] = key[row, :, 32 * place : 32 * place + 32]
+        return torch.cat([model(tokens[rows, i : i + 1], state=state) for i in range(3)], 1)
+
+    with torch.inference_mode():
+        together = decode(list(range(7)))
+        for row in range(7):
+            assert torch.equal(decode([row])[0], together[row])
+
+
+def test_a_row_without_a_token_stays_in_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(10)
+    plain = model_of(4, 2, 8, RotaryConfig(), Causal())
+    fast = quantize(plain, Float32())
+    tokens = torch.randint(0, 31, (3, 40))
+    readable = torch.tensor([[True], [False], [True]])
+    fallbacks: list[int] = []
+    forward = Block.forward
+    monkeypatch.setattr(Block, "forward", lambda *given: fallbacks.append(1) or forward(*given))
+
+    def run(model: SequenceModel) -> torch.Tensor:
+        state = model.init_state(3, 44)
+        model(tokens, state=state, readable=torch.arange(40) < torch.tensor([[40], [7], [33]]))
+        fallbacks.clear()
+        first = model(tokens[:, :1], state=state, readable=readable)
+        return torch.cat((first[[0, 2]], model(tokens[:, :1], state=state)[[0, 2]]), 1)
+
+    with torch.inference_mode():
+        wanted = run(plain)
+        torch.testing.assert_close(run(fast), wanted, rtol=1e-4, atol=1e-5)
+    assert not fallbacks
+
+
+def test_a_shared_page_is_copied_before_it_is_written() -> None:
+    pages = Pages(2, 70, torch.device("cpu"))
+    pages.claim_run(0, 40)
+    assert pages.copies is None
+    pages.select(torch.tensor([0, 0, 1]))
+    assert pages.count == 9
+    assert pages.users[pages.table[0, :2]].tolist() == [2, 2]
+    pages.claim(torch.tensor([0, 1, 2]), torch.tensor([40, 40, 64]))
+    assert pages.copies is not None
+    old, new = pages.copies
+    assert old.tolist() == [int(pages.table[1, 1])]  # the second row keeps the page, the first has taken a copy
+    assert new.tolist() == [int(pages.table[0, 1])]
+    assert pages.table[0, 0] == pages.table[1, 0]
+    assert pages.table[2, 2] >= 0
+    used = pages.table[pages.table >= 0].unique()
+    assert sorted([*used.tolist(), *pages.free]) == list(range(9))
+
+
+# ---- the compiler and its cache
 
 CHILD = """
 import warnings
@@ -401,36 +536,90 @@ print(y[0].sum().item())
 """
 
 
-def test_without_a_compiler_the_same_slowly_and_said_once(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    packed, x = pack(torch.randn(9, 70), Int4()), torch.randn(2, 70)
-    settings = {"CLEARHEAD_CACHE": str(tmp_path), "PATH": "", "CC": ""}
+def run_child(**settings: str) -> tuple[str, float, str]:
+    """What a fresh process reports, the sum it computes, and its stderr."""
     command = [sys.executable, "-c", CHILD]
     done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=True)
-    said, value = done.stdout.splitlines()
-    assert said.startswith("1|no compiled kernels")
-    assert "there is no C compiler (cc, gcc or clang); install one" in said
-    assert abs(float(value) - packed.linear(x).sum().item()) < 1e-4
+    reported, value = done.stdout.splitlines()
+    return reported, float(value), done.stderr
 
 
-def test_a_compiler_that_fails_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def expected_sum() -> float:
+    torch.manual_seed(0)
+    return pack(torch.randn(9, 70), Int4()).linear(torch.randn(2, 70)).sum().item()
+
+
+def test_without_a_compiler_torch_computes_the_same_and_reports_it_once(tmp_path: Path) -> None:
+    reported, value, _ = run_child(CLEARHEAD_CACHE=str(tmp_path), PATH="", CC="")
+    assert reported.startswith("1|the compiled kernels are not available")
+    assert "there is no C compiler (cc, gcc or clang); install one" in reported
+    assert abs(value - expected_sum()) < 1e-4
+
+
+def test_a_failing_compiler_is_reported_in_the_first_process_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"CLEARHEAD_CACHE": str(tmp_path), "CC": "false"}
+    reported, value, _ = run_child(**settings)
+    assert "false could not compile kernels.c: it gave no reason" in reported
+    assert abs(value - expected_sum()) < 1e-4
+    assert [path.suffix for path in tmp_path.iterdir()] == [".failed"]
+    assert run_child(**settings)[0] == "0"
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(NoKernels, match="CC is 'no-such-compiler', but there is no such program"):
+        library_path()
+
+
+@pytest.mark.parametrize("compiler", ["gcc", "clang"])
+@pytest.mark.parametrize("march", ["x86-64-v3", "x86-64-v4", "portable"])
+def test_every_compiler_and_instruction_set_computes_the_same(compiler: str, march: str, tmp_path: Path) -> None:
+    if shutil.which(compiler) is None:
+        pytest.skip(f"there is no {compiler}")
+    if platform.machine() != "x86_64" or not NEEDS.get(march, set()) <= processor_flags():
+        pytest.skip(f"this processor has no {march}")
+    reported, value, stderr = run_child(CLEARHEAD_CACHE=str(tmp_path), CC=compiler, CLEARHEAD_MARCH=march)
+    assert reported == "0"
+    assert stderr.startswith("clearhead: compiling the kernels")
+    assert abs(value - expected_sum()) < 1e-4
+    assert run_child(CLEARHEAD_CACHE=str(tmp_path), CC=compiler, CLEARHEAD_MARCH=march)[2] == ""
+
+
+def test_a_damaged_library_is_compiled_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path / "cache"))
+    made = library_path()
+    assert stat.S_IMODE((tmp_path / "cache").stat().st_mode) == 0o700
+    whole, written = made.read_bytes(), made.stat().st_mtime_ns
+    assert library_path() == made
+    assert made.stat().st_mtime_ns == written
+    made.write_bytes(whole[: len(whole) // 2])
+    again = library_path()
+    assert again.stem.startswith(made.stem.rpartition("-")[0])
+    assert kernel_file_is_whole(again)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+
+
+def kernel_file_is_whole(path: Path) -> bool:
+    return path.stem.endswith(digest(path.read_bytes()))
+
+
+def test_a_library_that_others_may_write_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
-    monkeypatch.setenv("CC", "false")
-    kernels.cache_clear()
-    try:
-        with pytest.warns(RuntimeWarning, match="false could not compile kernels.c: no reason given"):
-            assert kernels() is None
-        monkeypatch.setenv("CLEARHEAD_KERNELS", "off")
-        kernels.cache_clear()
-        assert kernels() is None
-    finally:
-        kernels.cache_clear()
-    assert list(tmp_path.iterdir()) == []
+    made = library_path()
+    made.chmod(0o722)
+    with pytest.raises(NoKernels, match="other users may write"):
+        library_path()
+    made.chmod(0o700)
+    found = os.stat(tmp_path)
+    stranger = os.stat_result((*found[:4], 4711, *found[5:]))
+    monkeypatch.setattr(Path, "stat", lambda path, **_: stranger)
+    with pytest.raises(NoKernels, match="belongs to another user; set CLEARHEAD_CACHE"):
+        check_owner(tmp_path)
 
 
-def test_what_is_compiled_is_kept_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLEARHEAD_CACHE", str(tmp_path))
-    made = compiled_file()
-    written = made.stat().st_mtime_ns
-    assert compiled_file() == made
-    assert [path.stat().st_mtime_ns for path in tmp_path.iterdir()] == [written]
+def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Longer(ctypes.Structure):
+        _fields_ = [*Matrix._fields_, ("more", ctypes.c_int64)]
+
+    monkeypatch.setattr("clearhead.kernels.build.STRUCTS", (Longer,))
+    with pytest.raises(NoKernels, match="was built with a Longer of 64 bytes, but it has 72"):
+        load(library_path())

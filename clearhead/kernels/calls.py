@@ -1,0 +1,46 @@
+"""When the compiled kernels can be called, and with how many threads."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from .build import kernels
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum kind` of kernels.c
+INT8, INT4 = 3, 4
+SMALL = 1 << 16  # multiplications that one thread does in the time it takes to start a second one
+FEW_ROWS = 32  # rows of x up to which products and whole blocks run in the kernels; more run in torch
+QUERIES = 32  # new tokens of each row up to which the kernels compute attention; torch is faster for more
+WIDEST = 256  # widest head, as in kernels.c
+
+
+def kernels_on(x: Float[Tensor, "..."]) -> ctypes.CDLL | None:
+    """The compiled kernels if they can read x: float32 on the CPU, and no gradient is needed."""
+    fits = x.numel() > 0 and x.dtype == torch.float32 and x.is_cpu and not torch.is_autocast_enabled("cpu")
+    return kernels() if fits and not (x.requires_grad and torch.is_grad_enabled()) else None
+
+
+def kernels_for(x: Float[Tensor, "... i"]) -> ctypes.CDLL | None:
+    """The same for products, if x has few rows."""
+    return kernels_on(x) if x.numel() <= FEW_ROWS * x.shape[-1] else None
+
+
+def threads_for(work: int) -> int:
+    """Threads for this many multiplications: one if starting more would take longer than they save."""
+    return 1 if work < SMALL else torch.get_num_threads()
+
+
+def readable(vector: Float[Tensor, "..."] | None) -> bool:
+    """Whether the kernels can read a bias or a gain in place: contiguous float32 on the CPU, not being trained."""
+    if vector is None:
+        return True
+    return vector.dtype == torch.float32 and vector.is_cpu and vector.is_contiguous() and not vector.requires_grad
+
+
+def address(x: Tensor | None) -> int | None:
+    """The memory address of a tensor, for a pointer in C. Never keep it: tensors are replaced by `load_state_dict`."""
+    return None if x is None else x.data_ptr()
