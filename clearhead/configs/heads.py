@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from .base import Part, Scope, Step, under
 from .ffn import Activation
@@ -73,10 +74,12 @@ class MeanPoolConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig(Part):
-    """tanh(x_first·W + b)  (BERT)."""
+    """activation(x_first·W + b); tanh in BERT, relu in DistilBERT."""
+
+    activation: Activation | Literal["tanh"] = "tanh"
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        yield dense_step(scope.having("head", T=1), "tanh(first·W)", "B D")
+        yield dense_step(scope.having("head", T=1), f"{self.activation}(first·W)", "B D")
 
 
 PoolConfig = FirstTokenConfig | LastTokenConfig | MeanPoolConfig | PoolerConfig

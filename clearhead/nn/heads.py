@@ -97,14 +97,15 @@ class MeanPool(nn.Module):
 
 @builds(PoolerConfig)
 class Pooler(nn.Module):
-    """tanh of a dense layer over the first position."""
+    """An activation of a dense layer over the first position."""
 
     def __init__(self, config: PoolerConfig, dim: int) -> None:
         super().__init__()
+        self.activation = torch.tanh if config.activation == "tanh" else ACTIVATIONS[config.activation]
         self.dense = Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
-        return context.tap("dense", torch.tanh(self.dense(first_real(x, context))))
+        return context.tap("dense", self.activation(self.dense(first_real(x, context))))
 
 
 @builds(ClassHeadConfig)

@@ -63,8 +63,9 @@ def mean_pool(config: MeanPoolConfig, x: Hidden, here: Here, table: Table = None
 
 @runs(PoolerConfig)
 def pooler(config: PoolerConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """tanh of a dense layer over the first position."""
-    return here.note("dense", np.tanh(linear(first_real(x, here), here["dense.weight"], here["dense.bias"])))
+    """An activation of a dense layer over the first position."""
+    activation = np.tanh if config.activation == "tanh" else ACTIVATIONS[config.activation]
+    return here.note("dense", activation(linear(first_real(x, here), here["dense.weight"], here["dense.bias"])))
 
 
 @runs(ClassHeadConfig)

@@ -186,6 +186,7 @@ HEADS: dict[str, HeadConfig | None] = {
     "mean": MeanPoolConfig(),
     "pooler": PoolerConfig(),
     "classes of the pooler": ClassHeadConfig(classes=CLASSES, pool=PoolerConfig()),
+    "classes of a relu": ClassHeadConfig(classes=CLASSES, pool=PoolerConfig(activation="relu")),
     "classes of the mean": ClassHeadConfig(classes=CLASSES, pool=MeanPoolConfig()),
 }
 

@@ -272,6 +272,20 @@ def test_short_conv_equals_transformers(bias: bool) -> None:
 ENCODERS = {
     "bert": lambda t, head, **more: getattr(t, f"Bert{head}")(t.BertConfig(**BERT, **more)),
     "albert": lambda t, head, **more: getattr(t, f"Albert{head}")(t.AlbertConfig(**ALBERT, **more)),
+    "roberta": lambda t, head, **more: getattr(t, f"Roberta{head}")(t.RobertaConfig(**BERT, **more)),
+    "xlm-roberta": lambda t, head, **more: getattr(t, f"XLMRoberta{head}")(t.XLMRobertaConfig(**BERT, **more)),
+    "camembert": lambda t, head, **more: getattr(t, f"Camembert{head}")(t.CamembertConfig(**BERT, **more)),
+    "electra": lambda t, head, **more: getattr(t, f"Electra{head}")(
+        t.ElectraConfig(**BERT, embedding_size=10, hidden_act="gelu_new", **more)
+    ),
+    "electra, one width": lambda t, head, **more: getattr(t, f"Electra{head}")(
+        t.ElectraConfig(**BERT, embedding_size=28, **more)
+    ),
+    "distilbert": lambda t, head, **more: getattr(t, f"DistilBert{head}")(
+        t.DistilBertConfig(
+            dim=28, hidden_dim=41, n_layers=3, n_heads=7, vocab_size=VOCABULARY, max_position_embeddings=32, **more
+        )
+    ),
 }
 
 
@@ -283,12 +297,18 @@ def test_bert_equals_transformers(name: str, tmp_path: Path) -> None:
     readable = torch.ones(BATCH, LENGTH, dtype=torch.bool)
     readable[1, 8:] = False
     taps = Taps(read=["stack.*"])
+    kinds = ours.config.embedding.segments
+    segments = None if kinds is None else segments % kinds
+    more = {} if segments is None else {"token_type_ids": segments}
     with torch.no_grad():
-        expected = theirs(tokens, attention_mask=readable.long(), token_type_ids=segments, output_hidden_states=True)
-        pooled = ours(tokens, segments=segments, readable=readable, taps=taps)
+        expected = theirs(tokens, attention_mask=readable.long(), output_hidden_states=True, **more)
+        out = ours(tokens, segments=segments, readable=readable, taps=taps)
     for got, want in zip(block_outputs(taps), expected.hidden_states[1:], strict=True):
         torch.testing.assert_close(got[readable], want[readable], **TOLERANCE)
-    torch.testing.assert_close(pooled, expected.pooler_output, **TOLERANCE)
+    if "pooler_output" in expected:
+        torch.testing.assert_close(out, expected.pooler_output, **TOLERANCE)
+    else:
+        torch.testing.assert_close(out[readable], expected.last_hidden_state[readable], **TOLERANCE)
 
 
 @pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
@@ -299,6 +319,11 @@ def test_bert_heads_equal_transformers(name: str, head: str, tmp_path: Path) -> 
     tokens = ids(BATCH, LENGTH)
     with torch.no_grad():
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, **TOLERANCE)
+    ours.save(tmp_path / "again")
+    again, loading = type(theirs).from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(loading.values()), loading
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, **TOLERANCE)
 
 
 @pytest.mark.parametrize(

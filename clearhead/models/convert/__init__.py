@@ -11,11 +11,24 @@ from typing import Any
 from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.base import nearest
 
-from . import albert, bert, deepseek, gemma, gpt, llama, mamba, marian, vit
+from . import albert, bert, deepseek, distilbert, electra, gemma, gpt, llama, mamba, marian, roberta, vit
 from .compare import differences
 from .rules import Array, Rule
 
-OUTSIDE = ("lm_head", "cls", "classifier", "score", "predictions", "final_logits_bias")
+OUTSIDE = (
+    "lm_head",
+    "cls",
+    "classifier",
+    "score",
+    "predictions",
+    "final_logits_bias",
+    "vocab_transform",
+    "vocab_layer_norm",
+    "vocab_projector",
+    "pre_classifier",
+    "generator_predictions",
+    "generator_lm_head",
+)
 """First words of tensors that belong to a head, and so have no prefix of the base model."""
 
 
@@ -110,14 +123,11 @@ FAMILIES = {
     "openai-gpt": Family(gpt.gpt1_config, gpt.gpt1_to_hf, gpt.gpt1_rules, gpt.PREFIX, gpt.IGNORED, gpt.GPT1),
     **{
         kind: Family(file.from_hf, partial(file.to_hf, kind=kind), file.rules, file.PREFIX, file.IGNORED, names)
-        for file in (llama, gemma, deepseek)
+        for file in (bert, llama, gemma, deepseek, distilbert, electra, roberta, albert, vit, marian, mamba)
         for kind, names in file.ARCHITECTURES.items()
     },
-    **{
-        kind: Family(file.from_hf, file.to_hf, file.rules, file.PREFIX, file.IGNORED, file.ARCHITECTURES)
-        for kind, file in {"bert": bert, "albert": albert, "vit": vit, "marian": marian, "mamba": mamba}.items()
-    },
 }
+"""By `model_type`. A config that several families have is saved as the first of them, unless it was loaded from one."""
 
 
 def family(hf: Mapping[str, Any]) -> Family:

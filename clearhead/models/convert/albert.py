@@ -25,12 +25,14 @@ from .rules import Rule, activation, architecture, both, classes, joined_qkv, wi
 
 PREFIX = "albert."
 IGNORED = (r"embeddings\.position_ids", r"predictions\.decoder\.(weight|bias)", r"sop_classifier\..*", r"pooler\..*")
-ARCHITECTURES = ("AlbertModel", "AlbertForMaskedLM", "AlbertForPreTraining", "AlbertForSequenceClassification")
+ARCHITECTURES = {
+    "albert": ("AlbertModel", "AlbertForMaskedLM", "AlbertForPreTraining", "AlbertForSequenceClassification")
+}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if hf.get("num_hidden_groups", 1) != 1:
-        raise ConfigError(f"albert with {hf['num_hidden_groups']} groups of shared layers is not read yet; one is")
+        raise ConfigError(f"albert with {hf['num_hidden_groups']} groups of shared layers is not supported yet; one is")
     eps, act = float(hf.get("layer_norm_eps", 1e-12)), activation(hf.get("hidden_act", "gelu_new"))
     saved, width = architecture(hf, "AlbertModel"), hf["embedding_size"]
     head: HeadConfig = PoolerConfig()
@@ -63,7 +65,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     return replace(config, stack=replace(config.stack, pattern=pattern))
 
 
-def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     heads = {
         PoolerConfig: "AlbertModel",
         MaskedLMHeadConfig: "AlbertForMaskedLM",
@@ -77,7 +79,7 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
         ) if (body := body_fields(embedding, stack, head)) is not None:
             return body | {
                 "architectures": [heads[type(head)]],
-                "model_type": "albert",
+                "model_type": kind,
                 "embedding_size": embedding.width,
                 "num_hidden_layers": stack.repeats,
                 "num_hidden_groups": 1,

@@ -30,18 +30,18 @@ IGNORED = (
     r"cls\.seq_relationship\..*",
     r"pooler\..*",  # of a model with another head
 )
-ARCHITECTURES = ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification")
+ARCHITECTURES = {"bert": ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification")}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if hf.get("is_decoder") or hf.get("position_embedding_type", "absolute") != "absolute":
-        raise ConfigError("bert as a decoder or with relative positions is not read yet")
+        raise ConfigError("bert as a decoder or with relative positions is not supported yet")
     eps, act = float(hf.get("layer_norm_eps", 1e-12)), activation(hf["hidden_act"])
     saved = architecture(hf, "BertModel")
     head: HeadConfig = PoolerConfig()
     if saved in ("BertForMaskedLM", "BertForPreTraining"):
         if not hf.get("tie_word_embeddings", True):
-            raise ConfigError(f"{saved} with an output table of its own is not read yet")
+            raise ConfigError(f"{saved} with an output table of its own is not supported yet")
         head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=LayerNormConfig(eps=eps))
     elif saved == "BertForSequenceClassification":
         head = ClassHeadConfig(classes=classes(hf), pool=PoolerConfig())
@@ -65,7 +65,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     return with_fields(config, fields)
 
 
-def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     heads = {
         PoolerConfig: "BertModel",
         MaskedLMHeadConfig: "BertForMaskedLM",
@@ -79,14 +79,14 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
         ) if (body := body_fields(embedding, stack, head)) is not None:
             return body | {
                 "architectures": [heads[type(head)]],
-                "model_type": "bert",
+                "model_type": kind,
                 "num_hidden_layers": len(stack.blocks),
             }
     return None
 
 
 def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadConfig) -> dict[str, Any] | None:
-    """What BERT and ALBERT say alike."""
+    """The fields that BERT and its variants share."""
     match embedding.position, stack.pattern[0]:
         case (
             LearnedConfig(length=length),
@@ -112,6 +112,11 @@ def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadC
 
 def rules(config: SequenceModelConfig) -> Iterator[Rule]:
     yield from table_rules()
+    yield from layer_rules(config)
+    yield from head_rules(config.head)
+
+
+def layer_rules(config: SequenceModelConfig) -> Iterator[Rule]:
     for i, block in enumerate(config.stack.blocks):
         assert isinstance(block, BlockConfig)
         assert isinstance(block.mixer, AttentionConfig)
@@ -127,7 +132,6 @@ def rules(config: SequenceModelConfig) -> Iterator[Rule]:
                 f"{ours}.ffn_residual.after": f"{theirs}.output.LayerNorm",
             }
         )
-    yield from head_rules(config.head)
 
 
 def table_rules() -> Iterator[Rule]:

@@ -52,9 +52,9 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     kind = hf["model_type"]
     known = "greedy" if kind == "deepseek_v2" else "noaux_tc"
     if hf.get("topk_method", known) != known:
-        raise ConfigError(f"the router method {hf['topk_method']!r} of a {kind} is not read yet; {known!r} is")
+        raise ConfigError(f"the router method {hf['topk_method']!r} of a {kind} is not supported yet; {known!r} is")
     if hf.get("mlp_bias"):
-        raise ConfigError(f"{kind} with mlp_bias has biases in some of its layers only, which is not read yet")
+        raise ConfigError(f"{kind} with mlp_bias has biases in some of its layers only, which is not supported yet")
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
     weight = rope.get("mscale_all_dim", 0)
     act = activation(hf.get("hidden_act", "silu"))

@@ -39,7 +39,7 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     kind = hf["model_type"]
     if hf.get("use_bidirectional_attention"):
-        raise ConfigError(f"{kind} with use_bidirectional_attention is not read yet")
+        raise ConfigError(f"{kind} with use_bidirectional_attention is not supported yet")
     biased = bool(hf.get("attention_bias", False))
     sizes: dict[str, Any] = {
         "dim": hf["hidden_size"],
@@ -77,11 +77,11 @@ def activation_name(hf: Mapping[str, Any]) -> str:
 
 def refuse_capped(hf: Mapping[str, Any], mixer: AttentionConfig) -> None:
     if hf.get("final_logit_softcapping") or hf.get("attn_logit_softcapping"):
-        raise ConfigError("gemma3_text with capped scores or logits is not read yet")
+        raise ConfigError("gemma3_text with capped scores or logits is not supported yet")
     if hf.get("query_pre_attn_scalar", 256) != mixer.head_dim:
         raise ConfigError(
             f"gemma3_text with query_pre_attn_scalar {hf.get('query_pre_attn_scalar', 256)} and head_dim "
-            f"{mixer.head_dim} has another scale of the scores than 1/√K, which is not read yet"
+            f"{mixer.head_dim} has another scale of the scores than 1/√K, which is not supported yet"
         )
 
 

@@ -41,7 +41,7 @@ GPT1 = ("OpenAIGPTModel", "OpenAIGPTLMHeadModel", "OpenAIGPTForSequenceClassific
 
 def gpt2_config(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if not hf.get("scale_attn_weights", True) or hf.get("scale_attn_by_inverse_layer_idx"):
-        raise ConfigError("gpt2 with another scale of the scores than 1/√K is not read yet")
+        raise ConfigError("gpt2 with another scale of the scores than 1/√K is not supported yet")
     return from_hf(hf, GPT2, "pre", hf.get("activation_function", "gelu_new"))
 
 

@@ -60,7 +60,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     kind = hf["model_type"]
     window = hf.get("sliding_window", {"mistral": 4096}.get(kind)) if kind in ("mistral", "mixtral") else None
     if hf.get("use_sliding_window"):
-        raise ConfigError(f"{kind} with use_sliding_window mixes window and full layers, which is not read yet")
+        raise ConfigError(f"{kind} with use_sliding_window mixes window and full layers, which is not supported yet")
     eps = float(hf["rms_norm_eps"])
     biased = kind in ("llama", "qwen3") and bool(hf.get("attention_bias", False))  # the others do not read the field
     mixer = AttentionConfig(

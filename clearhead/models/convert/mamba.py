@@ -20,7 +20,7 @@ from .rules import Array, Rule, Transposed, architecture, both, copies, with_fie
 
 PREFIX = "backbone."
 IGNORED = (r"lm_head\.weight",)
-ARCHITECTURES = ("MambaModel", "MambaForCausalLM")
+ARCHITECTURES = {"mamba": ("MambaModel", "MambaForCausalLM")}
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Filters(Rule):
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if hf.get("hidden_act", "silu") != "silu":
-        raise ConfigError(f"a mamba with the activation {hf['hidden_act']!r} instead of silu is not read yet")
+        raise ConfigError(f"a mamba with the activation {hf['hidden_act']!r} instead of silu is not supported yet")
     dim, rank = hf["hidden_size"], hf.get("time_step_rank", "auto")
     mixer = MambaConfig(
         inner=hf.get("intermediate_size") or int(hf.get("expand", 2) * dim),
@@ -57,7 +57,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     return with_fields(config, {"head": None}) if architecture(hf, "MambaForCausalLM") == "MambaModel" else config
 
 
-def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     match config:
         case SequenceModelConfig(
             embedding=TokenEmbeddingConfig() as embedding,
@@ -65,8 +65,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
             head=None | LMHeadConfig() as head,
         ) if mixer.inner is not None and mixer.inner % stack.dim == 0:
             return {
-                "architectures": [ARCHITECTURES[head is not None]],
-                "model_type": "mamba",
+                "architectures": [ARCHITECTURES[kind][head is not None]],
+                "model_type": kind,
                 "vocab_size": embedding.vocabulary,
                 "hidden_size": stack.dim,
                 "num_hidden_layers": len(stack.blocks),

@@ -28,12 +28,12 @@ IGNORED = (
     r"(encoder|decoder)\.embed_positions\.weight",
     r"(encoder|decoder)\.embed_tokens\.weight",
 )
-ARCHITECTURES = ("MarianMTModel",)
+ARCHITECTURES = {"marian": ("MarianMTModel",)}
 
 
 def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
     if not hf.get("share_encoder_decoder_embeddings", True):
-        raise ConfigError("Marian with separate source and target embeddings is not read yet")
+        raise ConfigError("Marian with separate source and target embeddings is not supported yet")
     act, norm = activation(hf["activation_function"]), LayerNormConfig(eps=1e-5)
     dropout, attention_dropout = hf.get("dropout", 0.1), hf.get("attention_dropout", 0.0)
 
@@ -65,7 +65,7 @@ def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
     )
 
 
-def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     match config:
         case EncoderDecoderConfig(
             source=source,
@@ -74,8 +74,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
         ):
             pad = source.vocabulary - 1  # where Marian's vocabularies have it; decoding starts from it
             hf = {
-                "architectures": [*ARCHITECTURES],
-                "model_type": "marian",
+                "architectures": [*ARCHITECTURES[kind]],
+                "model_type": kind,
                 "is_encoder_decoder": True,
                 "vocab_size": source.vocabulary,
                 "decoder_vocab_size": source.vocabulary,

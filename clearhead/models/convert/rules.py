@@ -108,6 +108,20 @@ class Reshaped(Rule):
         return [arrays[0].reshape(self.their_shape)]
 
 
+@dataclass(frozen=True)
+class SkippedRows(Rule):
+    """Their table begins with rows that no token uses, such as RoBERTa's position of padding. Written back as zeros."""
+
+    skipped: int
+
+    def gather(self, parts: list[Array]) -> list[Array]:
+        return [parts[0][self.skipped :]]
+
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        zeros = arrays[0][:1] * 0
+        return [library(zeros).concatenate([*[zeros] * self.skipped, arrays[0]])]
+
+
 def split_rows(array: Array, sizes: tuple[int, ...]) -> list[Array]:
     """Blocks of consecutive rows; raises if the sizes do not add up to the rows there are."""
     if sum(sizes) != len(array):
@@ -222,7 +236,7 @@ def rotary(hf: Mapping[str, Any], layout: Any = "halves", theta: float = 10000.0
     """`rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
     rope = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
     if rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
-        raise ConfigError("partial_rotary_factor turns a part of each head, which is not read yet")
+        raise ConfigError("partial_rotary_factor is not supported for this family yet")
     theta = float(rope.get("rope_theta", hf.get("rope_theta", theta)))
     return RotaryConfig(theta=theta, layout=layout, scaling=scaling(rope, hf))
 

@@ -34,12 +34,12 @@ from .rules import (
 
 PREFIX = "vit."
 IGNORED = ()
-ARCHITECTURES = ("ViTModel", "ViTForImageClassification")
+ARCHITECTURES = {"vit": ("ViTModel", "ViTForImageClassification")}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if hf.get("pooler_act", "tanh") != "tanh" or hf.get("pooler_output_size") not in (None, hf["hidden_size"]):
-        raise ConfigError("a ViT pooler other than tanh of the model's own width is not read yet")
+        raise ConfigError("a ViT pooler other than tanh of the model's own width is not supported yet")
     head: HeadConfig = PoolerConfig()
     if architecture(hf, "ViTModel") == "ViTForImageClassification":
         head = ClassHeadConfig(classes=classes(hf), pool=FirstTokenConfig())
@@ -65,7 +65,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     return with_fields(config, fields)
 
 
-def to_hf(config: ModelConfig) -> dict[str, Any] | None:
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     match config:
         case SequenceModelConfig(
             embedding=PatchEmbeddingConfig() as embedding,
@@ -75,8 +75,8 @@ def to_hf(config: ModelConfig) -> dict[str, Any] | None:
             head=PoolerConfig() | ClassHeadConfig() as head,
         ):
             return {
-                "architectures": [ARCHITECTURES[isinstance(head, ClassHeadConfig)]],
-                "model_type": "vit",
+                "architectures": [ARCHITECTURES[kind][isinstance(head, ClassHeadConfig)]],
+                "model_type": kind,
                 "image_size": embedding.image,
                 "patch_size": embedding.patch,
                 "num_channels": embedding.channels,

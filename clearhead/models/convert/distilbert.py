@@ -1,0 +1,108 @@
+"""DistilBERT as `transformers` stores it: BERT without segments and pooler, under names of its own."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from clearhead.configs import (
+    AttentionConfig,
+    BlockConfig,
+    ClassHeadConfig,
+    FeedForwardConfig,
+    HeadConfig,
+    LayerNormConfig,
+    LearnedConfig,
+    MaskedLMHeadConfig,
+    ModelConfig,
+    PoolerConfig,
+    SequenceModelConfig,
+    StackConfig,
+    TokenEmbeddingConfig,
+)
+
+from .rules import Rule, activation, architecture, both, classes, copies, hf_activation, joined_qkv, labels
+
+PREFIX = "distilbert."
+IGNORED = (r"vocab_projector\.weight", r"embeddings\.position_ids")
+ARCHITECTURES = {"distilbert": ("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification")}
+NORM = LayerNormConfig(eps=1e-12)
+
+
+def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
+    act, dropout = activation(hf.get("activation", "gelu")), hf.get("dropout", 0.1)
+    head: HeadConfig | None = None
+    saved = architecture(hf, "DistilBertModel")
+    if saved == "DistilBertForMaskedLM":
+        head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=NORM)
+    elif saved == "DistilBertForSequenceClassification":
+        head = ClassHeadConfig(classes=classes(hf), pool=PoolerConfig(activation="relu"))
+    attention = AttentionConfig(
+        heads=hf["n_heads"], qkv_bias=True, out_bias=True, dropout=hf.get("attention_dropout", 0.1)
+    )
+    ffn = FeedForwardConfig(hidden=hf["hidden_dim"], activation=act)
+    block = BlockConfig(mixer=attention, ffn=ffn, norm=NORM, placement="post", dropout=dropout)
+    return SequenceModelConfig(
+        embedding=TokenEmbeddingConfig(
+            vocabulary=hf["vocab_size"],
+            position=LearnedConfig(length=hf["max_position_embeddings"]),
+            norm=NORM,
+            dropout=dropout,
+        ),
+        stack=StackConfig(dim=hf["dim"], pattern=(block,), repeats=hf["n_layers"]),
+        head=head,
+    )
+
+
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
+    names = {type(None): 0, MaskedLMHeadConfig: 1, ClassHeadConfig: 2}
+    match config:
+        case SequenceModelConfig(
+            embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length)) as embedding,
+            stack=StackConfig(
+                pattern=(BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block, *_)
+            ) as stack,
+            head=None | MaskedLMHeadConfig() | ClassHeadConfig() as head,
+        ):
+            return {
+                "architectures": [ARCHITECTURES[kind][names[type(head)]]],
+                "model_type": kind,
+                "vocab_size": embedding.vocabulary,
+                "dim": stack.dim,
+                "n_layers": len(stack.blocks),
+                "n_heads": mixer.heads,
+                "hidden_dim": ffn.hidden,
+                "activation": hf_activation(ffn.activation),
+                "max_position_embeddings": length,
+                "dropout": block.dropout,
+                "attention_dropout": mixer.dropout,
+                "pad_token_id": 0,
+                **labels(head),
+            }
+    return None
+
+
+def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+    tables = {"tokens": "word", "position": "position"}
+    yield from copies(
+        {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}
+    )
+    yield from both({"embedding.norm": "embeddings.LayerNorm"})
+    for i, block in enumerate(config.stack.blocks):
+        assert isinstance(block, BlockConfig)
+        assert isinstance(block.mixer, AttentionConfig)
+        ours, theirs = f"stack.blocks.{i}", f"transformer.layer.{i}"
+        names = tuple(f"{theirs}.attention.{name}_lin" for name in "qkv")
+        yield from joined_qkv(f"{ours}.mixer.qkv", names, block.mixer, config.stack.dim)
+        yield from both(
+            {
+                f"{ours}.mixer.out": f"{theirs}.attention.out_lin",
+                f"{ours}.mixer_residual.after": f"{theirs}.sa_layer_norm",
+                f"{ours}.ffn.up": f"{theirs}.ffn.lin1",
+                f"{ours}.ffn.down": f"{theirs}.ffn.lin2",
+                f"{ours}.ffn_residual.after": f"{theirs}.output_layer_norm",
+            }
+        )
+    if isinstance(config.head, MaskedLMHeadConfig):
+        yield from both({"head.dense": "vocab_transform", "head.norm": "vocab_layer_norm"})
+        yield Rule(("head.bias",), ("vocab_projector.bias",))
+    elif isinstance(config.head, ClassHeadConfig):
+        yield from both({"head.pool.dense": "pre_classifier", "head.classes": "classifier"})

@@ -1,0 +1,74 @@
+"""ELECTRA as `transformers` stores it: BERT with a table that may be narrower, and no pooler."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
+from typing import Any
+
+from clearhead.configs import (
+    ClassHeadConfig,
+    FactoredEmbeddingConfig,
+    HeadConfig,
+    LayerNormConfig,
+    MaskedLMHeadConfig,
+    ModelConfig,
+    PoolerConfig,
+    SequenceModelConfig,
+    TokenEmbeddingConfig,
+)
+
+from . import bert
+from .rules import Rule, architecture, both, classes
+
+PREFIX = "electra."
+IGNORED = (r"embeddings\.(position_ids|token_type_ids)", r"generator_lm_head\.weight")
+ARCHITECTURES = {"electra": ("ElectraModel", "ElectraForMaskedLM", "ElectraForSequenceClassification")}
+
+
+def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
+    config = bert.from_hf({**hf, "architectures": ["BertModel"], "hidden_act": hf.get("hidden_act", "gelu")})
+    width = hf.get("embedding_size", hf["hidden_size"])
+    narrow = width if width != hf["hidden_size"] else None
+    embedding = config.embedding
+    if narrow is not None:
+        shared = {f.name: getattr(embedding, f.name) for f in fields(TokenEmbeddingConfig)}
+        embedding = FactoredEmbeddingConfig(width=narrow, **shared)
+    head: HeadConfig | None = None
+    saved = architecture(hf, "ElectraModel")
+    if saved == "ElectraForMaskedLM":
+        norm = LayerNormConfig(eps=float(hf.get("layer_norm_eps", 1e-12)))
+        head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], norm=norm, width=narrow)
+    elif saved == "ElectraForSequenceClassification":
+        head = ClassHeadConfig(classes=classes(hf), pool=PoolerConfig(activation="gelu"))
+    return replace(config, embedding=embedding, head=head)
+
+
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
+    names = {type(None): 0, MaskedLMHeadConfig: 1, ClassHeadConfig: 2}
+    match config:
+        case SequenceModelConfig(
+            embedding=TokenEmbeddingConfig(segments=int()) as embedding,
+            stack=stack,
+            head=None | MaskedLMHeadConfig() | ClassHeadConfig() as head,
+        ) if (body := bert.body_fields(embedding, stack, head)) is not None:
+            return body | {
+                "architectures": [ARCHITECTURES[kind][names[type(head)]]],
+                "model_type": kind,
+                "num_hidden_layers": len(stack.blocks),
+                "embedding_size": embedding.width if isinstance(embedding, FactoredEmbeddingConfig) else stack.dim,
+            }
+    return None
+
+
+def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+    yield from bert.table_rules()
+    if isinstance(config.embedding, FactoredEmbeddingConfig):
+        yield from both({"embedding.projection": "embeddings_project"})
+    yield from bert.layer_rules(config)
+    if isinstance(config.head, MaskedLMHeadConfig):
+        yield from both({f"head.{name}": f"generator_predictions.{their}" for name, their in LM_HEAD.items()})
+        yield Rule(("head.bias",), ("generator_lm_head.bias",))
+    elif isinstance(config.head, ClassHeadConfig):
+        yield from both({"head.pool.dense": "classifier.dense", "head.classes": "classifier.out_proj"})
+
+
+LM_HEAD = {"dense": "dense", "norm": "LayerNorm"}

@@ -1,0 +1,78 @@
+"""RoBERTa, XLM-RoBERTa and CamemBERT as `transformers` stores them: BERT with positions that begin at 2."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from clearhead.configs import (
+    ClassHeadConfig,
+    ConfigError,
+    HeadConfig,
+    LayerNormConfig,
+    LearnedConfig,
+    MaskedLMHeadConfig,
+    ModelConfig,
+    PoolerConfig,
+    SequenceModelConfig,
+    TokenEmbeddingConfig,
+)
+
+from . import bert
+from .rules import Rule, SkippedRows, activation, architecture, both, classes, copies
+
+PREFIX = "roberta."
+IGNORED = (r"embeddings\.(position_ids|token_type_ids)", r"lm_head\.decoder\.(weight|bias)", r"pooler\..*")
+ARCHITECTURES = {
+    kind: tuple(f"{name}{head}" for head in ("Model", "ForMaskedLM", "ForSequenceClassification"))
+    for kind, name in {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items()
+}
+FIRST = 2  # the position of the first token; 1 is that of padding, and 0 is not used
+
+
+def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
+    kind = hf["model_type"]
+    if hf.get("pad_token_id", 1) != FIRST - 1:
+        raise ConfigError(f"{kind} with pad_token_id {hf['pad_token_id']} is not supported; 1 is")
+    config = bert.from_hf({**hf, "architectures": ["BertModel"]})
+    saved, eps = architecture(hf, ARCHITECTURES[kind][0]), float(hf.get("layer_norm_eps", 1e-12))
+    head: HeadConfig = PoolerConfig()
+    if saved.endswith("MaskedLM"):
+        act = activation("gelu")
+        head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=LayerNormConfig(eps=eps))
+    elif saved.endswith("SequenceClassification"):
+        head = ClassHeadConfig(classes=classes(hf), pool=PoolerConfig())
+    position = LearnedConfig(length=hf["max_position_embeddings"] - FIRST)
+    return replace(config, embedding=replace(config.embedding, position=position), head=head)
+
+
+def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
+    match bert.to_hf(config, kind), config:
+        case (
+            dict() as hf,
+            SequenceModelConfig(embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length)), head=head),
+        ):
+            names = dict(zip((PoolerConfig, MaskedLMHeadConfig, ClassHeadConfig), ARCHITECTURES[kind], strict=True))
+            return hf | {
+                "model_type": kind,
+                "architectures": [names[type(head)]],
+                "max_position_embeddings": length + FIRST,
+                "pad_token_id": FIRST - 1,
+            }
+    return None
+
+
+def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+    tables = {"tokens": "word", "segments": "token_type"}
+    yield from copies(
+        {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}
+    )
+    yield SkippedRows(("embedding.position.weight",), ("embeddings.position_embeddings.weight",), FIRST)
+    yield from both({"embedding.norm": "embeddings.LayerNorm"})
+    yield from bert.layer_rules(config)
+    if isinstance(config.head, MaskedLMHeadConfig):
+        yield from both({"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm"})
+        yield Rule(("head.bias",), ("lm_head.bias",))
+    elif isinstance(config.head, PoolerConfig):
+        yield from both({"head.dense": "pooler.dense"})
+    elif isinstance(config.head, ClassHeadConfig):
+        yield from both({"head.pool.dense": "classifier.dense", "head.classes": "classifier.out_proj"})
