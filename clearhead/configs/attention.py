@@ -76,7 +76,7 @@ class AttentionConfig(Part):
         if self.rotary is not None:
             for name in self.rotary.queries(self.mask):
                 yield s.step(name, "turned by position", "B H T K")
-            yield s.step("key_turned", "turned by position", "B G S K")
+            yield s.step("key_rotated", "turned by position", "B G S K")
         bias = " + ALiBi" if self.score_bias is not None else ""
         itself = s["T"] == s["S"] and "crossing" not in s.sizes
         kinds = (self.mask,) if self.rotary is None else tuple(self.rotary.queries(self.mask).values())

@@ -75,7 +75,7 @@ class LatentAttentionConfig(Part):
         yield projection("query", "X·W_Q", "B T H·K", heads * s["K"], s["Q"], False, tokens)
         yield projection("down", "X·[W_DKV W_KR]", "B T L+N", s["L"] + s["N"], s["D"], self.bias, tokens)
         yield from under("latent_norm", self.norm.steps(s, "B T L"))
-        yield s.step("query_turned", "rotary part turned by position", "B H T K")
+        yield s.step("query_rotated", "rotary part turned by position", "B H T K")
         yield s.step("rope_key", "turned by position, shared by all heads", "B 1 T N")
         pairs = 2 * s["B"] * heads * s["T"] * s["S"]
         up = heads * (self.plain_dim + s["U"])

@@ -11,7 +11,14 @@ from .base import Config, ConfigError, Part, Scope, Shape, Step
 from .masks import Causal, Full, Mask
 
 CHUNK = 128
-"""Positions that a causal pass compares with each other; what is older is read through its sum."""
+"""Positions that a causal pass compares with each other; older ones are read through their sums."""
+FAVOR_CHUNK = 32
+"""The same of the Performer's features, whose sums have a stabiliser for each block of keys."""
+
+
+def favor_chunk(length: int) -> int:
+    """Positions per chunk of a causal Performer: a power of two, no longer than a short text needs."""
+    return min(FAVOR_CHUNK, 1 << max(length - 1, 0).bit_length())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +138,20 @@ class LinearAttentionConfig(Part):
         )
 
     def mixing(self, s: Scope) -> int:
-        """FLOPs of summing the keys and of reading the sums, the denominator beside the values; in a causal pass also
-        of comparing each chunk with itself."""
-        through_sums = 2 * s["W"] * (s["U"] + 1)
+        """FLOPs of adding up the keys and of reading the sums, denominator included; in a causal pass also of comparing
+        each chunk with itself."""
+        through_sums, pairs = 2 * s["W"] * (s["U"] + 1), s["W"] + s["U"] + 1
         if not self.mask.causal:
             return 2 * s["B"] * s["H"] * s["T"] * through_sums
-        chunk = min(CHUNK, s["T"])
+        favor = isinstance(self.kernel, FavorConfig)
+        chunk = favor_chunk(s["T"]) if favor else min(CHUNK, s["T"])
         padded = -(-s["T"] // chunk) * chunk
-        return 2 * s["B"] * s["H"] * padded * (through_sums + chunk * (s["W"] + s["U"] + 1))
+        if favor:  # blocks of 1, 2, 4 … keys, each read by as many queries
+            return s["B"] * s["H"] * padded * (2 * through_sums + (chunk - 1) * pairs)
+        return 2 * s["B"] * s["H"] * padded * (through_sums + chunk * pairs)
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        """The sums over all keys so far, and the scale they are kept in."""
+        """The sums over all keys so far, and of the Performer's the exponent that each feature is relative to."""
         s = self.sized(scope)
-        return {"sums": s.shape("B H W U+1"), "top": s.shape("B H")}
+        top = {"top": s.shape("B H W")} if isinstance(self.kernel, FavorConfig) else {}
+        return {"sums": s.shape("B H W U+1")} | top

@@ -146,7 +146,7 @@ class RotaryConfig(Config):
 
     def queries(self, mask: Mask) -> dict[str, Mask]:
         """The queries that attention needs, by name, and which keys each of them reads."""
-        return {"query_turned": mask}
+        return {"query_rotated": mask}
 
     @property
     def magnitude(self) -> float:
@@ -183,7 +183,7 @@ class DualChunkConfig(Config):
 
     def queries(self, mask: Mask) -> dict[str, Mask]:
         """The queries that attention needs, by name, and which keys each of them reads."""
-        apart = {"query_turned": Band(0, 0), "query_previous": Band(1, 1), "query_older": Band(2)}
+        apart = {"query_rotated": Band(0, 0), "query_previous": Band(1, 1), "query_older": Band(2)}
         return {name: mask & Blockwise(self.chunk, band) for name, band in apart.items()}
 
     def places(self, positions: Any) -> dict[str, Any]:
@@ -191,7 +191,7 @@ class DualChunkConfig(Config):
         place = positions % self.chunk
         last = place * 0 + self.length - 1
         return {
-            "query_turned": place,
+            "query_rotated": place,
             "query_previous": (place + self.chunk).clip(max=self.length - 1),
             "query_older": last,
         }

@@ -1,4 +1,11 @@
-"""The equations in PyTorch, with the names and signatures of `clearhead.reference`; autograd is the backward."""
+"""The equations of the Transformer in PyTorch, with the names and signatures of `clearhead.reference`.
+
+Tensor in, tensor out, any leading dimensions; autograd is the backward, also the second one, and `torch.func` works.
+
+    from clearhead import functional
+    out = functional.flash_attention(q, k, v, causal=True)
+    loss = functional.cross_entropy(logits, targets, ignore_index=-100)
+"""
 
 from clearhead.functional.attention import attention, flash_attention
 from clearhead.functional.ffn import (
@@ -12,15 +19,22 @@ from clearhead.functional.ffn import (
     silu,
     swiglu,
 )
+from clearhead.functional.gradients import clip_gradients
 from clearhead.functional.linear import embedding, linear
-from clearhead.functional.linear_attention import elu_features, linear_attention, positive_features
+from clearhead.functional.linear_attention import (
+    delta_linear_attention,
+    elu_features,
+    gated_linear_attention,
+    linear_attention,
+    positive_features,
+)
 from clearhead.functional.loss import cross_entropy
 from clearhead.functional.lstm import lstm
 from clearhead.functional.mamba import selective_scan
 from clearhead.functional.moe import load_balancing_loss
 from clearhead.functional.norm import layer_norm, rms_norm
 from clearhead.functional.positions import alibi_bias, causal_mask, sinusoidal_positions
-from clearhead.functional.rotary import rotate
+from clearhead.functional.rotary import rotate, rotate_by
 from clearhead.functional.softmax import softmax
 from clearhead.schedules import cosine, noam, warmup_stable_decay
 
@@ -45,13 +59,17 @@ __all__ = [
     "elu_features",
     "positive_features",
     "linear_attention",
+    "gated_linear_attention",
+    "delta_linear_attention",
     "lstm",
     "selective_scan",
     "sinusoidal_positions",
     "alibi_bias",
     "rotate",
+    "rotate_by",
     "cross_entropy",
     "load_balancing_loss",
+    "clip_gradients",
     "noam",
     "cosine",
     "warmup_stable_decay",

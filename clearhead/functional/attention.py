@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Real
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from clearhead.functional.derivatives import plain_backward, plain_needed
 from clearhead.functional.positions import causal_mask
 from clearhead.functional.softmax import narrow, softmax, widen_alike
 from clearhead.reference.attention import Shape, check_attention, default_scale, lead_shape
@@ -31,37 +32,54 @@ def attention(
     bias: Bias | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
     rng: torch.Generator | None = None,
     return_weights: bool = False,
 ) -> MixedMaybeWeights:
-    """softmax(scale · q kᵀ + bias) v, with scale = 1/√K, in plain tensor operations.
+    """softmax(scale · q kᵀ + bias) v, with scale = 1/√K by default, in plain tensor operations.
 
-    mask is True where a query may read a key; causal hides the future, the last query seeing the last key.
-    A query that may read nothing gets zeros. Leading dimensions broadcast: GQA is q [B,G,R,T,K] with k [B,G,1,S,K].
-    The weights returned are those before dropout; rng None is torch's global generator.
+    mask            True where a query may read a key. A query that may read nothing gets zeros.
+    causal          hide the future; the last query reads the last key
+    bias            added to the scores, such as ALiBi
+    softcap         scores become softcap · tanh(scores/softcap) before the bias (Gemma 2)
+    dropout         share of weights set to 0; `rng` None is torch's global generator
+    return_weights  also return the weights, before dropout
+
+    Leading dimensions broadcast: for grouped-query attention pass q [B,G,R,T,K] and k [B,G,1,S,K].
+
+    >>> x = torch.randn(2, 5, 8)
+    >>> out, weights = attention(x, x, x, causal=True, return_weights=True)
+    >>> out.shape, weights[0, 0]
+    (torch.Size([2, 5, 8]), tensor([1., 0., 0., 0., 0.]))
     """
-    check_attention(q, k, v, mask=mask, bias=bias)
+    check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
     wide_q, wide_k, wide_v = widen_alike(q, k, v)
-    weights = attention_weights(attention_scores(wide_q, wide_k, bias, scale), mask, causal)
+    weights = attention_weights(attention_scores(wide_q, wide_k, bias, scale, softcap), mask, causal)
     kept, wide_v = widen_alike(drop(weights, dropout, rng), wide_v)
     mixed = narrow(kept @ wide_v, q, k, v)
     return (mixed, narrow(weights, q, k, v)) if return_weights else mixed
 
 
 def attention_scores(
-    q: Real[Tensor, "... T K"], k: Real[Tensor, "... S K"], bias: Bias | None = None, scale: float | None = None
+    q: Real[Tensor, "... T K"],
+    k: Real[Tensor, "... S K"],
+    bias: Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Float[Tensor, "... T S"]:
-    """scale · q kᵀ + bias, in float32 or wider."""
+    """scale · q kᵀ, capped, + bias, in float32 or wider."""
     wide_q, wide_k = widen_alike(q, k)
     scores = wide_q @ wide_k.mT * default_scale(q, scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
     return scores if bias is None else scores + bias
 
 
 def attention_weights(
     scores: Float[Tensor, "... T S"], mask: Mask | None = None, causal: bool = False
 ) -> Float[Tensor, "... T S"]:
-    """softmax over the keys that may be read: each row sums to 1, or to 0 where nothing may."""
+    """softmax over the keys that may be read: each row sums to 1, or to 0 if it may read none."""
     if mask is not None:
         scores = torch.where(mask, scores, -torch.inf)
     if causal:
@@ -72,7 +90,7 @@ def attention_weights(
 def drop(weights: Float[Tensor, "..."], dropout: float, rng: torch.Generator | None = None) -> Float[Tensor, "..."]:
     """Inverted dropout: zero with probability `dropout`, the rest scaled up so that the mean stays."""
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is a probability in [0, 1), not {dropout}")
+        raise ValueError(f"dropout is {dropout}, but must be a probability in [0, 1)")
     if dropout == 0:
         return weights
     kept = torch.rand(weights.shape, generator=rng, device=weights.device) >= dropout
@@ -85,35 +103,41 @@ def flash_attention(
     v: Real[Tensor, "... S U"],
     *,
     mask: Mask | None = None,
+    bias: Bias | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     block: int = 128,
 ) -> Mixed:
-    """`attention` in O(T + S) extra memory, by `F.scaled_dot_product_attention`.
+    """`attention` in O(T + S) extra memory, by torch's fused kernel.
 
-    A mask, or causal with T ≠ S, goes by `block` queries at a time, so that only block × S of it is ever widened.
+    With a mask, a bias, a softcap, or causal with T ≠ S, `block` queries at a time are computed, so that only
+    block × S scores ever exist.
     """
-    check_attention(q, k, v, mask=mask, block=block)
-    lead = lead_shape(q, k, v, mask)
-    (T, K), (S, U) = q.shape[-2:], v.shape[-2:]
+    check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap, block=block)
     given = q, k, v
+    if plain_needed(*given, bias):
+        return attention(q, k, v, mask=mask, bias=bias, causal=causal, scale=scale, softcap=softcap)
+    lead = lead_shape(q, k, v, mask, bias)
+    (T, K), (S, U) = q.shape[-2:], v.shape[-2:]
     scale = default_scale(q, scale)
-    if len({x.dtype for x in given}) > 1 or not q.is_floating_point():  # float16 the kernel sums in float32 by itself
+    if len({x.dtype for x in given}) > 1 or not q.is_floating_point():  # float16 is summed in float32 by the kernel
         q, k, v = widen_alike(q, k, v)
-    # The fused kernel wants four dimensions and one width; with anything else torch makes the T × S pattern.
+    # The fused kernel wants four dimensions and one width; with anything else torch makes all T × S weights.
     q, k, v = (_to_4d(F.pad(x, (0, max(K, U) - x.shape[-1])), lead) for x in (q, k, v))
-    if 0 in (T, S):
-        mixed = attention(q, k, v)  # without keys the kernel leaves its output unwritten
-    elif mask is None and (not causal or T in (1, S)):
+    if 0 in (*lead, T, S):
+        mixed = q.new_zeros(q.shape) + 0 * q  # without keys the kernel leaves its output unwritten
+    elif mask is None and bias is None and softcap is None and (not causal or T in (1, S)):
         mixed = _whole(q, k, v, causal and T > 1, scale)
     else:
         mask = torch.ones(1, 1, dtype=torch.bool, device=q.device) if mask is None else mask
-        mixed = _by_rows(q, k, v, _mask_to_4d(mask, lead), causal, scale, block)
+        extra = None if bias is None else _mask_to_4d(bias, lead)
+        mixed = _by_rows(q, k, v, _mask_to_4d(mask, lead), extra, causal, scale, softcap, block)
     return narrow(mixed[..., :U].reshape(*lead, T, U), *given)
 
 
-# The kernel for CPUs makes zeros of a row of NaN scores (pytorch/pytorch#141128), and NaN of a hidden NaN key. Below,
-# `in_q` and `in_k` tell where q and k have a NaN, and the rows that may read one get it back.
+# torch's kernel for CPUs makes zeros of a row of NaN scores (pytorch/pytorch#141128), and NaN of a masked NaN key.
+# Below, `in_q` and `in_k` say where q and k have a NaN, and the rows that may read one are set to NaN again.
 
 
 def _whole(
@@ -126,7 +150,7 @@ def _whole(
     """All queries at once; causal only if T = S, because torch aligns the first query with the first key."""
     in_q, in_k = q.isnan().any(-1), k.isnan().any(-1)
     readable = in_k.cumsum(-1) > 0 if causal else in_k.any(-1, keepdim=True)
-    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+    mixed = fused_sdpa(q, k, v, None, causal, scale)
     return mixed.masked_fill((in_q | readable)[..., None], torch.nan)
 
 
@@ -135,43 +159,101 @@ def _by_rows(
     k: Float[Tensor, "B H S W"],
     v: Float[Tensor, "B H S W"],
     mask: Bool[Tensor, "#B #H #T #S"],
+    bias: Float[Tensor, "#B #H #T #S"] | None,
     causal: bool,
     scale: float,
+    softcap: float | None,
     block: int,
 ) -> Float[Tensor, "B H T W"]:
-    """`block` queries at a time. Backward, each block is computed anew, so that no mask outlives its block."""
+    """`block` queries at a time. The backward recomputes each block, so that no mask outlives its block."""
     T, S = q.shape[-2], k.shape[-2]
     in_q, in_k = q.isnan().any(-1)[..., :, None], k.isnan().any(-1)[..., None, :]
     k = k.masked_fill(in_k.mT, 0)
     mask = mask.expand(*mask.shape[:2], T, S)
+    bias = None if bias is None else bias.expand(*bias.shape[:2], T, S)
 
-    def rows(start: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def rows(start: int, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None) -> Tensor:
         stop = min(start + block, T)
         reach = max(0, stop + S - T) if causal else S
         q, k, v = q[..., start:stop, :], k[..., :reach, :], v[..., :reach, :]
         if reach == 0:
-            return attention(q, k, v)
+            return torch.zeros_like(q)
         allowed = mask[..., start:stop, :reach]
+        added = None if bias is None else bias[..., start:stop, :reach]
         if causal:
             allowed = allowed & causal_mask(stop - start, reach).to(q.device)
         readable = (allowed & (in_q[..., start:stop, :] | in_k[..., :reach])).any(-1, keepdim=True)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, scale=scale)
+        if softcap is not None:
+            mixed = attention(q, k, v, mask=allowed, bias=added, scale=scale, softcap=softcap)
+        else:
+            table = allowed if added is None else torch.where(allowed, added.to(q.dtype), -torch.inf)
+            mixed = fused_sdpa(q, k, v, table, False, scale)
         return mixed.masked_fill(readable, torch.nan)
 
-    # Last block first: the longest reach, so that what the later blocks allocate fits into what it freed.
+    # Last block first: it reaches furthest, so what the other blocks allocate fits into what it freed.
     starts = range(0, T, block)[::-1]
-    mixed = [checkpoint(rows, start, q, k, v, use_reentrant=False, preserve_rng_state=False) for start in starts]
+    mixed = [checkpoint(rows, start, q, k, v, bias, use_reentrant=False, preserve_rng_state=False) for start in starts]
     return torch.cat(mixed[::-1], -2)
 
 
+def fused_sdpa(
+    q: Float[Tensor, "B H T W"],
+    k: Float[Tensor, "B H S W"],
+    v: Float[Tensor, "B H S W"],
+    mask: Bool[Tensor, "#B #H T S"] | Float[Tensor, "#B #H T S"] | None,
+    causal: bool,
+    scale: float,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H T W"]:
+    """`F.scaled_dot_product_attention`, with second derivatives.
+
+    torch's fused kernels have none: a gradient of a gradient raises. So the kernel's graph is kept aside, and in a
+    backward with `create_graph=True` the plain formula takes its place.
+    """
+    if causal and scale <= 0:  # the kernel multiplies its −∞ by the scale: 0·(−∞) is NaN, and −1·(−∞) is not masked
+        q, scale = q * scale, 1.0
+    learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
+    if not learns or dropout or torch.compiler.is_compiling():  # with dropout, torch uses plain operations already
+        return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
+    return FusedSDPA.apply(q, k, v, mask, causal, scale)
+
+
+class FusedSDPA(torch.autograd.Function):
+    """The first backward is the kernel's own; the second is that of plain attention."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, causal: bool, scale: float) -> Tensor:
+        ctx.save_for_backward(q, k, v, mask)
+        ctx.causal, ctx.scale = causal, scale
+        with torch.enable_grad():
+            ctx.own = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in (q, k, v, mask)]
+            ctx.out = F.scaled_dot_product_attention(*ctx.own, 0.0, causal, scale=scale)
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+
+            def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+                boolean = mask is not None and mask.dtype == torch.bool
+                given = {"mask": mask} if boolean else {"bias": mask}
+                return attention(q, k, v, causal=ctx.causal, scale=ctx.scale, **given)
+
+            return *plain_backward(plain, ctx.saved_tensors, d_out), None, None
+        wanted = [x for x in ctx.own if x is not None and x.requires_grad]
+        found = iter(torch.autograd.grad(ctx.out, wanted, d_out, retain_graph=True))
+        gradients = [next(found) if x is not None and x.requires_grad else None for x in ctx.own]
+        return *gradients, None, None
+
+
 def _to_4d(x: Float[Tensor, "..."], lead: Shape) -> Float[Tensor, "B H M W"]:
-    """All leading dimensions but the last in one: K and V of grouped queries, repeated along the last, stay views."""
+    """Merge all leading dimensions but the last. Repeated K and V of grouped queries stay views."""
     lead = (1, *lead)
     return x.expand(*lead, *x.shape[-2:]).reshape(prod(lead[:-1]), lead[-1], *x.shape[-2:])
 
 
-def _mask_to_4d(mask: Mask, lead: Shape) -> Bool[Tensor, "B H M W"]:
-    """Likewise, but what broadcasts stays of size 1: a mask is repeated only if leading dimensions must be merged."""
+def _mask_to_4d(mask: Mask | Bias, lead: Shape) -> Real[Tensor, "B H M W"] | Bool[Tensor, "B H M W"]:
+    """The same of a mask or bias. Axes that broadcast stay of size 1, unless leading dimensions must be merged."""
     lead = (1, *lead)
     mask = mask.reshape((1,) * (len(lead) + 2 - mask.ndim) + mask.shape)
     outer = lead[:-1] if prod(mask.shape[:-3]) != 1 else (1,) * len(lead[:-1])

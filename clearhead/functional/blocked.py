@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Real
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from clearhead.configs import Mask
 from clearhead.configs.tiles import Tile, Tokens, tiles, tiles_within
+from clearhead.functional.derivatives import plain_needed, refuse_second_derivative
 from clearhead.functional.softmax import narrow, widen_alike
 from clearhead.reference.attention import default_scale
 
@@ -61,6 +61,8 @@ def attention_by_tiles(
     plans  the tiles of each row of the batch, or one plan for all rows
     bias   gives what is added to the scores of a tile, for a row of the batch and the tile; it has no gradient
     """
+    if plain_needed(*queries, k, v):
+        raise RuntimeError("attention by tiles does not support torch.func; pass fused=False for plain operations")
     given = (*queries, k, v)
     *wide, k, v = widen_alike(*given)
     seed = int(torch.randint(2**62, ())) if dropout else 0
@@ -83,8 +85,8 @@ class ByTiles(torch.autograd.Function):
         return mixed
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, d_mixed: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("attention by tiles", "pass fused=False for plain operations")
         k, v, *queries = ctx.saved_tensors
         gradients = [torch.zeros_like(x) for x in (k, v, *queries)]
         d_k, d_v, *d_queries = gradients

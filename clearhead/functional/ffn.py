@@ -1,4 +1,4 @@
-"""The position-wise feed-forward networks, and the activations inside them."""
+"""Feed-forward networks, and the activations inside them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
+from clearhead.functional.derivatives import plain_backward, plain_needed
 from clearhead.functional.linear import linear
 from clearhead.reference.ffn import check_activation
 
@@ -20,34 +20,35 @@ def relu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 def relu2(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """max(x, 0)²."""
-    return SquaredReLU.apply(x)
+    return F.relu(x).square() if plain_needed(x) else SquaredReLU.apply(x)
 
 
 class SquaredReLU(torch.autograd.Function):
-    """d max(x, 0)² = 2·max(x, 0): where x is negative it is 0 already, so one number per element is kept, not two."""
+    """The derivative is 2·max(x, 0), so one number per element is kept for the backward, not two."""
 
     @staticmethod
     def forward(ctx: Any, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         positive = F.relu(x)
-        ctx.save_for_backward(positive)
+        ctx.save_for_backward(x)
         return positive * positive
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_y: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-        (positive,) = ctx.saved_tensors
-        return (d_y * positive).mul_(2)
+    def backward(ctx: Any, d_y: Float[Tensor, "..."]) -> Float[Tensor, "..."] | None:
+        (x,) = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return plain_backward(lambda x: F.relu(x).square(), (x,), d_y)[0]
+        return F.relu(x).mul_(d_y).mul_(2)
 
 
 def gelu(x: Float[Tensor, "..."], approximate: str = "none") -> Float[Tensor, "..."]:
     """x Φ(x), exactly ("none") or by tanh, as GPT-2 does."""
     if approximate not in ("none", "tanh"):
-        raise ValueError(f'approximate is "none" or "tanh", not {approximate!r}')
+        raise ValueError(f'approximate is {approximate!r}, but must be "none" or "tanh"')
     return F.gelu(x, approximate=approximate)
 
 
 def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """`gelu` by its tanh approximation, under a name of its own for configs."""
+    """`gelu(x, "tanh")` under a name of its own, so that configs can name it."""
     return F.gelu(x, approximate="tanh")
 
 

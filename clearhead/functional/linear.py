@@ -1,8 +1,10 @@
-"""The two ways into a Transformer's width: a matrix, and a row of a matrix."""
+"""A matrix, and a row of a matrix: the linear layer and the embedding."""
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from clearhead.reference.checks import check_ids
 
 
 def linear(
@@ -13,5 +15,6 @@ def linear(
 
 
 def embedding(tokens: Int[Tensor, "..."], weight: Float[Tensor, "V D"]) -> Float[Tensor, "... D"]:
-    """weight[token]."""
+    """weight[token]: the row of each token. Ids must be integers from 0 to V − 1."""
+    check_ids(tokens)
     return F.embedding(tokens, weight)

@@ -1,24 +1,27 @@
-"""Attention through a feature map: the sums over keys, made once, or chunk by chunk where no query may read ahead."""
+"""Linear attention: sums over keys, made once, or chunk by chunk where no query may read ahead.
+
+    all keys   φ(q)·(Σ_j φ(k_j)[v_j 1]): two products, in any order of keys; the column of ones is the denominator
+    causal     the text in chunks: each chunk is compared with itself, and with everything before it through the sums
+
+The Performer's features are exponentials that leave the range of floats for long vectors. They are passed as exponents,
+log φ, and every product is stabilised by the largest exponent of each query against each block of keys.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from clearhead.configs.linear_attention import CHUNK
+from clearhead.configs.linear_attention import CHUNK, favor_chunk
+from clearhead.reference.linear_attention import check_linear_attention, check_recurrent
 
-ROWS = 1024
-"""Vectors whose features are computed together."""
-
-NOTHING = -1e30
-"""The logarithm of no weight at all; less than any other, and still a number that can be subtracted from itself."""
+EMPTY = -1e30
+"""The exponent of a weight of 0. Not −∞, so that it can be subtracted from itself."""
 
 
 def elu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
@@ -38,141 +41,130 @@ def linear_attention(
     v: Float[Tensor, "... S U"],
     causal: bool = False,
 ) -> Float[Tensor, "... T U"]:
-    """Σ_j (q·k_j) v_j / Σ_j q·k_j over positive features; causal: over the keys up to the query's own place."""
+    """Σ_j (q·k_j) v_j / Σ_j q·k_j, where q and k are features already, and positive.
+
+    causal: over the keys up to the query's own position; the last query reads the last key.
+    """
+    check_linear_attention(q, k, v)
     if not causal:
         return over_all_keys(q, k, v)
-    if q.shape[-2] != k.shape[-2]:
-        raise ValueError(f"causal linear attention takes as many queries as keys, not {q.shape[-2]} and {k.shape[-2]}")
+    queries, keys = q.shape[-2], k.shape[-2]
     lead = torch.broadcast_shapes(q.shape[:-2], k.shape[:-2], v.shape[:-2])
-    q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(1, -1, *x.shape[-2:]) for x in (q, k, v))
-    return over_keys_so_far(q, k, v)[0].reshape(*lead, *v.shape[-2:])
+    q, k, v = (x.expand(*lead, *x.shape[-2:]).reshape(1, math.prod(lead), *x.shape[-2:]) for x in (q, k, v))
+    if queries < keys:  # the first keys − queries keys are read by every query
+        q = F.pad(q, (0, 0, keys - queries, 0))
+    elif queries > keys:  # the first queries − keys queries read nothing
+        k, v = (F.pad(x, (0, 0, queries - keys, 0)) for x in (k, v))
+    mixed = over_keys_so_far(q, k, v)[0]
+    return mixed[:, :, mixed.shape[2] - queries :].reshape(*lead, queries, v.shape[-1])
 
 
-def stable_features(
-    x: Float[Tensor, "B H T K"], directions: Float[Tensor, "W K"]
-) -> tuple[Float[Tensor, "B H T W"], Float[Tensor, "B H T"]]:
-    """√W·`positive_features`(x/√√K), each vector's largest made 1, and the logarithm of what they were divided by.
+def gated_linear_attention(
+    q: Float[Tensor, "... T K"],
+    k: Float[Tensor, "... T K"],
+    v: Float[Tensor, "... T U"],
+    gate: Float[Tensor, "... T K"],
+) -> Float[Tensor, "... T U"]:
+    """out_t = S_tᵀ q_t with S_t = gate_t ∘ S_{t−1} + k_t v_tᵀ, starting from S = 0.
 
-    That is a constant of the computation: whatever it is, it cancels, so no gradient flows through it.
+    gate = 1 is causal linear attention without the denominator, a constant gate per head is RetNet, a gate computed
+    from the input is GLA (Yang et al. 2024).
+
+    >>> x = torch.ones(1, 3, 1)
+    >>> gated_linear_attention(x, x, x, gate=0.5 * x)[0, :, 0]           # 1, 1 + 1/2, 1 + 1/2 + 1/4
+    tensor([1.0000, 1.5000, 1.7500])
     """
-    features, top = Features.apply(x, directions * x.shape[-1] ** -0.25)
-    return features, top
+    check_recurrent(q, k, v, gate=gate)
+    state, out = (k[..., :1, :, None] * v[..., :1, None, :]).sum(-3) * 0, []
+    for t in range(q.shape[-2]):
+        state = gate[..., t, :, None] * state + k[..., t, :, None] * v[..., t, None, :]
+        out.append((q[..., t, None, :] @ state)[..., 0, :])
+    return torch.stack(out, -2) if out else torch.zeros_like(v)
 
 
-class Features(torch.autograd.Function):
-    """A few rows at a time, so that between the product and the exponentials they stay in the cache.
+def delta_linear_attention(
+    q: Float[Tensor, "... T K"],
+    k: Float[Tensor, "... T K"],
+    v: Float[Tensor, "... T U"],
+    beta: Float[Tensor, "... T"],
+) -> Float[Tensor, "... T U"]:
+    """out_t = S_tᵀ q_t with S_t = S_{t−1} + beta_t · k_t (v_t − S_{t−1}ᵀ k_t)ᵀ, starting from S = 0: the delta rule.
 
-    With e = ω·x − |x|²/2√K and φ = exp(e − top):  de = dφ·φ,  dx = de·ω − x·Σ de/√K.
+    What is stored under a key is overwritten, not added to (DeltaNet; Schlag et al. 2021, Yang et al. 2024).
+
+    >>> key, values = torch.ones(1, 2, 1), torch.tensor([[[5.0], [7.0]]])
+    >>> delta_linear_attention(key, key, values, beta=torch.ones(1, 2))[0, :, 0]  # the second replaces the first
+    tensor([5., 7.])
     """
+    check_recurrent(q, k, v, beta=beta)
+    state, out = (k[..., :1, :, None] * v[..., :1, None, :]).sum(-3) * 0, []
+    for t in range(q.shape[-2]):
+        key = k[..., t, :, None]
+        error = v[..., t, None, :] - (state * key).sum(-2, keepdim=True)
+        state = state + beta[..., t, None, None] * key * error
+        out.append((q[..., t, None, :] @ state)[..., 0, :])
+    return torch.stack(out, -2) if out else torch.zeros_like(v)
 
-    @staticmethod
-    def forward(
-        ctx: Any, x: Float[Tensor, "B H T K"], directions: Float[Tensor, "W K"]
-    ) -> tuple[Float[Tensor, "B H T W"], Float[Tensor, "B H T"]]:
-        rows, columns = x.flatten(0, 2), directions.T
-        features, top = x.new_empty(len(rows), len(directions)), x.new_empty(len(rows), 1)
-        for few, found, largest in zip(rows.split(ROWS), features.split(ROWS), top.split(ROWS), strict=True):
-            half_square = few.square().sum(-1, keepdim=True).mul_(-0.5 * x.shape[-1] ** -0.5)
-            torch.addmm(half_square, few, columns, out=found)
-            torch.amax(found, -1, keepdim=True, out=largest)
-            found.sub_(largest).exp_()
-        features, top = features.view(*x.shape[:-1], len(directions)), top.view(x.shape[:-1])
-        ctx.save_for_backward(x, directions, features)
-        ctx.mark_non_differentiable(top)
-        return features, top
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, d_features: Float[Tensor, "B H T W"], _: Tensor) -> tuple[Tensor, None]:
-        x, directions, features = ctx.saved_tensors
-        d_x = torch.empty_like(x, memory_format=torch.contiguous_format)
-        parts = [part.flatten(0, 2).split(ROWS) for part in (x, features, d_features, d_x)]
-        for few, found, d_found, d_few in zip(*parts, strict=True):
-            d_exponent = d_found * found
-            total = d_exponent.sum(-1, keepdim=True).mul_(-(x.shape[-1] ** -0.5))
-            torch.addmm(few * total, d_exponent, directions, out=d_few)
-        return d_x, None
+# --- Features that are numbers: elu + 1, or the vector itself ---
 
 
 def over_all_keys(
-    q: Float[Tensor, "... T W"],
-    k: Float[Tensor, "... S W"],
-    v: Float[Tensor, "... S U"],
-    factor: Float[Tensor, "... S"] | None = None,
-    shares: bool = True,
+    q: Float[Tensor, "... T W"], k: Float[Tensor, "... S W"], v: Float[Tensor, "... S U"], shares: bool = True
 ) -> Float[Tensor, "... T U"]:
-    """Every query reads the same two sums, Σφ(k)·v and Σφ(k); `factor` is of each key in both. Without `shares` the
-    first is not divided by the second."""
-    beside = with_ones(v)
-    sums = k.mT @ (beside if factor is None else beside * factor.unsqueeze(-1))
-    return quotient(q @ sums) if shares else (q @ sums)[..., :-1]
-
-
-@dataclass(frozen=True)
-class Sums:
-    """What the keys so far come to: Σφ(k)·[v 1], each times exp(its top − the largest top), and that largest top."""
-
-    sums: Float[Tensor, "B H W U1"]
-    top: Float[Tensor, "B H"]
+    """Every query reads the same two sums, Σφ(k)·v and Σφ(k). Without `shares`, the first is returned."""
+    both = q @ (k.mT @ with_ones(v))
+    return divide(both) if shares else both[..., :-1]
 
 
 def over_keys_so_far(
     q: Float[Tensor, "B H T W"],
     k: Float[Tensor, "B H T W"],
     v: Float[Tensor, "B H T U"],
-    top: Float[Tensor, "B H T"] | None = None,
     documents: Int[Tensor, "B T"] | None = None,
-    start: Sums | None = None,
+    start: Float[Tensor, "B H W U1"] | None = None,
     shares: bool = True,
-) -> tuple[Float[Tensor, "B H T U"], Sums]:
-    """Each chunk is compared with itself, and reads what is before it through its sums.
+) -> tuple[Float[Tensor, "B H T U"], Float[Tensor, "B H W U1"]]:
+    """The outputs, and the sums Σφ(k)·[v 1] after the last token; `start` holds those before the first.
 
-    A key weighs φ(k)·exp(top). The exponentials are of the distance to the largest top that a query may read, so none
-    overflows, and no later key has a say in it. Documents, if any, must stand one after the other. Without `shares`
-    the sum is not divided by its weights, and all tops are 0.
+    Within a chunk every pair is compared; earlier chunks are read through their sums. Documents, if any, must stand one
+    after the other in a row.
     """
-    start = start or no_sums(q, v)
+    sums = v.new_zeros(*q.shape[:2], q.shape[3], v.shape[3] + 1) if start is None else start
     length, chunk = q.shape[2], min(CHUNK, q.shape[2])
-    if length == 0:
-        return v, start
+    if 0 in v.shape[:3]:
+        return v, sums
     more = -length % chunk
-    tops = q.new_zeros(q.shape[:3]) if top is None else top
     beside = with_ones(v)
     if more:  # a copy, which whole chunks do not need
-        tops = F.pad(tops, (0, more), value=NOTHING)
         q, k, beside = (F.pad(x, (0, 0, 0, more)) for x in (q, k, beside))
-    q, k, beside, tops = (x.unflatten(2, (-1, chunk)) for x in (q, k, beside, tops))  # B H N C …
+    q, k, beside = (x.unflatten(2, (-1, chunk)) for x in (q, k, beside))  # B H N C …
     if documents is not None:
         documents = F.pad(documents[:, None], (0, more), value=-1).unflatten(2, (-1, chunk))  # B 1 N C
-    links = Links.of(tops, documents)
-    adding_tops = torch.where(links.adds, tops, NOTHING)
-    before, after = running_top(adding_tops.amax(-1), links.stays, start.top)  # B H N
-    through = torch.where(links.reads, before.unsqueeze(-1), NOTHING)
-    factors = torch.where(links.within, tops.unsqueeze(-2), NOTHING)  # B H N C C
-    largest = torch.maximum(factors.amax(-1), through)
-    within = (q @ k.mT) * factors.sub_(largest.unsqueeze(-1)).exp_()
-    adds = k.mT @ (beside * (adding_tops - after.unsqueeze(-1)).exp().unsqueeze(-1))
-    sums = [start.sums]
-    keeps = (torch.where(links.stays, before, NOTHING) - after).exp()
-    for kept, added in zip(keeps.unbind(2), adds.unbind(2), strict=True):
-        sums.append(sums[-1] * kept[..., None, None] + added)
-    both = within @ beside + (q @ torch.stack(sums[:-1], 2)) * (through - largest).exp().unsqueeze(-1)
-    mixed = quotient(both) if shares else both[..., :-1]
-    return mixed.flatten(2, 3)[:, :, :length], Sums(sums[-1], after[..., -1])
+    links = Links.of(q[..., 0], documents)
+    added = k.mT @ (beside * links.adds.unsqueeze(-1))  # B H N W U1
+    before = []
+    for i, new in enumerate(added.unbind(2)):
+        before.append(sums)
+        sums = sums * links.stays[..., i, None, None] + new
+    within = (q @ k.mT) * links.within
+    both = within @ beside + (q @ torch.stack(before, 2)) * links.reads.unsqueeze(-1)
+    mixed = divide(both) if shares else both[..., :-1]
+    return mixed.flatten(2, 3)[:, :, :length], sums
 
 
 @dataclass(frozen=True)
 class Links:
-    """What goes where, chunk by chunk. Without documents: all that is not ahead goes everywhere."""
+    """Which keys reach which queries, chunk by chunk. Without documents: every key reaches all later queries."""
 
-    within: Bool[Tensor, "*within C C"]  # whether a query reads a key of its own chunk
-    reads: Bool[Tensor, "*reads #C"]  # whether it reads the sums before
-    adds: Bool[Tensor, "*adds #C"]  # whether a key goes into the sums
-    stays: Bool[Tensor, "*stays N"]  # whether the sums go on from those before
+    within: Bool[Tensor, "*within C C"]  # True where a query reads a key of its own chunk
+    reads: Bool[Tensor, "*reads #C"]  # True where a query reads the sums before its chunk
+    adds: Bool[Tensor, "*adds #C"]  # True where a key is added to the sums after its chunk
+    stays: Bool[Tensor, "*stays N"]  # True where the sums before a chunk stay in those after it
 
     @classmethod
     def of(cls, like: Float[Tensor, "B H N C"], document: Int[Tensor, "B 1 N C"] | None) -> Links:
-        """The sums that a chunk leaves are of the document that it ends in."""
+        """The sums after a chunk are of the document that the chunk ends in."""
         _, _, count, size = like.shape
         within = torch.ones(size, size, dtype=torch.bool, device=like.device).tril()
         if document is None:
@@ -183,27 +175,141 @@ class Links:
         return cls(within & same, reads, document == last, reads[..., -1])
 
 
-def running_top(
-    tops: Float[Tensor, "B H N"], stays: Bool[Tensor, "#B 1 N"] | Bool[Tensor, "N"], start: Float[Tensor, "B H"]
-) -> tuple[Float[Tensor, "B H N"], Float[Tensor, "B H N"]]:
-    """The largest top of the sums that each chunk finds, and of those that it leaves; begun anew with a document."""
-    found = [start]
-    for top, stay in zip(tops.unbind(2), stays.unbind(-1), strict=True):
-        found.append(torch.maximum(torch.where(stay, found[-1], NOTHING), top))
-    return torch.stack(found[:-1], 2), torch.stack(found[1:], 2)
+# --- Features that are exponents: the Performer's ---
 
 
-def no_sums(q: Float[Tensor, "B H T W"], v: Float[Tensor, "B H T U"]) -> Sums:
+def favor_exponents(x: Float[Tensor, "B H T K"], directions: Float[Tensor, "W K"]) -> Float[Tensor, "B H T W"]:
+    """log(√W·φ(x/√√K)) = ω·x/√√K − |x|²/(2√K): exponents of `positive_features`, which cannot overflow.
+
+    The softmax of attention is of q·k/√K, so q and k are divided by √√K each.
+    """
+    root = x.shape[-1] ** -0.25
+    return x @ (directions * root).T - 0.5 * (x * root).square().sum(-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class FavorSums:
+    """What all keys so far add up to. Feature w is stored relative to its own largest exponent, so none underflows."""
+
+    sums: Float[Tensor, "B H W U1"]  # Σ_j exp(k_jw − top_w)·[v_j 1]
+    top: Float[Tensor, "B H W"]  # the largest k_jw of all keys j
+
+    def read(self, q: Float[Tensor, "B H *C W"]) -> tuple[Float[Tensor, "B H *C U1"], Float[Tensor, "B H *C 1"]]:
+        """Σ_w exp(q_w + top_w)·sums_w relative to the largest exponent of each query, and that exponent.
+
+        For the feature of the largest exponent the sum has a key with exp(0) = 1, so the denominator is at least 1.
+        """
+        exponents = q + self.top.unsqueeze(-2)
+        largest = exponents.amax(-1, keepdim=True).detach()
+        return (exponents - largest).exp() @ self.sums, largest
+
+    def add(self, other: FavorSums) -> FavorSums:
+        """The sums over the keys of both."""
+        top = torch.maximum(self.top, other.top)
+        mine, theirs = ((each.top - top).exp().unsqueeze(-1) * each.sums for each in (self, other))
+        return FavorSums(mine + theirs, top)
+
+    @classmethod
+    def of(cls, k: Float[Tensor, "B H *C W"], beside: Float[Tensor, "B H *C U1"]) -> FavorSums:
+        """The sums over the keys of a block."""
+        top = k.amax(-2).detach()  # it cancels between the sums and their readers, so no gradient flows through it
+        return cls((k - top.unsqueeze(-2)).exp().mT @ beside, top)
+
+
+def favor_over_all_keys(
+    q: Float[Tensor, "B H T W"], k: Float[Tensor, "B H S W"], v: Float[Tensor, "B H S U"]
+) -> Float[Tensor, "B H T U"]:
+    """Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j), of features given as exponents. A key of exponents `EMPTY` is not read."""
+    if 0 in q.shape or 0 in v.shape:
+        return q.new_zeros(*q.shape[:-1], v.shape[-1])
+    return divide(FavorSums.of(k, with_ones(v)).read(q)[0])
+
+
+def favor_over_keys_so_far(
+    q: Float[Tensor, "B H T W"],
+    k: Float[Tensor, "B H T W"],
+    v: Float[Tensor, "B H T U"],
+    start: FavorSums,
+) -> tuple[Float[Tensor, "B H T U"], FavorSums]:
+    """The same over the keys up to each query, and the sums after the last token.
+
+    Earlier chunks are read through their sums. Within a chunk the keys that a query reads are cut into blocks that lie
+    wholly in its past, so that no future key has a say in a block's stabiliser:
+
+        keys      0 1 2 3 4 5 6 7
+        query 6   ├─ 4 ─┤├2 ┤1     blocks of 4, 2 and 1 keys (the 1 is its own key)
+    """
+    if 0 in v.shape[:3]:
+        return v, start
+    length = q.shape[2]
+    chunk = favor_chunk(length)
+    more = -length % chunk
+    beside = with_ones(v)
+    if more:
+        q, beside = F.pad(q, (0, 0, 0, more)), F.pad(beside, (0, 0, 0, more))
+        k = F.pad(k, (0, 0, 0, more), value=EMPTY)
+    q, k, beside = (x.unflatten(2, (-1, chunk)) for x in (q, k, beside))  # B H N C …
+    exponents = q + k
+    largest = exponents.amax(-1, keepdim=True).detach()
+    both = (exponents - largest).exp().sum(-1, keepdim=True) * beside  # every query with its own key
+    size = 1
+    while size < chunk:
+        # pairs of neighbouring blocks: the queries of the second read the keys of the first
+        halves = [x.unflatten(3, (-1, 2, size)) for x in (q, k, beside, both, largest)]  # B H N M 2 size …
+        read = read_block(halves[0][..., 1, :, :], halves[1][..., 0, :, :], halves[2][..., 0, :, :])
+        second = merge(halves[3][..., 1, :, :], halves[4][..., 1, :, :], *read)
+        both, largest = (
+            torch.stack((old[..., 0, :, :], new), 4).flatten(3, 5) for old, new in zip(halves[3:], second, strict=True)
+        )
+        size *= 2
+    blocks = FavorSums.of(k, beside)  # of each chunk
+    now, before = start, []
+    for sums, top in zip(blocks.sums.unbind(2), blocks.top.unbind(2), strict=True):
+        before.append(now)
+        now = now.add(FavorSums(sums, top))
+    past = FavorSums(torch.stack([each.sums for each in before], 2), torch.stack([each.top for each in before], 2))
+    both, _ = merge(both, largest, *past.read(q))
+    return divide(both).flatten(2, 3)[:, :, :length], now
+
+
+def read_block(
+    q: Float[Tensor, "*lead C W"], k: Float[Tensor, "*lead C W"], beside: Float[Tensor, "*lead C U1"]
+) -> tuple[Float[Tensor, "*lead C U1"], Float[Tensor, "*lead C 1"]]:
+    """`FavorSums.of(k, beside).read(q)` by way of the weight of every pair, which is cheaper for a few keys."""
+    top = k.amax(-2, keepdim=True).detach()
+    exponents = q + top
+    largest = exponents.amax(-1, keepdim=True).detach()
+    return ((exponents - largest).exp() @ (k - top).exp().mT) @ beside, largest
+
+
+def merge(
+    a: Float[Tensor, "*lead U1"], a_top: Float[Tensor, "*lead 1"], b: Float[Tensor, "*lead U1"], b_top: Tensor
+) -> tuple[Float[Tensor, "*lead U1"], Float[Tensor, "*lead 1"]]:
+    """a·exp(a_top) + b·exp(b_top), relative to the larger exponent, and that exponent."""
+    top = torch.maximum(a_top, b_top)
+    return a * (a_top - top).exp() + b * (b_top - top).exp(), top
+
+
+def log_products(q: Float[Tensor, "B H T W"], k: Float[Tensor, "B H S W"]) -> Float[Tensor, "B H T S"]:
+    """log Σ_w exp(q_w + k_w) of every pair, some keys at a time, so that memory stays bounded."""
+    if 0 in q.shape or 0 in k.shape:
+        return q.new_zeros(*q.shape[:-1], k.shape[-2])
+    some = max(1, 2**23 // q.numel())
+    return torch.cat([torch.logsumexp(q.unsqueeze(-2) + part.unsqueeze(-3), -1) for part in k.split(some, -2)], -1)
+
+
+def no_favor_sums(q: Float[Tensor, "B H T W"], v: Float[Tensor, "B H T U"]) -> FavorSums:
+    """The sums before the first key."""
     batch, heads, _, width = q.shape
-    return Sums(v.new_zeros(batch, heads, width, v.shape[-1] + 1), v.new_full((batch, heads), NOTHING))
+    return FavorSums(v.new_zeros(batch, heads, width, v.shape[-1] + 1), v.new_full((batch, heads, width), EMPTY))
 
 
 def with_ones(v: Float[Tensor, "... S U"]) -> Float[Tensor, "... S U1"]:
-    """A column of ones beside the values: what is done to it becomes the denominator."""
+    """The values with a column of ones: what the weights do to it is the denominator."""
     return torch.cat((v, v.new_ones(*v.shape[:-1], 1)), dim=-1)
 
 
-def quotient(both: Float[Tensor, "... T U1"]) -> Float[Tensor, "... T U"]:
-    """Numerator by denominator; 0 where nothing was read."""
+def divide(both: Float[Tensor, "... T U1"]) -> Float[Tensor, "... T U"]:
+    """The numerator divided by the last column, the denominator; 0 where nothing was read."""
     total = both[..., -1:]
     return both[..., :-1] / torch.where(total == 0, 1, total)

@@ -1,8 +1,13 @@
-"""The long short-term memory by torch's kernel, and written out."""
+"""The LSTM, by torch's kernel and written out."""
+
+import math
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from clearhead.functional.derivatives import plain_needed
 
 
 def lstm(
@@ -11,8 +16,8 @@ def lstm(
     recurrent_weight: Float[Tensor, "I4 I"],
     bias: Float[Tensor, "I4"] | None = None,
 ) -> Float[Tensor, "... T I"]:
-    """h of every token: c = f∘c + i∘g, h = o∘tanh(c), from zeros."""
-    rows = x.reshape(-1, *x.shape[-2:])
+    """h of every token: c = f∘c + i∘g, h = o∘tanh(c), starting from zeros. The weights stack the gates i, f, g, o."""
+    rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
     start = x.new_zeros(len(rows), recurrent_weight.shape[1])
     sizes = torch.full((x.shape[-2],), len(rows))
     by_time = rows.transpose(0, 1).flatten(0, 1)
@@ -29,17 +34,22 @@ def lstm_kernel(
     h: Float[Tensor, "N I"],
     c: Float[Tensor, "N I"],
 ) -> tuple[Float[Tensor, "W I"], Float[Tensor, "N I"], Float[Tensor, "N I"]]:
-    """h of every token and the last h and c of every text.
+    """h of every token, and the last h and c of every sequence.
 
-    The tokens come by time: the first of all N texts, then the second of the `sizes[1]` texts that have one, and so on;
-    the texts stand in the order of their lengths, longest first.
+    The tokens are packed by time: the first of all N sequences, then the second of the `sizes[1]` sequences that have
+    one, and so on; the sequences are sorted by length, longest first.
     """
-    if x.shape[0] == 0:
-        return x.new_zeros(0, h.shape[1]), h, c
+    if x.shape[0] == 0 or plain_needed(x, input_weight, recurrent_weight, bias, h, c):
+        gates = F.linear(x, input_weight, bias)
+        return lstm_written_out(gates, sizes, recurrent_weight, h, c)
+    # under autocast, torch's kernel does not cast its own arguments: all must have one dtype
+    dtype = torch.promote_types(x.dtype, input_weight.dtype)
+    x, h, c, input_weight, recurrent_weight = (each.to(dtype) for each in (x, h, c, input_weight, recurrent_weight))
+    bias = None if bias is None else bias.to(dtype)
     weights = [input_weight, recurrent_weight]
     if bias is not None:
-        weights += [bias, torch.zeros_like(bias)]  # torch has a second bias, which says nothing new
-    if int(sizes.min()) == len(h):  # all equally long: the kernel for whole batches is the faster one
+        weights += [bias, torch.zeros_like(bias)]  # torch has a second bias, which adds nothing
+    if int(sizes.min()) == len(h):  # all equally long: the kernel for whole batches is faster
         whole = x.unflatten(0, (len(sizes), len(h)))
         hidden, h_last, c_last = torch.lstm(
             whole, (h[None], c[None]), weights, bias is not None, 1, 0.0, False, False, False
@@ -59,7 +69,7 @@ def lstm_written_out(
     """The same in plain operations, from x·W_X + b on."""
     hidden = []
     for now in gates.split(sizes.tolist()):
-        going = len(now)  # texts that have not ended
+        going = len(now)  # sequences that have not ended
         i, f, g, o = (now + h[:going] @ recurrent_weight.T).chunk(4, dim=-1)
         new_c = f.sigmoid() * c[:going] + i.sigmoid() * g.tanh()
         new_h = o.sigmoid() * new_c.tanh()

@@ -1,6 +1,6 @@
-"""Where things stand: sinusoids added to the input, ALiBi added to the scores, and the causal mask.
+"""Positions: sinusoids added to the input, ALiBi added to the scores, and the causal mask.
 
-Angles and distances are worked out in float64 and given in torch's default type, on its default device.
+Angles and distances are computed in float64 and returned in torch's default dtype, on its default device.
 """
 
 import torch
@@ -24,9 +24,9 @@ def sinusoids(
     layout: str = "interleaved",
     dtype: torch.dtype | None = None,
 ) -> Float[Tensor, "... T {dim}"]:
-    """The same rows for any positions, in any order."""
+    """The same vectors for any positions, in any order."""
     if layout not in ("interleaved", "halves"):
-        raise ValueError(f'layout is "interleaved" or "halves", not {layout!r}')
+        raise ValueError(f'layout is {layout!r}, but must be "interleaved" or "halves"')
     exact = torch.float32 if positions.device.type == "mps" else torch.float64  # MPS has no float64
     pair = torch.arange(dim, dtype=exact, device=positions.device) // 2
     angles = positions.to(exact)[..., None] * base ** (-2 * pair / max(dim, 1))

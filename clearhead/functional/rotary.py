@@ -1,4 +1,4 @@
-"""Rotary positions: turn each pair of coordinates of a query or key by an angle that grows with its position."""
+"""Rotary position embedding: rotate each pair of coordinates of a query or key by an angle ∝ its position."""
 
 from typing import Any
 
@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Real
 from torch import Tensor
 
+from clearhead.functional.derivatives import plain_needed
 from clearhead.functional.softmax import narrow, widen
-from clearhead.reference.rotary import check_rotary
+from clearhead.reference.rotary import check_angles, check_rotary
 
 
 def rotate(
@@ -29,35 +30,41 @@ def rotate(
     if frequencies is None:
         frequencies = theta ** (-torch.arange(0, K, 2, dtype=exact, device=x.device) / K)
     angles = positions.to(exact)[..., None] * frequencies.to(exact)  # … T K/2
-    return turn(x, angles.cos(), angles.sin(), layout)
+    return rotate_by(x, angles.cos(), angles.sin(), layout=layout)
 
 
-def turn(
+def rotate_by(
     x: Float[Tensor, "... T K"],
-    cos: Float[Tensor, "... T K//2"],
-    sin: Float[Tensor, "... T K//2"],
+    cos: Float[Tensor, "... #T K//2"],
+    sin: Float[Tensor, "... #T K//2"],
+    *,
     layout: str = "halves",
 ) -> Float[Tensor, "... T K"]:
-    """The rotation itself, by angles whose cosines and sines are known."""
+    """Rotate each pair by an angle whose cosine and sine are given: for tables that were computed once.
+
+    cos and sin have one number for each of the K/2 pairs and broadcast to x: (T, K/2) serves all batches and heads.
+    """
+    check_angles(x, cos, sin, layout)
     wide = widen(x)
     cos, sin = cos.to(wide.dtype), sin.to(wide.dtype)
-    if torch.is_grad_enabled() and wide.requires_grad and not cos.requires_grad and not sin.requires_grad:
-        return narrow(Turn.apply(wide, cos, sin, layout), x)
-    a, b = halves(wide, layout)
-    turned = a * cos - b * sin, a * sin + b * cos
-    return narrow(torch.cat(turned, -1) if layout == "halves" else torch.stack(turned, -1).flatten(-2), x)
+    by_hand = torch.is_grad_enabled() and wide.requires_grad and not cos.requires_grad and not sin.requires_grad
+    if by_hand and not plain_needed(wide, cos, sin):
+        return narrow(Rotation.apply(wide, cos, sin, layout), x)
+    a, b = pairs(wide, layout)
+    rotated = a * cos - b * sin, a * sin + b * cos
+    return narrow(torch.cat(rotated, -1) if layout == "halves" else torch.stack(rotated, -1).flatten(-2), x)
 
 
-def halves(x: Float[Tensor, "... K"], layout: str) -> tuple[Float[Tensor, "... K//2"], Float[Tensor, "... K//2"]]:
-    """The first and the second coordinate of every pair, where they lie."""
+def pairs(x: Float[Tensor, "... K"], layout: str) -> tuple[Float[Tensor, "... K//2"], Float[Tensor, "... K//2"]]:
+    """The first and the second coordinates of all pairs, as views."""
     a, b = x.chunk(2, -1) if layout == "halves" else (x[..., 0::2], x[..., 1::2])
     return a, b
 
 
-class Turn(torch.autograd.Function):
-    """Turning back is turning by the opposite angle, so the gradient needs nothing but the angles.
+class Rotation(torch.autograd.Function):
+    """The backward rotates by the opposite angle, so it needs nothing but the angles, and is differentiable itself.
 
-    Written out, because autograd's own chain of products passes over memory twice as often.
+    Written by hand, because autograd's own chain of products passes over memory twice as often.
     """
 
     @staticmethod
@@ -65,14 +72,14 @@ class Turn(torch.autograd.Function):
         ctx.save_for_backward(cos, sin)
         ctx.layout = layout
         lead = torch.broadcast_shapes(x.shape[:-1], cos.shape[:-1])
-        turned = x.new_empty(*lead, x.shape[-1])
-        (a, b), (first, second) = halves(x, layout), halves(turned, layout)
+        rotated = x.new_empty(*lead, x.shape[-1])
+        (a, b), (first, second) = pairs(x, layout), pairs(rotated, layout)
         torch.mul(a, cos, out=first).addcmul_(b, sin, value=-1)
         torch.mul(a, sin, out=second).addcmul_(b, cos)
         ctx.shape = x.shape
-        return turned
+        return rotated
 
     @staticmethod
-    def backward(ctx: Any, d_turned: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, d_rotated: Tensor) -> tuple[Tensor, None, None, None]:
         cos, sin = ctx.saved_tensors
-        return turn(d_turned, cos, -sin, ctx.layout).sum_to_size(ctx.shape), None, None, None
+        return rotate_by(d_rotated, cos, -sin, layout=ctx.layout).sum_to_size(ctx.shape), None, None, None

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clearhead.configs import AttentionConfig
 from clearhead.configs.masks import check_causal
-from clearhead.functional.attention import attention_scores, attention_weights, drop
+from clearhead.functional.attention import attention_scores, attention_weights, drop, fused_sdpa
 from clearhead.functional.blocked import TileBias, attention_by_tiles
 from clearhead.precision.matrix import Linear, linear
 
@@ -59,7 +59,7 @@ class MultiHeadAttention(nn.Module):
         queries = [(q, self.mask)]
         if self.rotary is not None:
             queries = self.rotary.queries(q, self.mask, context)
-            k = context.tap("key_turned", self.rotary.keys(k, context))
+            k = context.tap("key_rotated", self.rotary.keys(k, context))
         if isinstance(state, KVCache):
             k, v, context = state.append(k, v, context)
         dropout = self.dropout if self.training else 0.0
@@ -234,7 +234,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, causal: bool, sc
     plain = not (causal or dropout or torch.is_grad_enabled()) and q.device.type == "cpu" and q.dtype == torch.float32
     if plain and q.shape[2] <= FEW_QUERIES:
         return few_queries(q, k, v, extra, scale)
-    return F.scaled_dot_product_attention(q, k, v, extra, dropout, causal, scale=scale)
+    return fused_sdpa(q, k, v, extra, causal, scale, dropout)
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, scale: float) -> Tensor:

@@ -307,15 +307,18 @@ class LSTMState:
 
 @dataclass
 class LinearAttentionState:
-    """Σ_j φ(k_j)·[v_j 1] over all keys so far, divided by exp(top) so that it cannot overflow. Constant size."""
+    """Σ_j φ(k_j)·[v_j 1] over all keys so far. Constant size, however long the text.
+
+    The Performer's sums are stored relative to exp(top), each feature's largest, so that they cannot overflow.
+    """
 
     can_rewind: ClassVar[bool] = False
 
     sums: Float[Tensor, "B H W U1"]
-    top: Float[Tensor, "B H"]
+    top: Float[Tensor, "B H W"] | None = None
 
     def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.sums, self.top = self.sums[rows], self.top[rows]
+        self.sums, self.top = self.sums[rows], None if self.top is None else self.top[rows]
 
 
 @dataclass

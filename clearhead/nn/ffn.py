@@ -23,7 +23,7 @@ class FeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        hidden = context.tap("up", ACTIVATIONS[self.activation](self.up(x)))
+        hidden = context.tap("up", ACTIVATIONS[self.activation](context.tap("pre_activation", self.up(x))))
         return context.tap("down", self.down(hidden))
 
 
@@ -40,6 +40,6 @@ class GatedFeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        gate = context.tap("gate", ACTIVATIONS[self.activation](self.gate(x)))
+        gate = context.tap("gate", ACTIVATIONS[self.activation](context.tap("pre_activation", self.gate(x))))
         hidden = context.tap("up", gate * self.up(x))
         return context.tap("down", self.down(hidden))

@@ -59,7 +59,7 @@ class LatentAttention(nn.Module):
         q = split_heads(context.tap("query", self.query(x)), config.plain_dim + config.rope_dim)
         plain, rope = q.split((config.plain_dim, config.rope_dim), dim=-1)
         q = torch.cat((plain, self.rotary(rope, context.positions, context)), dim=-1)
-        return context.tap("query_turned", q)
+        return context.tap("query_rotated", q)
 
     def latents(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B 1 T LR"]:
         """[latent ; rotary key]: all that is kept of a position."""

@@ -1,4 +1,4 @@
-"""Attention through a feature map: sums over keys in the place of a comparison with each of them."""
+"""Linear attention: sums over keys in the place of a comparison with each of them."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from clearhead.configs import Config, DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
+from clearhead.configs import Config, DotConfig, EluConfig, FavorConfig, LinearAttentionConfig, Mask
 from clearhead.configs.masks import check_causal
 from clearhead.functional.linear_attention import (
-    NOTHING,
-    Sums,
+    EMPTY,
+    FavorSums,
     elu_features,
+    favor_exponents,
+    favor_over_all_keys,
+    favor_over_keys_so_far,
+    log_products,
+    no_favor_sums,
     over_all_keys,
     over_keys_so_far,
-    stable_features,
 )
-from clearhead.functional.softmax import widen
+from clearhead.functional.softmax import softmax, widen
 from clearhead.precision.matrix import Linear
 from clearhead.reference.linear_attention import random_directions
 
@@ -28,56 +32,135 @@ from .attention_view import AttentionView, Rows
 from .build import build_part, builds
 from .cache import LinearAttentionState, StateAllocator
 from .context import Context
-from .packing import dense_rows, document_rows
+from .packing import DenseRows, dense_rows, document_rows
 
 C = TypeVar("C", bound=Config)
 
+Heads = Float[Tensor, "B H T U"]
+Features = Float[Tensor, "B H T W"]
+
+
+class Kernel(nn.Module):
+    """A feature map φ, and how a layer reads its keys through it. This one divides the weights by their sum."""
+
+    shares = True
+
+    def mix(self, q: Features, k: Features, v: Heads, rows: DenseRows) -> Heads:
+        """Every query reads all real keys of its row."""
+        k = k if rows.real is None else k * rows.real[:, None, :, None]
+        return over_all_keys(q, k, v, self.shares)
+
+    def mix_causal(
+        self, q: Features, k: Features, v: Heads, rows: DenseRows, state: LinearAttentionState | None
+    ) -> Heads:
+        """Every query reads the real keys up to its own; the state holds the sums over those before."""
+        k = k if rows.real is None else k * rows.real[:, None, :, None]
+        start = None if state is None else state.sums.to(q)
+        mixed, sums = over_keys_so_far(q, k, v, rows.document, start, self.shares)
+        if state is not None:
+            state.sums = sums.detach()
+        return mixed
+
+    def weights(self, q: Features, k: Features, allowed: Bool[Tensor, "#B 1 #T #S"] | None) -> Float[Tensor, "B H T S"]:
+        """The weight of every pair, written out."""
+        products = q @ k.mT
+        products = products if allowed is None else products * allowed
+        if not self.shares:
+            return products
+        total = products.sum(-1, keepdim=True)
+        return products / torch.where(total == 0, 1, total)
+
+    def rows(self, context: Context, batch: int, mask: Mask) -> DenseRows:
+        """Causally, documents may follow each other in a row; a sum over all keys needs a row for each."""
+        return dense_rows(context, batch) if mask.causal or context.documents is None else document_rows(context, batch)
+
+    def init_state(self, allocator: StateAllocator, heads: int, features: int, width: int) -> LinearAttentionState:
+        return LinearAttentionState(widen(allocator.zeros(heads, features, width)))
+
 
 @builds(EluConfig)
-class Elu(nn.Module):
-    """elu(x) + 1, divided by nothing."""
+class Elu(Kernel):
+    """φ(x) = elu(x) + 1."""
 
     def __init__(self, config: EluConfig, width: int) -> None:
         super().__init__()
 
-    def forward(self, x: Float[Tensor, "B H T K"]) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H T"]]:
-        return elu_features(x.contiguous()), x.new_zeros(x.shape[:-1])
+    def forward(self, x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
+        return elu_features(x.contiguous())
 
 
 @builds(DotConfig)
-class Dot(nn.Module):
-    """x itself, divided by nothing."""
+class Dot(Kernel):
+    """φ(x) = x: weights of either sign, which are not divided by their sum."""
+
+    shares = False
 
     def __init__(self, config: DotConfig, width: int) -> None:
         super().__init__()
 
-    def forward(self, x: Float[Tensor, "B H T K"]) -> tuple[Float[Tensor, "B H T K"], Float[Tensor, "B H T"]]:
-        return x, x.new_zeros(x.shape[:-1])
+    def forward(self, x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
+        return x
 
 
 @builds(FavorConfig)
-class Favor(nn.Module):
-    """Positive random features. The directions follow from the config's seed, so they are no weights."""
+class Favor(Kernel):
+    """Positive random features (Performer), as exponents, so that long vectors neither overflow nor underflow.
+
+    The directions follow from the config's seed, so they are not weights.
+    """
 
     def __init__(self, config: FavorConfig, width: int) -> None:
         super().__init__()
         self.directions = torch.from_numpy(random_directions(config.features, width, config.seed))
 
     def draw(self, seed: int) -> None:
+        """Replace the directions by those of another seed."""
         features, width = self.directions.shape
         self.directions = torch.from_numpy(random_directions(features, width, seed))
 
-    def forward(self, x: Float[Tensor, "B H T K"]) -> tuple[Float[Tensor, "B H T W"], Float[Tensor, "B H T"]]:
-        return stable_features(x, self.directions.to(x))
+    def forward(self, x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T W"]:
+        return favor_exponents(x, self.directions.to(x))
+
+    def mix(self, q: Features, k: Features, v: Heads, rows: DenseRows) -> Heads:
+        return favor_over_all_keys(q, self.real_keys(k, rows), v)
+
+    def mix_causal(
+        self, q: Features, k: Features, v: Heads, rows: DenseRows, state: LinearAttentionState | None
+    ) -> Heads:
+        start = no_favor_sums(q, v)
+        if state is not None:
+            assert state.top is not None
+            start = FavorSums(state.sums.to(q), state.top.to(q))
+        mixed, sums = favor_over_keys_so_far(q, self.real_keys(k, rows), v, start)
+        if state is not None:
+            state.sums, state.top = sums.sums.detach(), sums.top.detach()
+        return mixed
+
+    def weights(self, q: Features, k: Features, allowed: Bool[Tensor, "#B 1 #T #S"] | None) -> Float[Tensor, "B H T S"]:
+        logs = log_products(q, k)
+        return softmax(logs if allowed is None else torch.where(allowed, logs, -torch.inf))
+
+    def rows(self, context: Context, batch: int, mask: Mask) -> DenseRows:
+        """A row for each document: a stabiliser must not see another document's keys."""
+        return dense_rows(context, batch) if context.documents is None else document_rows(context, batch)
+
+    def init_state(self, allocator: StateAllocator, heads: int, features: int, width: int) -> LinearAttentionState:
+        sums, top = allocator.zeros(heads, features, width), allocator.zeros(heads, features)
+        return LinearAttentionState(widen(sums), widen(top).fill_(EMPTY))
+
+    @staticmethod
+    def real_keys(k: Features, rows: DenseRows) -> Features:
+        """The keys, padding with exponents so small that nothing reads it."""
+        return k if rows.real is None else torch.where(rows.real[:, None, :, None], k, EMPTY)
 
 
 @builds(LinearAttentionConfig)
 class LinearAttention(nn.Module):
     """x -> q, k, v by one matrix -> heads -> features -> Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j) -> out.
 
-    all keys      φ(q)·(Σφ(k)[v 1]): two products, in any order of keys
-    keys so far   chunks: each compared with itself, and with what is before it through its sums; decoding goes on
-                  from the sums of all tokens before
+    all keys   φ(q)·(Σφ(k)[v 1]): two products, in any order of keys
+    causal     chunk by chunk: each is compared with itself, and with everything before it through the sums. Decoding
+               continues from the sums over all earlier tokens.
     """
 
     def __init__(self, config: LinearAttentionConfig, dim: int) -> None:
@@ -88,7 +171,7 @@ class LinearAttention(nn.Module):
         self.rows = (config.heads * key, config.heads * key, config.heads * value)  # of queries, keys and values
         self.fused = {"qkv": self.rows}
         self.qkv = Linear(dim, sum(self.rows), bias=config.qkv_bias)
-        self.kernel, self.shares = build_part(config.kernel, key), config.kernel.shares
+        self.kernel: Kernel = build_part(config.kernel, key)
         self.out = Linear(config.heads * value, dim, bias=config.out_bias)
 
     def forward(
@@ -99,106 +182,70 @@ class LinearAttention(nn.Module):
         q = context.tap("query", split_heads(qkv[0], key))
         k = context.tap("key", split_heads(qkv[1], key))
         v = context.tap("value", split_heads(qkv[2], value))
-        (q, _), (k, top) = self.kernel(widen(q)), self.kernel(widen(k))
-        q, k = context.tap("query_features", q), context.tap("key_features", k)
-        mixed = context.tap("mixed", self.mix(q, k, widen(v), top, context, state).to(x.dtype))
+        with torch.autocast(x.device.type, enabled=False):  # sums over a whole text need float32
+            q = context.tap("query_features", self.kernel(widen(q)))
+            k = context.tap("key_features", self.kernel(widen(k)))
+            mixed = context.tap("mixed", self.mix(q, k, widen(v), context, state).to(x.dtype))
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
-    def mix(
-        self,
-        q: Float[Tensor, "B H T W"],
-        k: Float[Tensor, "B H T W"],
-        v: Float[Tensor, "B H T U"],
-        top: Float[Tensor, "B H T"],
-        context: Context,
-        state: LinearAttentionState | None,
-    ) -> Float[Tensor, "B H T U"]:
-        if state is None:  # all keys are here, and so all weights can be written out
-            pairs = LinearAttentionView(q, k, self.mask, context, top, self.shares)
-            for view in context.viewers():
-                view(pairs)
+    def mix(self, q: Features, k: Features, v: Heads, context: Context, state: LinearAttentionState | None) -> Heads:
+        if state is None:  # without a state all keys are here, and all weights can be written out
+            view = LinearAttentionView(q, k, self.mask, context, self.kernel)
+            for callback in context.viewers():
+                callback(view)
             if not context.fused or context.replaces("weights"):
-                return context.tap("weights", pairs.weights()) @ v
+                return context.tap("weights", view.weights()) @ v
             if context.reads("weights"):
-                context.tap("weights", pairs.weights())
-        if not self.mask.causal:
-            return self.both_ways(q, k, v, top, context)
-        row = dense_rows(context, len(q))
-        q, k, v, top = row.gather(q, 2), row.gather(k, 2), row.gather(v, 2), row.gather(top, 2)
-        if row.real is not None:
-            k, top = k * row.real[:, None, :, None], torch.where(row.real[:, None], top, NOTHING)
-        start = None if state is None else Sums(state.sums.to(q), state.top.to(q))
-        mixed, sums = over_keys_so_far(q, k, v, top, row.document, start, self.shares)
-        if state is not None:
-            state.sums, state.top = sums.sums.detach(), sums.top.detach()
-        return row.scatter(mixed, 2)
-
-    def both_ways(
-        self,
-        q: Float[Tensor, "B H T W"],
-        k: Float[Tensor, "B H T W"],
-        v: Float[Tensor, "B H T U"],
-        top: Float[Tensor, "B H T"],
-        context: Context,
-    ) -> Float[Tensor, "B H T U"]:
-        row = dense_rows(context, len(q)) if context.documents is None else document_rows(context, len(q))
-        q, k, v, top = row.gather(q, 2), row.gather(k, 2), row.gather(v, 2), row.gather(top, 2)
-        if row.real is not None:
-            top = torch.where(row.real[:, None], top, -torch.inf)
-        largest = top.amax(-1, keepdim=True).clamp_min(NOTHING) if top.shape[-1] else 0
-        return row.scatter(over_all_keys(q, k, v, (top - largest).exp(), self.shares), 2)
+                context.tap("weights", view.weights())
+        rows = self.kernel.rows(context, len(q), self.mask)
+        q, k, v = rows.gather(q, 2), rows.gather(k, 2), rows.gather(v, 2)
+        if self.mask.causal:
+            return rows.scatter(self.kernel.mix_causal(q, k, v, rows, state), 2)
+        return rows.scatter(self.kernel.mix(q, k, v, rows), 2)
 
     def init_state(self, allocator: StateAllocator) -> LinearAttentionState:
         check_causal(self.mask)
-        sums, top = allocator.zeros(self.heads, self.features, self.widths[1] + 1), allocator.zeros(self.heads)
-        return LinearAttentionState(widen(sums), widen(top).fill_(NOTHING))
+        return self.kernel.init_state(allocator, self.heads, self.features, self.widths[1] + 1)
 
 
 @dataclass(frozen=True)
 class LinearAttentionView(AttentionView):
-    """The features of one layer, whose weights nobody computes unless he asks."""
+    """The features of one layer. Its weights are computed only on request: the forward pass never needs them."""
 
-    top: Float[Tensor, "B H T"]
-    shares: bool
+    kernel: Kernel
 
     def weights(
         self, heads: slice = slice(None), rows: Rows = slice(None), keys: int | None = None
     ) -> Float[Tensor, "B Heads Rows Keys"]:
         """φ(q)·φ(k) of the keys that may be read, as shares of their sum or as it is; padding reads nothing."""
-        top = self.top[:, heads, None, :keys]
         allowed = self.allowed(rows)
         if self.context.readable is not None:
             allowed = self.context.readable[:, None, rows, None] & (True if allowed is None else allowed)
-        tops = top if allowed is None else torch.where(allowed[..., :keys], top, -torch.inf)
-        largest = tops.amax(-1, keepdim=True).clamp_min(NOTHING) if tops.shape[-1] else 0
-        pairs = self.q[:, heads, rows] @ self.k[:, heads, :keys].mT * (tops - largest).exp()
-        if not self.shares:
-            return pairs
-        total = pairs.sum(-1, keepdim=True)
-        return pairs / torch.where(total == 0, 1, total)
+        some = None if allowed is None else allowed[..., :keys]
+        return self.kernel.weights(self.q[:, heads, rows], self.k[:, heads, :keys], some)
 
     def select_heads(self, heads: list[int]) -> LinearAttentionView:
-        return replace(self, q=self.q[:, heads], k=self.k[:, heads], top=self.top[:, heads])
+        return replace(self, q=self.q[:, heads], k=self.k[:, heads])
 
 
 def redraw(model: nn.Module, seed: int) -> None:
-    """Draw the directions of every `Favor` anew. The model's config says so too, and a saved model loads with them."""
+    """Draw new directions for every `Favor`, and write the seed into the config, so that it is saved."""
     for module in model.modules():
         if isinstance(module, Favor):
             module.draw(seed)
         config = getattr(module, "config", None)
         if isinstance(config, Config):
-            module.config = reseeded(config, seed)  # type: ignore[assignment]
+            module.config = with_seed(config, seed)  # type: ignore[assignment]
 
 
-def reseeded(config: C, seed: int) -> C:
-    """The same tree with another seed in every `Favor`."""
+def with_seed(config: C, seed: int) -> C:
+    """The same config tree with another seed in every `Favor`."""
 
-    def anew(value: object) -> object:
+    def replaced(value: object) -> object:
         if isinstance(value, tuple):
-            return tuple(map(anew, value))
-        return reseeded(value, seed) if isinstance(value, Config) else value
+            return tuple(map(replaced, value))
+        return with_seed(value, seed) if isinstance(value, Config) else value
 
     if isinstance(config, FavorConfig):
         return replace(config, seed=seed)
-    return replace(config, **{f.name: anew(getattr(config, f.name)) for f in fields(config)})
+    return replace(config, **{f.name: replaced(getattr(config, f.name)) for f in fields(config)})

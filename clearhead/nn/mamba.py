@@ -17,7 +17,7 @@ from clearhead.precision.matrix import Linear
 from .build import builds
 from .cache import MambaState, StateAllocator
 from .context import Context
-from .convolution import filtered_on
+from .convolution import convolve_rows
 from .packing import DenseRows, dense_rows
 
 
@@ -57,7 +57,7 @@ class Mamba(nn.Module):
         row = dense_rows(context, len(x))
         inner, gate = context.tap("input", self.input(x)).chunk(2, dim=-1)
         conv = context.tap(
-            "conv", row.scatter(F.silu(filtered_on(row.gather(inner), self.filter, self.filter_bias, row, state)))
+            "conv", row.scatter(F.silu(convolve_rows(row.gather(inner), self.filter, self.filter_bias, row, state)))
         )
         select = context.tap("select", self.select(conv))
         ranked, write, read = select.split((self.rank, len(self.decay), len(self.decay)), dim=-1)
@@ -84,10 +84,10 @@ class Mamba(nn.Module):
             step = step * row.real.unsqueeze(-1)
         decay = widen(self.decay).exp().neg()
         start = decay.new_zeros(len(conv), *decay.shape) if state is None else widen(state.ssm)
-        goes_on = None if row.document is None else row.document == F.pad(row.document, (1, -1), value=-1)
+        continues = None if row.document is None else row.document == F.pad(row.document, (1, -1), value=-1)
         run = scan_written_out if written_out else scan_from
         with torch.autocast(conv.device.type, enabled=False):
-            mixed, last = run(conv, step, decay, write, read, start, goes_on)
+            mixed, last = run(conv, step, decay, write, read, start, continues)
         if state is not None:
             state.ssm = last.detach()
         return row.scatter(mixed).to(self.decay.dtype)

@@ -1,4 +1,4 @@
-"""Mixture of experts: each token passes the few feed-forward layers that a router chooses for it."""
+"""Mixture of experts: a router sends each token to a few of many feed-forward layers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,18 @@ from .context import Context
 
 @builds(MoEConfig)
 class MoE(nn.Module):
-    """Σ over the chosen experts e of p_e·expert_e(x), plus the shared expert. No capacity: no token is dropped.
+    """Σ over the chosen experts e of p_e·expert_e(x), plus the shared expert.
 
-    Its tap `router` holds the probabilities, from which `functional.load_balancing_loss` is computed.
+    There is no capacity limit, so no token is dropped. The tap `router` holds the probabilities, from which
+    `functional.load_balancing_loss` is computed; the taps `experts.*` hold the inner values of the chosen experts.
     """
 
     def __init__(self, config: MoEConfig, dim: int) -> None:
         super().__init__()
         self.active, self.normalised, self.scale = config.active, config.normalised, config.scale
-        self.router = nn.Linear(dim, config.experts, bias=False)  # never packed: it chooses
+        self.router = nn.Linear(
+            dim, config.experts, bias=False
+        )  # never quantized: a rounded score could choose another expert
         self.choice = build_part(config.choice, config.experts)
         self.experts = Experts(config.expert, config.experts, dim)
         self.shared = None if config.shared is None else build_part(config.shared, dim)
@@ -42,13 +45,13 @@ class MoE(nn.Module):
         if self.normalised:
             weights = weights / weights.sum(dim=-1, keepdim=True)
         weights = context.tap("chosen", weights * self.scale)
-        mixed = self.experts(x.flatten(0, 1), weights.flatten(0, 1), which.flatten(0, 1)).view_as(x)
+        mixed = self.experts(x, weights, which, context.at("experts"))
         return mixed if self.shared is None else mixed + self.shared(x, context.at("shared"))
 
 
 @builds(SoftmaxChoiceConfig)
 class SoftmaxChoice(nn.Module):
-    """The likeliest experts."""
+    """p = softmax(scores); the experts with the largest p are chosen (Mixtral)."""
 
     def __init__(self, config: SoftmaxChoiceConfig, experts: int) -> None:
         super().__init__()
@@ -57,12 +60,16 @@ class SoftmaxChoice(nn.Module):
         return softmax(scores)
 
     def rank(self, p: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        """The numbers by which experts are chosen: p itself."""
         return p
 
 
 @builds(GroupedChoiceConfig)
 class GroupedChoice(nn.Module):
-    """The largest p + b in the best groups, weighted by p. No gradient reaches b."""
+    """p = sigmoid(scores); the largest p + b in the best groups are chosen, weighted by p (DeepSeek-V3).
+
+    The bias b only ranks, so no gradient reaches it: it is a buffer that balances the experts.
+    """
 
     def __init__(self, config: GroupedChoiceConfig, experts: int) -> None:
         super().__init__()
@@ -74,6 +81,7 @@ class GroupedChoice(nn.Module):
         return scores.sigmoid()
 
     def rank(self, p: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        """p + b, and −∞ outside the `kept` groups whose two best experts have the largest sum."""
         grouped = (p + self.bias).unflatten(-1, (self.groups, -1))
         best = grouped.topk(2, dim=-1).values.sum(-1).topk(self.kept, dim=-1).indices
         left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
@@ -85,26 +93,66 @@ class Experts(nn.Module):
 
     def __init__(self, config: FeedForwardConfig | GatedFeedForwardConfig, experts: int, dim: int) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.activation, self.gated = config.activation, "gate" in config.matrices(dim)
         for name, (rows, columns) in config.matrices(dim).items():
             self.add_module(name, StackedLinear(experts, rows, columns, config.bias))
 
     def forward(
-        self, x: Float[Tensor, "X D"], weights: Float[Tensor, "X A"], which: Int[Tensor, "X A"]
-    ) -> Float[Tensor, "X D"]:
-        out = torch.zeros_like(x)
-        for expert in which.unique().tolist():
-            tokens, place = (which == expert).nonzero(as_tuple=True)
-            passed = self.one(expert, x[tokens]) * weights[tokens, place, None]
-            out = out.index_add(0, tokens, passed)
-        return out
+        self,
+        x: Float[Tensor, "B T D"],
+        weights: Float[Tensor, "B T A"],
+        which: Int[Tensor, "B T A"],
+        context: Context,
+    ) -> Float[Tensor, "B T D"]:
+        """Σ_a weights_a · expert_{which_a}(x), each expert on all the tokens that chose it at once."""
+        inner = ("pre_activation", "gate", "up", "down")
+        if not context.fused or context.replaces(*inner):
+            return self.written_out(x, weights, which, context)
+        if context.reads(*inner):
+            self.written_out(x, weights, which, context)  # for the taps alone, so that reading changes nothing
+        flat, chosen = x.flatten(0, 1), which.flatten(0, 1)
+        out = torch.zeros_like(flat)
+        for expert in chosen.unique().tolist():
+            tokens, place = (chosen == expert).nonzero(as_tuple=True)
+            passed = self.one(expert, flat[tokens]) * weights.flatten(0, 1)[tokens, place, None]
+            out = out.index_add(0, tokens, passed.to(out.dtype))  # under autocast, products are narrower than x
+        return out.view_as(x)
 
     def one(self, expert: int, x: Float[Tensor, "X D"]) -> Float[Tensor, "X D"]:
-        children = dict(self.named_children())
-        act = ACTIVATIONS[self.activation]
-        up = children["up"](x, expert)
-        hidden = act(children["gate"](x, expert)) * up if "gate" in children else act(up)
-        return children["down"](hidden, expert)
+        """One expert's feed-forward layer."""
+        act, up = ACTIVATIONS[self.activation], self.up(x, expert)
+        return self.down(act(self.gate(x, expert)) * up if self.gated else act(up), expert)
+
+    def written_out(
+        self,
+        x: Float[Tensor, "B T D"],
+        weights: Float[Tensor, "B T A"],
+        which: Int[Tensor, "B T A"],
+        context: Context,
+    ) -> Float[Tensor, "B T D"]:
+        """The same, one matrix after the other, with the inner values of all chosen experts side by side: B T F A."""
+
+        def tap(name: str, value: Float[Tensor, "B T A F"]) -> Float[Tensor, "B T A F"]:
+            return context.tap(name, value.movedim(2, -1)).movedim(-1, 2)
+
+        each = x.unsqueeze(2).expand(*which.shape, x.shape[2])
+        up = self.by_expert(self.up, each, which)
+        pre = tap("pre_activation", self.by_expert(self.gate, each, which) if self.gated else up)
+        hidden = ACTIVATIONS[self.activation](pre)
+        hidden = tap("up", tap("gate", hidden) * up if self.gated else hidden)
+        down = tap("down", self.by_expert(self.down, hidden, which))
+        return (down * weights.unsqueeze(-1)).sum(2).to(x.dtype)
+
+    @staticmethod
+    def by_expert(
+        layer: StackedLinear, x: Float[Tensor, "B T A I"], which: Int[Tensor, "B T A"]
+    ) -> Float[Tensor, "B T A O"]:
+        """One matrix of each token's experts, on a vector for each of them."""
+        rows, chosen = x.flatten(0, 2), which.flatten()
+        order = chosen.argsort(stable=True)
+        parts = [layer(rows[chosen == expert], expert) for expert in chosen.unique().tolist()]
+        joint = torch.cat(parts) if parts else rows.new_zeros(0, layer.weight.shape[1])
+        return joint[order.argsort()].unflatten(0, which.shape)
 
 
 class StackedLinear(nn.Module):

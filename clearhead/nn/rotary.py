@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import DualChunkConfig, Mask, RotaryConfig
-from clearhead.functional.rotary import turn
+from clearhead.functional.rotary import rotate_by
 
 from .build import build_part, builds
 from .context import Context
@@ -28,15 +28,15 @@ class Rotary(nn.Module):
     ) -> Float[Tensor, "B H T K"]:
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = self.angles(positions, wide, context)
-        turned = turn(x[..., : self.width], cos, sin, layout=self.config.layout)
-        return turned if self.width == x.shape[-1] else torch.cat((turned, x[..., self.width :]), dim=-1)
+        rotated = rotate_by(x[..., : self.width], cos, sin, layout=self.config.layout)
+        return rotated if self.width == x.shape[-1] else torch.cat((rotated, x[..., self.width :]), dim=-1)
 
     def keys(self, k: Float[Tensor, "B G T K"], context: Context) -> Float[Tensor, "B G T K"]:
         return self(k, context.positions, context)
 
     def queries(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
         """The queries that attention needs, and which keys each of them reads."""
-        return [(context.tap("query_turned", self(q, context.positions, context)), mask)]
+        return [(context.tap("query_rotated", self(q, context.positions, context)), mask)]
 
     def angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, context: Context) -> tuple[Tensor, Tensor]:
         """cos and sin of every angle, `B 1 T K/2`, of all layers alike."""
@@ -64,7 +64,7 @@ class DualChunk(nn.Module):
         return context.once(key, lambda: self.config.places(context.positions))
 
     def keys(self, k: Float[Tensor, "B G T K"], context: Context) -> Float[Tensor, "B G T K"]:
-        return self.rotary(k, self.places(context)["query_turned"], context)
+        return self.rotary(k, self.places(context)["query_rotated"], context)
 
     def queries(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
         """The queries that attention needs, and which keys each of them reads."""

@@ -12,7 +12,7 @@ from clearhead.precision.matrix import Linear
 from .build import builds
 from .cache import ConvState, StateAllocator
 from .context import Context
-from .convolution import filtered_on
+from .convolution import convolve_rows
 from .packing import dense_rows
 
 
@@ -37,7 +37,7 @@ class ShortConv(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         row = dense_rows(context, len(x))
         write, read, x = context.tap("input", self.input(x)).chunk(3, dim=-1)
-        conv = row.scatter(filtered_on(row.gather(write * x), self.filter, self.filter_bias, row, state))
+        conv = row.scatter(convolve_rows(row.gather(write * x), self.filter, self.filter_bias, row, state))
         gated = context.tap("gated", read * context.tap("conv", conv))
         return context.tap("out", self.out(gated))
 

@@ -1,8 +1,16 @@
-"""The equations in NumPy, each forward with its backward beside it.
+"""The equations of the Transformer in NumPy, each forward with its backward beside it.
 
-Array in, array out, any leading dimensions. `f_backward(d_out, …)` takes the gradient of the loss by f's output, then
-what f took, and returns the gradients by f's real-valued arrays in their order, None for those that were None.
-`clearhead.functional` has the same names in PyTorch, where autograd is the backward. `run` computes a whole model.
+Array in, array out, any leading dimensions. `f_backward(d_out, …)` takes the gradient of the loss with respect to f's
+output, then the arguments of f. It returns the gradients of f's real-valued arrays in their order, None for each that
+was None. `clearhead.functional` has the same names in PyTorch, where autograd is the backward. `run` computes a whole
+model.
+
+A way to read the files: softmax, linear, attention (with flash and rotary), norm, ffn, embedding, heads, stack, run;
+then the alternatives to attention: linear_attention, mamba, lstm, latent, linformer, longformer, shortconv, moe.
+
+    from clearhead import reference
+    out, weights = reference.attention(q, k, v, causal=True, return_weights=True)
+    d_q, d_k, d_v, _ = reference.attention_backward(d_out, q, k, v, causal=True)
 """
 
 from clearhead.reference.attention import attention, attention_backward
@@ -27,10 +35,15 @@ from clearhead.reference.ffn import (
     swiglu_backward,
 )
 from clearhead.reference.flash import flash_attention, flash_attention_backward
+from clearhead.reference.gradients import clip_gradients
 from clearhead.reference.linear import linear, linear_backward
 from clearhead.reference.linear_attention import (
+    delta_linear_attention,
+    delta_linear_attention_backward,
     elu_features,
     elu_features_backward,
+    gated_linear_attention,
+    gated_linear_attention_backward,
     linear_attention,
     linear_attention_backward,
     positive_features,
@@ -42,7 +55,7 @@ from clearhead.reference.mamba import selective_scan, selective_scan_backward
 from clearhead.reference.moe import load_balancing_loss, load_balancing_loss_backward
 from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
 from clearhead.reference.positions import alibi_bias, causal_mask, sinusoidal_positions
-from clearhead.reference.rotary import rotate, rotate_backward
+from clearhead.reference.rotary import rotate, rotate_backward, rotate_by, rotate_by_backward
 from clearhead.reference.run import DecodeState, run
 from clearhead.reference.softmax import softmax, softmax_backward
 from clearhead.schedules import cosine, noam, warmup_stable_decay
@@ -86,6 +99,10 @@ __all__ = [
     "positive_features_backward",
     "linear_attention",
     "linear_attention_backward",
+    "gated_linear_attention",
+    "gated_linear_attention_backward",
+    "delta_linear_attention",
+    "delta_linear_attention_backward",
     "lstm",
     "lstm_backward",
     "selective_scan",
@@ -94,10 +111,13 @@ __all__ = [
     "alibi_bias",
     "rotate",
     "rotate_backward",
+    "rotate_by",
+    "rotate_by_backward",
     "cross_entropy",
     "cross_entropy_backward",
     "load_balancing_loss",
     "load_balancing_loss_backward",
+    "clip_gradients",
     "noam",
     "cosine",
     "warmup_stable_decay",

@@ -1,4 +1,13 @@
-"""Scaled dot-product attention, and the multi-head layer made of it."""
+"""Scaled dot-product attention, and the multi-head layer made of it.
+
+    scores  = q kᵀ/√K             how well each key answers each query                T S
+    weights = softmax(scores)     as shares that sum to 1; −∞ where a key is masked   T S
+    out     = weights v           the mean of the values, weighted by the shares      T U
+
+Each query (row of q) asks a question, each key (row of k) says what its position has to offer, and the answer is a
+weighted mean of the values. It is a dictionary whose lookup is soft. Every position is compared with every other, so
+the cost grows with T·S; nothing has to pass through a bottleneck, so distance does not matter.
+"""
 
 from collections.abc import Sequence
 from itertools import zip_longest
@@ -8,10 +17,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Real
 
 from clearhead import configs
+from clearhead.reference.checks import check_gradient
 from clearhead.reference.linear import linear
 from clearhead.reference.positions import alibi_slopes, causal_mask
-from clearhead.reference.rotary import turn_keys, turn_queries
-from clearhead.reference.run import Here, runs
+from clearhead.reference.rotary import rotary_keys, rotary_queries
+from clearhead.reference.run import Context, runs
 from clearhead.reference.softmax import narrow, softmax, widen
 
 Shape = tuple[int, ...]
@@ -33,20 +43,28 @@ def attention(
     bias: Bias | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
     rng: np.random.Generator | None = None,
     return_weights: bool = False,
 ) -> MixedMaybeWeights:
-    """softmax(scale · q kᵀ + bias) v, with scale = 1/√K: each query takes the mean of the values its keys point to.
+    """softmax(scale · q kᵀ + bias) v, with scale = 1/√K by default.
 
     Vaswani et al. (2017), "Attention Is All You Need", equation 1.
-    mask is True where a query may read a key; causal hides the future, the last query seeing the last key.
-    A query that may read nothing gets zeros. Leading dimensions broadcast: GQA is q [B,G,R,T,K] with k [B,G,1,S,K].
-    The weights returned are those before dropout.
+
+    mask            True where a query may read a key. A query that may read nothing gets zeros.
+    causal          hide the future; the last query reads the last key
+    bias            added to the scores, such as ALiBi
+    softcap         scores become softcap · tanh(scores/softcap), so none exceeds it (Gemma 2); before the bias
+    dropout         share of weights set to 0 while training, drawn from `rng`
+    return_weights  also return the weights, before dropout
+
+    Leading dimensions broadcast: for grouped-query attention pass q [B,G,R,T,K] and k [B,G,1,S,K].
     """
-    check_attention(q, k, v, mask=mask, bias=bias)
-    weights = attention_weights(attention_scores(q, k, bias, scale), mask, causal)
-    kept = weights * _kept(weights.shape, dropout, rng)
+    check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
+    scores = attention_scores(q, k, bias, scale, softcap)
+    weights = attention_weights(scores, mask, causal)
+    kept = weights * dropout_multipliers(weights.shape, dropout, rng)
     mixed = narrow(kept @ widen(v), q, k, v)
     return (mixed, narrow(weights, q, k, v)) if return_weights else mixed
 
@@ -61,6 +79,7 @@ def attention_backward(
     bias: Bias | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
     rng: np.random.Generator | None = None,
 ) -> tuple[
@@ -68,118 +87,58 @@ def attention_backward(
 ]:
     """d_q, d_k, d_v, d_bias (None without a bias), each in the shape of its input.
 
-    With P the weights and M the dropout multipliers: d_P = M ∘ (d_out vᵀ), d_scores = P ∘ (d_P − Σ_S d_P ∘ P), and
-    d_q = scale · d_scores k, d_k = scale · d_scoresᵀ q, d_v = (M ∘ P)ᵀ d_out, d_bias = d_scores.
-    Under dropout, rng must be in the state that the forward's was in, so that the same weights are dropped.
+    With P the weights and M the dropout multipliers, going backward through out = (M∘P) v and P = softmax(scores):
+
+        d_v = (M∘P)ᵀ d_out                            each value is read by the queries that weigh it
+        d_P = M ∘ (d_out vᵀ)                          how much better the output were with more of each value
+        d_scores = P ∘ (d_P − Σ_S d_P∘P)              the softmax: more than the mean is raised, less is lowered
+        d_q = scale · d_scores k,   d_k = scale · d_scoresᵀ q,   d_bias = d_scores
+
+    With a softcap, d_scores is multiplied by 1 − tanh² on its way to q and k. Under dropout, `rng` must be in the
+    state that the forward's was in, so that the same weights are dropped.
     """
-    weights = attention_weights(attention_scores(q, k, bias, scale), mask, causal)
-    kept = _kept(weights.shape, dropout, rng)
+    check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
+    check_gradient(d_out, *lead_shape(q, k, v, mask, bias), q.shape[-2], v.shape[-1])
+    weights = attention_weights(attention_scores(q, k, bias, scale, softcap), mask, causal)
+    kept = dropout_multipliers(weights.shape, dropout, rng)
     wide_q, wide_k, wide_v, d_mixed = widen(q), widen(k), widen(v), widen(d_out)
     d_weights = d_mixed @ wide_v.swapaxes(-1, -2) * kept  # … T S
     d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdims=True))
+    d_bias = None if bias is None else sum_to(d_scores, bias)
+    d_scores = d_scores * softcap_slope(attention_scores(q, k, None, scale), softcap)
     scale = default_scale(q, scale)
     d_q = scale * d_scores @ wide_k
     d_k = scale * d_scores.swapaxes(-1, -2) @ wide_q
     d_v = (weights * kept).swapaxes(-1, -2) @ d_mixed
-    d_bias = None if bias is None else sum_to(d_scores, bias)
     return sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v), d_bias
 
 
-@runs(configs.AttentionConfig)
-def multi_head_attention(
-    config: configs.AttentionConfig, x: Float[np.ndarray, "B T D"], here: Here
-) -> Float[np.ndarray, "B T D"]:
-    """x -> q, k, v by one matrix -> heads -> softmax(qkᵀ/√K)·v -> heads side by side -> out.
-
-    Its rows are H·K for the queries, then G·K for the keys and G·U for the values: grouped-query attention has fewer
-    key heads than query heads. In cross-attention the key and value rows read the source.
-    """
-    K, U = config.widths(x.shape[-1])
-    weight, bias = here["qkv.weight"], here.get("qkv.bias")
-    rows = slice(0, config.heads * K), slice(config.heads * K, None)
-    if here.source is None:
-        qkv = here.note("qkv", linear(x, weight, bias))
-        q, kv = qkv[..., rows[0]], qkv[..., rows[1]]
-    else:
-        q, kv = (
-            linear(read, weight[part], None if bias is None else bias[part])
-            for read, part in zip((x, here.source), rows, strict=True)
-        )
-    q = here.note("query", split_heads(q, K))  # B H T K
-    k = here.note("key", split_heads(kv[..., : config.groups * K], K))  # B G S K
-    v = here.note("value", split_heads(kv[..., config.groups * K :], U))  # B G S U
-    q = here.note("query_norm", here.run("query_norm", config.qk_norm, q))
-    k = here.note("key_norm", here.run("key_norm", config.qk_norm, k))
-    readers = [(q, config.mask)]
-    if config.rotary is not None:
-        turned = turn_queries(config.rotary, q, here.positions)
-        readers = [(here.note(name, turned[name]), mask) for name, mask in config.rotary.queries(config.mask).items()]
-        k = here.note("key_turned", turn_keys(config.rotary, k, here.positions))
-    k, v = here.remember("key", k, 2), here.remember("value", v, 2)
-    distance_bias = None if config.score_bias is None else alibi(config.heads, here).astype(x.dtype)
-    mixed = attend(readers, k, v, here, bias=distance_bias)
-    return here.note("out", linear(merge_heads(mixed, here), here["out.weight"], here.get("out.bias")))
-
-
-def attend(
-    readers: Sequence[tuple[Float[np.ndarray, "B H T K"], configs.Mask]],
-    k: Float[np.ndarray, "B G S K"],
-    v: Float[np.ndarray, "B G S U"],
-    here: Here,
-    *,
-    bias: Float[np.ndarray, "B H T S"] | None = None,
-    scale: float | None = None,
-) -> Float[np.ndarray, "B H T U"]:
-    """`attention` of a layer, step by step; the R = H/G query heads of a group share its key and value head.
-
-    Several kinds of queries, each with the keys it may read, share one softmax.
-    """
-    B, H, T, _ = readers[0][0].shape
-    G, S = k.shape[1:3]
-
-    def grouped(x: np.ndarray) -> np.ndarray:
-        return x.reshape(B, G, H // G, T, x.shape[-1])  # B G R T …
-
-    kinds = [attention_scores(grouped(q), k[:, :, None], None, scale).reshape(B, H, T, S) for q, _ in readers]
-    allowed = [here.allowed(mask) for _, mask in readers]
-    scores = kinds[0]
-    for may, kind in zip(allowed[1:], kinds[1:], strict=True):
-        scores = np.where(may, kind, scores)
-    scores = here.note("scores", scores if bias is None else scores + widen(bias))
-    weights = here.note("weights", attention_weights(scores, np.logical_or.reduce(allowed)))
-    mixed = (grouped(weights) @ v[:, :, None]).reshape(B, H, T, v.shape[-1])
-    return here.note("mixed", mixed.astype(v.dtype))
-
-
-def alibi(heads: int, here: Here) -> Float[np.ndarray, "B H T S"]:
-    """−slope_h·|i − j| for the positions at hand."""
-    distance = abs(here.positions[:, None, :, None] - here.key_positions[:, None, None, :])
-    return -np.array(alibi_slopes(heads))[:, None, None] * distance
-
-
-def split_heads(x: Float[np.ndarray, "B T HK"], width: int) -> Float[np.ndarray, "B H T K"]:
-    """[B, T, H·K] -> [B, H, T, K]: reshape, then transpose; the one without the other mixes positions and heads."""
-    return x.reshape(*x.shape[:2], -1, width).transpose(0, 2, 1, 3)
-
-
-def merge_heads(x: Float[np.ndarray, "B H T U"], here: Here) -> Float[np.ndarray, "B T HU"]:
-    """[B, H, T, U] -> [B, T, H·U], the way back."""
-    B, H, T, U = x.shape
-    return here.note("concat", x.transpose(0, 2, 1, 3).reshape(B, T, H * U))
-
-
 def attention_scores(
-    q: Real[np.ndarray, "... T K"], k: Real[np.ndarray, "... S K"], bias: Bias | None = None, scale: float | None = None
+    q: Real[np.ndarray, "... T K"],
+    k: Real[np.ndarray, "... S K"],
+    bias: Bias | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
 ) -> Float[np.ndarray, "... T S"]:
-    """scale · q kᵀ + bias: how well each key answers each query."""
+    """scale · q kᵀ, capped, + bias: how well each key answers each query."""
     scores = widen(q) @ widen(k).swapaxes(-1, -2) * default_scale(q, scale)
+    if softcap is not None:
+        scores = softcap * np.tanh(scores / softcap)
     return scores if bias is None else scores + widen(bias)
+
+
+def softcap_slope(scores: Float[np.ndarray, "..."], softcap: float | None) -> Float[np.ndarray, "..."] | float:
+    """The derivative of softcap · tanh(scores/softcap): 1 near 0, falling to 0 where the cap is reached."""
+    return 1.0 if softcap is None else 1 - np.tanh(scores / softcap) ** 2
 
 
 def attention_weights(
     scores: Float[np.ndarray, "... T S"], mask: Mask | None = None, causal: bool = False
 ) -> Float[np.ndarray, "... T S"]:
-    """Who reads whom, and how much: each row sums to 1, or to 0 where nothing may be read."""
+    """softmax over the keys that may be read: each row sums to 1, or to 0 if it may read none.
+
+    Masked scores become −∞, not −10⁹: exp(−∞) is exactly 0, in every precision.
+    """
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     if causal:
@@ -187,24 +146,124 @@ def attention_weights(
     return softmax(scores)
 
 
-def _kept(shape: Shape, dropout: float, rng: np.random.Generator | None) -> Float[np.ndarray, "..."] | float:
-    """The multipliers of inverted dropout: 0 with probability `dropout`, else 1/(1 − dropout), so the mean is 1."""
+def dropout_multipliers(
+    shape: Shape, dropout: float, rng: np.random.Generator | None
+) -> Float[np.ndarray, "..."] | float:
+    """Inverted dropout: 0 with probability `dropout`, otherwise 1/(1 − dropout), so that the mean stays 1."""
     if not 0 <= dropout < 1:
-        raise ValueError(f"dropout is a probability in [0, 1), not {dropout}")
+        raise ValueError(f"dropout is {dropout}, but must be a probability in [0, 1)")
     if dropout == 0:
         return 1.0
     if rng is None:
-        raise ValueError(f"dropout={dropout} needs rng=, a np.random.Generator")
+        raise ValueError(f"dropout={dropout} needs rng=, such as rng=np.random.default_rng(0)")
     return (rng.random(shape) >= dropout) / (1 - dropout)
 
 
 def default_scale(q: Any, scale: float | None) -> float:
-    """1/√K, so that a dot product of K unit-variance terms has unit variance again (Vaswani et al., footnote 4)."""
+    """1/√K: a dot product of K terms of variance 1 has variance K, and dividing by √K makes that 1 again.
+
+    Without it the scores of wide heads are large, the softmax is all but one-hot, and its gradient vanishes
+    (Vaswani et al., footnote 4).
+    """
     return q.shape[-1] ** -0.5 if scale is None else scale
 
 
+# --- The layer of a model --------------------------------------------------------------------------------------------
+
+
+@runs(configs.AttentionConfig)
+def multi_head_attention(
+    config: configs.AttentionConfig, x: Float[np.ndarray, "B T D"], context: Context
+) -> Float[np.ndarray, "B T D"]:
+    """x -> q, k, v by one matrix -> heads -> softmax(qkᵀ/√K)·v -> heads side by side -> out.
+
+    H heads attend independently, each with its own K-wide queries and keys: one may follow syntax while another copies
+    names. The rows of the matrix are H·K for the queries, G·K for the keys, G·U for the values. With G < H
+    (grouped-query attention), H/G query heads share one key head, and the KV cache shrinks by that factor.
+    In cross-attention the key and value rows read the source.
+    """
+    K, U = config.widths(x.shape[-1])
+    weight, bias = context["qkv.weight"], context.get("qkv.bias")
+    rows = slice(0, config.heads * K), slice(config.heads * K, None)  # of the queries, and of keys and values
+    if context.source is None:
+        qkv = context.tap("qkv", linear(x, weight, bias))
+        q, kv = qkv[..., rows[0]], qkv[..., rows[1]]
+    else:
+        q, kv = (
+            linear(read, weight[part], None if bias is None else bias[part])
+            for read, part in zip((x, context.source), rows, strict=True)
+        )
+    q = context.tap("query", split_heads(q, K))  # B H T K
+    k = context.tap("key", split_heads(kv[..., : config.groups * K], K))  # B G S K
+    v = context.tap("value", split_heads(kv[..., config.groups * K :], U))  # B G S U
+    q = context.tap("query_norm", context.run("query_norm", config.qk_norm, q))
+    k = context.tap("key_norm", context.run("key_norm", config.qk_norm, k))
+    queries = [(q, config.mask)]
+    if config.rotary is not None:  # positions enter q and k here; the cache below holds rotated keys
+        rotated = rotary_queries(config.rotary, q, context.positions)
+        masks = config.rotary.queries(config.mask)
+        queries = [(context.tap(name, rotated[name]), mask) for name, mask in masks.items()]
+        k = context.tap("key_rotated", rotary_keys(config.rotary, k, context.positions))
+    k, v = context.append("key", k, 2), context.append("value", v, 2)  # the KV cache, if there is a state
+    distance_bias = None if config.score_bias is None else alibi(config.heads, context).astype(x.dtype)
+    mixed = attend(queries, k, v, context, bias=distance_bias)
+    return context.tap("out", linear(merge_heads(mixed, context), context["out.weight"], context.get("out.bias")))
+
+
+def attend(
+    queries: Sequence[tuple[Float[np.ndarray, "B H T K"], configs.Mask]],
+    k: Float[np.ndarray, "B G S K"],
+    v: Float[np.ndarray, "B G S U"],
+    context: Context,
+    *,
+    bias: Float[np.ndarray, "B H T S"] | None = None,
+    scale: float | None = None,
+) -> Float[np.ndarray, "B H T U"]:
+    """`attention` of a layer, step by step; the R = H/G query heads of a group share its key and value head.
+
+    Usually there is one kind of query with one mask. Dual chunk attention has three: each reads other keys, all in one
+    softmax.
+    """
+    B, H, T, _ = queries[0][0].shape
+    G, S = k.shape[1:3]
+
+    def grouped(x: np.ndarray) -> np.ndarray:
+        return x.reshape(B, G, H // G, T, x.shape[-1])  # B G R T …: broadcasts against keys B G 1 S …
+
+    kinds = [attention_scores(grouped(q), k[:, :, None], None, scale).reshape(B, H, T, S) for q, _ in queries]
+    allowed = [context.allowed(mask) for _, mask in queries]
+    scores = kinds[0]
+    for may, kind in zip(allowed[1:], kinds[1:], strict=True):
+        scores = np.where(may, kind, scores)
+    scores = context.tap("scores", scores if bias is None else scores + widen(bias))
+    weights = context.tap("weights", attention_weights(scores, np.logical_or.reduce(allowed)))
+    mixed = (grouped(weights) @ v[:, :, None]).reshape(B, H, T, v.shape[-1])
+    return context.tap("mixed", mixed.astype(v.dtype))
+
+
+def alibi(heads: int, context: Context) -> Float[np.ndarray, "B H T S"]:
+    """−slope_h·|i − j| for the positions of this pass."""
+    distance = abs(context.positions[:, None, :, None] - context.key_positions[:, None, None, :])
+    return -np.array(alibi_slopes(heads))[:, None, None] * distance
+
+
+def split_heads(x: Float[np.ndarray, "B T HK"], width: int) -> Float[np.ndarray, "B H T K"]:
+    """[B, T, H·K] -> [B, H, T, K]: reshape, then transpose. A reshape alone would mix positions and heads."""
+    B, T, columns = x.shape
+    return x.reshape(B, T, columns // width, width).transpose(0, 2, 1, 3)
+
+
+def merge_heads(x: Float[np.ndarray, "B H T U"], context: Context) -> Float[np.ndarray, "B T HU"]:
+    """[B, H, T, U] -> [B, T, H·U]: undo `split_heads`."""
+    B, H, T, U = x.shape
+    return context.tap("concat", x.transpose(0, 2, 1, 3).reshape(B, T, H * U))
+
+
+# --- Shapes and checks -----------------------------------------------------------------------------------------------
+
+
 def sum_to(d_x: Float[np.ndarray, "..."], x: Real[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """The backward of broadcasting: sum the gradient over every axis that x was repeated along."""
+    """The backward of broadcasting: x was repeated along some axes, so the gradient is summed over them."""
     d_x = d_x.sum(tuple(range(d_x.ndim - x.ndim)))
     repeated = tuple(axis for axis in range(x.ndim) if x.shape[axis] == 1)
     return narrow(np.asarray(d_x.sum(repeated, keepdims=True)), x)
@@ -219,14 +278,18 @@ def lead_shape(*arrays: Any) -> Shape:
     return tuple(size.pop() for size in reversed(distinct))
 
 
-def check_attention(q: Any, k: Any, v: Any, *, mask: Any = None, bias: Any = None, block: int = 1) -> None:
-    """One clear sentence for arguments that do not fit, in either engine, before any arithmetic."""
+def check_attention(
+    q: Any, k: Any, v: Any, *, mask: Any = None, bias: Any = None, softcap: float | None = None, block: int = 1
+) -> None:
+    """Raise one clear sentence for arguments that do not fit, in either engine, before any arithmetic."""
     if mask is not None and not str(mask.dtype).endswith("bool"):
         raise TypeError(
             f"mask is {mask.dtype}, but a mask is boolean, True = may attend; to add to the scores use bias="
         )
     if block < 1:
-        raise ValueError(f"block is a number of positions, at least 1, not {block}")
+        raise ValueError(f"block is {block}, but must be a number of positions, at least 1")
+    if softcap is not None and not softcap > 0:
+        raise ValueError(f"softcap is {softcap}, but must be above 0; leave it out for no cap")
     named = {"q": q, "k": k, "v": v, "mask": mask, "bias": bias}
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in named.items() if x is not None)
     fits = (
@@ -247,5 +310,6 @@ def check_attention(q: Any, k: Any, v: Any, *, mask: Any = None, bias: Any = Non
 
 
 def _fits(x: Any, pattern: tuple[int, int]) -> bool:
+    """Whether the last two dimensions of x broadcast to `pattern`."""
     trailing = tuple(x.shape[-2:])
     return all(size in (1, whole) for size, whole in zip(trailing[::-1], pattern[::-1], strict=False))

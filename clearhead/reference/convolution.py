@@ -1,22 +1,30 @@
-"""A filter over the last few tokens."""
+"""The causal convolution over the last few tokens, which Mamba and short-convolution layers begin with.
+
+    y_t = bias + Σ_{k=0}^{O} filter_k ∘ x_{t−O+k}         each channel has a filter of its own ("depthwise")
+
+With O = 3 a token sees itself and three tokens back: enough to recognise a pair or triple of tokens cheaply.
+"""
 
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.reference.run import Here
+from clearhead.reference.run import Context
 
 
-def filtered(x: Float[np.ndarray, "B T I"], here: Here) -> Float[np.ndarray, "B T I"]:
-    """Σ_k filter_k∘x_{t−k}, each channel by a filter of its own; what is before a document's start is 0."""
-    taps = here["filter"]
+def causal_convolution(x: Float[np.ndarray, "B T I"], context: Context) -> Float[np.ndarray, "B T I"]:
+    """Convolve every document of every row on its own. Before its first token there are zeros.
+
+    For decoding, the state keeps the last O inputs, which the next token's convolution reads again.
+    """
+    taps = context["filter"]  # O+1 I
     conv = np.zeros_like(x)
-    start = here.recall("recent", np.zeros((len(x), len(taps) - 1, x.shape[-1]), x.dtype))
-    recent = start.copy()
-    for row, at in here.lanes():
-        past = np.concatenate((start[row], x[row, at]))
-        recent[row] = past[len(at) :]
+    start = context.load_state("conv", np.zeros((len(x), len(taps) - 1, x.shape[-1]), x.dtype))
+    last = start.copy()
+    for row, at in context.sequences():
+        past = np.concatenate((start[row], x[row, at]))  # O earlier inputs, then the new ones
+        last[row] = past[len(at) :]
         summed = sum(taps[k] * past[k : k + len(at)] for k in range(len(taps)))
-        bias = here.get("filter_bias")
+        bias = context.get("filter_bias")
         conv[row, at] = summed if bias is None else summed + bias
-    here.keep("recent", recent)
+    context.save_state("conv", last)
     return conv

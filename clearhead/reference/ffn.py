@@ -1,4 +1,11 @@
-"""The position-wise feed-forward networks, and the activations inside them."""
+"""Feed-forward networks (FFN): what each position does on its own, after attention has mixed positions.
+
+    plain   down · act(up · x)                      D → F → D, F usually 4·D; ReLU (2017), GELU (GPT-2, BERT)
+    gated   down · (act(gate · x) ∘ up · x)         three matrices, F usually 8/3·D; SiLU: SwiGLU (LLaMA)
+
+The FFN holds two thirds of a block's weights. A row of `up` is a pattern to look for, the matching column of `down` is
+what to add to the residual stream if it is found. Without the activation, the two matrices would be one.
+"""
 
 from collections.abc import Callable
 from math import erf, pi, sqrt
@@ -7,50 +14,58 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import FeedForwardConfig, GatedFeedForwardConfig
+from clearhead.reference.checks import check_gradient
 from clearhead.reference.linear import linear, linear_backward
-from clearhead.reference.run import Here, runs
+from clearhead.reference.run import Context, runs
 from clearhead.reference.softmax import narrow, widen
 
 Array = Float[np.ndarray, "..."]
 
+# --- Activations -----------------------------------------------------------------------------------------------------
+# Each works on every number alone, so its backward multiplies d_out by the derivative at x.
+
 
 def relu(x: Array) -> Array:
-    """max(x, 0)."""
+    """max(x, 0): keep what is positive. Nair & Hinton (2010)."""
     return np.maximum(x, 0)
 
 
 def relu_backward(d_out: Array, x: Array) -> Array:
-    """1 where x > 0, else 0; at 0 itself, 0 by custom."""
+    """d_out where x > 0, else 0. At 0 itself there is no derivative; 0 is the convention."""
+    check_gradient(d_out, *x.shape)
     return d_out * (x > 0)
 
 
 def relu2(x: Array) -> Array:
-    """max(x, 0)².  So et al. (2021), "Primer", section 3."""
+    """max(x, 0)²: like ReLU, but with a slope that grows from 0. So et al. (2021), "Primer", section 3."""
     return np.maximum(x, 0) ** 2
 
 
 def relu2_backward(d_out: Array, x: Array) -> Array:
-    """2 max(x, 0)."""
+    """d_out · 2 max(x, 0)."""
+    check_gradient(d_out, *x.shape)
     return d_out * 2 * np.maximum(x, 0)
 
 
 def gelu(x: Array, approximate: str = "none") -> Array:
-    """x Φ(x), Φ the normal distribution function (1 + erf(x/√2))/2, or ("tanh") its approximation
-    (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, which GPT-2 uses.
+    """x Φ(x), with Φ(x) = (1 + erf(x/√2))/2 the distribution function of the normal distribution.
 
-    Hendrycks & Gimpel (2016), "Gaussian Error Linear Units", section 2.
+    Like ReLU with a smooth corner: x is kept with the probability that a normal number is smaller than x.
+    approximate="tanh" replaces Φ by (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, as GPT-2 does; the two differ by up to
+    0.0005. Hendrycks & Gimpel (2016), "Gaussian Error Linear Units", section 2.
     """
     return narrow(widen(x) * _normal_cdf(x, approximate)[0], x)
 
 
 def gelu_backward(d_out: Array, x: Array, approximate: str = "none") -> Array:
-    """Φ(x) + x Φ′(x)."""
+    """d_out · (Φ(x) + x Φ′(x)), by the product rule."""
+    check_gradient(d_out, *x.shape)
     cdf, density = _normal_cdf(x, approximate)
     return narrow(d_out * (cdf + widen(x) * density), x)
 
 
 def _normal_cdf(x: Array, approximate: str) -> tuple[Array, Array]:
-    """Φ and its derivative, exactly or by tanh."""
+    """Φ(x) and Φ′(x), exact or by the tanh approximation."""
     wide = widen(x)
     if approximate == "none":
         cdf = (1 + np.vectorize(erf, otypes=[wide.dtype])(wide / sqrt(2))) / 2  # NumPy has no erf of its own
@@ -58,31 +73,36 @@ def _normal_cdf(x: Array, approximate: str) -> tuple[Array, Array]:
     if approximate == "tanh":
         tanh = np.tanh(sqrt(2 / pi) * (wide + 0.044715 * wide * wide * wide))
         return (1 + tanh) / 2, (1 - tanh**2) / 2 * sqrt(2 / pi) * (1 + 3 * 0.044715 * wide**2)
-    raise ValueError(f'approximate is "none" or "tanh", not {approximate!r}')
+    raise ValueError(f'approximate is {approximate!r}, but must be "none" or "tanh"')
 
 
 def gelu_tanh(x: Array) -> Array:
-    """`gelu` by its tanh approximation, under a name of its own for configs."""
+    """`gelu(x, "tanh")` under a name of its own, so that configs can name it."""
     return gelu(x, "tanh")
 
 
 def gelu_tanh_backward(d_out: Array, x: Array) -> Array:
+    """`gelu_backward` of the tanh approximation."""
     return gelu_backward(d_out, x, "tanh")
 
 
 def silu(x: Array) -> Array:
-    """x σ(x), σ(x) = 1/(1 + exp(−x)); also called swish.  Ramachandran et al. (2017), "Searching for Activations"."""
+    """x σ(x), with σ(x) = 1/(1 + exp(−x)); also called swish.
+
+    Ramachandran et al. (2017), "Searching for Activation Functions".
+    """
     return narrow(widen(x) * _sigmoid(x), x)
 
 
 def silu_backward(d_out: Array, x: Array) -> Array:
-    """σ(x) (1 + x (1 − σ(x)))."""
+    """d_out · σ(x) (1 + x (1 − σ(x))), because σ′ = σ (1 − σ)."""
+    check_gradient(d_out, *x.shape)
     sigmoid = _sigmoid(x)
     return narrow(d_out * sigmoid * (1 + x * (1 - sigmoid)), x)
 
 
 def _sigmoid(x: Array) -> Array:
-    """exp(−log(1 + exp(−x))): logaddexp does not overflow, whatever the sign of x."""
+    """σ(x) = exp(−log(1 + exp(−x))): `logaddexp` does not overflow, whatever the sign of x."""
     return np.exp(-np.logaddexp(0, -widen(x)))
 
 
@@ -101,6 +121,8 @@ ACTIVATIONS_BACKWARD: dict[str, Callable[..., np.ndarray]] = {
     "silu": silu_backward,
 }
 
+# --- The networks ----------------------------------------------------------------------------------------------------
+
 
 def feed_forward(
     x: Float[np.ndarray, "... D"],
@@ -110,12 +132,12 @@ def feed_forward(
     down_bias: Float[np.ndarray, "D"] | None = None,
     activation: str = "relu",
 ) -> Float[np.ndarray, "... D"]:
-    """down · activation(up · x): each position alone, through a wider layer and back.
+    """down · activation(up · x): widen each position from D to F numbers, cut off, and narrow back to D.
 
     Vaswani et al. (2017), "Attention Is All You Need", equation 2.
     """
     check_activation(activation)
-    hidden = linear(x, up, up_bias)  # … F
+    hidden = linear(x, up, up_bias)  # … D → … F
     return linear(ACTIVATIONS[activation](hidden), down, down_bias)
 
 
@@ -134,7 +156,9 @@ def feed_forward_backward(
     Float[np.ndarray, "F"] | None,
     Float[np.ndarray, "D"] | None,
 ]:
-    """d_x, d_up, d_down, d_up_bias, d_down_bias: the forward's three steps, last first."""
+    """d_x, d_up, d_down, d_up_bias, d_down_bias: the chain rule, from the last step of the forward to the first."""
+    check_activation(activation)
+    check_gradient(d_out, *x.shape[:-1], len(down))
     hidden = linear(x, up, up_bias)
     d_active, d_down, d_down_bias = linear_backward(d_out, ACTIVATIONS[activation](hidden), down, down_bias)
     d_hidden = ACTIVATIONS_BACKWARD[activation](d_active, hidden)
@@ -152,13 +176,14 @@ def gated_feed_forward(
     down_bias: Float[np.ndarray, "D"] | None = None,
     activation: str = "silu",
 ) -> Float[np.ndarray, "... D"]:
-    """down · (activation(gate · x) ∘ up · x): one half of the wide layer decides how much of the other passes.
+    """down · (activation(gate · x) ∘ up · x): one matrix decides how much of the other's output passes.
 
-    Shazeer (2020), "GLU Variants Improve Transformer", equation 6: silu gives SwiGLU, gelu GEGLU, relu ReGLU.
+    At equal parameters it trains better than the plain network; nobody knows why ("divine benevolence", as the paper
+    puts it). Shazeer (2020), "GLU Variants Improve Transformer", equation 6: silu gives SwiGLU, gelu GEGLU, relu ReGLU.
     """
     check_activation(activation)
-    opened = ACTIVATIONS[activation](linear(x, gate, gate_bias))  # … F
-    return linear(opened * linear(x, up, up_bias), down, down_bias)
+    gated = ACTIVATIONS[activation](linear(x, gate, gate_bias))  # … F
+    return linear(gated * linear(x, up, up_bias), down, down_bias)
 
 
 def gated_feed_forward_backward(
@@ -180,13 +205,19 @@ def gated_feed_forward_backward(
     Float[np.ndarray, "F"] | None,
     Float[np.ndarray, "D"] | None,
 ]:
-    """d_x, d_gate, d_up, d_down, d_gate_bias, d_up_bias, d_down_bias; x is read twice, so d_x is a sum of two."""
-    valve = linear(x, gate, gate_bias)
-    opened, raised = ACTIVATIONS[activation](valve), linear(x, up, up_bias)
-    d_product, d_down, d_down_bias = linear_backward(d_out, opened * raised, down, down_bias)
-    d_valve = ACTIVATIONS_BACKWARD[activation](d_product * raised, valve)
-    d_x_gate, d_gate, d_gate_bias = linear_backward(d_valve, x, gate, gate_bias)
-    d_x_up, d_up, d_up_bias = linear_backward(d_product * opened, x, up, up_bias)
+    """d_x, d_gate, d_up, d_down, d_gate_bias, d_up_bias, d_down_bias.
+
+    Product rule: what reaches the gate was multiplied by the values, and what reaches the values by the gate. Both
+    `gate` and `up` read x, so d_x is the sum of what comes back through each.
+    """
+    check_activation(activation)
+    check_gradient(d_out, *x.shape[:-1], len(down))
+    before = linear(x, gate, gate_bias)
+    gated, values = ACTIVATIONS[activation](before), linear(x, up, up_bias)
+    d_product, d_down, d_down_bias = linear_backward(d_out, gated * values, down, down_bias)
+    d_before = ACTIVATIONS_BACKWARD[activation](d_product * values, before)
+    d_x_gate, d_gate, d_gate_bias = linear_backward(d_before, x, gate, gate_bias)
+    d_x_up, d_up, d_up_bias = linear_backward(d_product * gated, x, up, up_bias)
     return d_x_gate + d_x_up, d_gate, d_up, d_down, d_gate_bias, d_up_bias, d_down_bias
 
 
@@ -196,7 +227,7 @@ def swiglu(
     up: Float[np.ndarray, "F D"],
     down: Float[np.ndarray, "D F"],
 ) -> Float[np.ndarray, "... D"]:
-    """down · (silu(gate · x) ∘ up · x), LLaMA's feed-forward."""
+    """down · (silu(gate · x) ∘ up · x): the feed-forward network of LLaMA and most models since."""
     return gated_feed_forward(x, gate, up, down, activation="silu")
 
 
@@ -207,32 +238,33 @@ def swiglu_backward(
     up: Float[np.ndarray, "F D"],
     down: Float[np.ndarray, "D F"],
 ) -> tuple[Float[np.ndarray, "... D"], Float[np.ndarray, "F D"], Float[np.ndarray, "F D"], Float[np.ndarray, "D F"]]:
-    """d_x, d_gate, d_up, d_down."""
+    """d_x, d_gate, d_up, d_down: `gated_feed_forward_backward` without biases."""
     d_x, d_gate, d_up, d_down, *_ = gated_feed_forward_backward(d_out, x, gate, up, down, activation="silu")
     return d_x, d_gate, d_up, d_down
 
 
 def check_activation(activation: str) -> None:
+    """Raise one clear sentence for an unknown activation, in either engine."""
     if activation not in ACTIVATIONS:
-        raise ValueError(f"activation is one of {', '.join(ACTIVATIONS)}, not {activation!r}")
+        raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(ACTIVATIONS)}")
 
 
 @runs(FeedForwardConfig)
 def feed_forward_part(
-    config: FeedForwardConfig, x: Float[np.ndarray, "B T D"], here: Here
+    config: FeedForwardConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
     """`feed_forward` with a model's own weights, step by step."""
-    up = linear(x, here["up.weight"], here.get("up.bias"))
-    hidden = here.note("up", ACTIVATIONS[config.activation](up))
-    return here.note("down", linear(hidden, here["down.weight"], here.get("down.bias")))
+    up = context.tap("pre_activation", linear(x, context["up.weight"], context.get("up.bias")))  # before the activation
+    hidden = context.tap("up", ACTIVATIONS[config.activation](up))
+    return context.tap("down", linear(hidden, context["down.weight"], context.get("down.bias")))
 
 
 @runs(GatedFeedForwardConfig)
 def gated_feed_forward_part(
-    config: GatedFeedForwardConfig, x: Float[np.ndarray, "B T D"], here: Here
+    config: GatedFeedForwardConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
     """`gated_feed_forward` with a model's own weights, step by step."""
-    gate = linear(x, here["gate.weight"], here.get("gate.bias"))
-    gate = here.note("gate", ACTIVATIONS[config.activation](gate))
-    hidden = here.note("up", gate * linear(x, here["up.weight"], here.get("up.bias")))
-    return here.note("down", linear(hidden, here["down.weight"], here.get("down.bias")))
+    gate = context.tap("pre_activation", linear(x, context["gate.weight"], context.get("gate.bias")))
+    gate = context.tap("gate", ACTIVATIONS[config.activation](gate))
+    hidden = context.tap("up", gate * linear(x, context["up.weight"], context.get("up.bias")))
+    return context.tap("down", linear(hidden, context["down.weight"], context.get("down.bias")))

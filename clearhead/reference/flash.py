@@ -1,11 +1,35 @@
-"""Attention by tiles, so that the T × S pattern never exists whole."""
+"""FlashAttention: exact attention that never stores the T × S weights.
+
+At 32,768 tokens the weights of one head are 4 GB in float32. A processor spends more time moving them than computing
+them. FlashAttention computes block × block tiles of scores, uses each at once, and forgets it. The difficulty is the
+softmax, whose denominator needs the whole row. It is built up tile by tile ("online softmax"):
+
+    top ← max(top, scores of the tile)          total ← total · e^(old top − top) + Σ e^(scores − top)
+                                                mixed ← mixed · e^(old top − top) + e^(scores − top) v
+
+and mixed/total at the end of a row is its softmax-weighted mean. The FLOPs are the same as those of plain attention;
+what is saved is memory, O(T + S) instead of O(T·S), and with it time.
+Dao et al. (2022), "FlashAttention", algorithm 1; Milakov & Gimelshein (2018) for the online softmax.
+"""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float, Real
 
-from clearhead.reference.attention import Mask, Mixed, check_attention, default_scale, lead_shape, sum_to
+from clearhead.reference.attention import (
+    Bias,
+    Mask,
+    Mixed,
+    attention_scores,
+    check_attention,
+    default_scale,
+    lead_shape,
+    softcap_slope,
+    sum_to,
+)
+from clearhead.reference.checks import check_gradient
 from clearhead.reference.softmax import narrow, widen
 
 
@@ -15,46 +39,77 @@ def flash_attention(
     v: Real[np.ndarray, "... S U"],
     *,
     mask: Mask | None = None,
+    bias: Bias | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     block: int = 128,
 ) -> Mixed:
-    """`attention` to the last digits but one, in O(T + S) extra memory: tiles of block × block scores, one at a time.
+    """The same result as `attention`, up to rounding, from block × block tiles of scores, one at a time.
 
-    It does the same FLOPs (fewer under `causal`, whose future tiles are skipped) and saves the traffic of the pattern.
-    Dao et al. (2022), "FlashAttention", algorithm 1; Milakov & Gimelshein (2018) for the online softmax.
+    Under `causal` the tiles that lie wholly in the future are skipped, which halves the FLOPs of a long text.
     """
-    check_attention(q, k, v, mask=mask, block=block)
-    mixed, _ = _flash_forward(q, k, v, mask, causal, scale, block)
+    check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap, block=block)
+    tiles = Tiles(q, k, mask, bias, causal, scale, softcap, block)
+    mixed, _ = _flash_forward(tiles, v)
     return narrow(mixed, q, k, v)
 
 
-def _flash_forward(
-    q: Real[np.ndarray, "... T K"],
-    k: Real[np.ndarray, "... S K"],
-    v: Real[np.ndarray, "... S U"],
-    mask: Mask | None,
-    causal: bool,
-    scale: float | None,
-    block: int,
-) -> tuple[Mixed, Float[np.ndarray, "... T 1"]]:
+@dataclass(frozen=True)
+class Tiles:
+    """The scores of one attention, computed tile by tile."""
+
+    q: Real[np.ndarray, "... T K"]
+    k: Real[np.ndarray, "... S K"]
+    mask: Mask | None
+    bias: Bias | None
+    causal: bool
+    scale: float | None
+    softcap: float | None
+    block: int
+
+    def rows(self) -> Iterator[slice]:
+        """The queries, `block` at a time."""
+        return _slices(self.q.shape[-2], self.block)
+
+    def columns(self, rows: slice) -> Iterator[slice]:
+        """The keys that some of these queries may read, `block` at a time: under `causal`, none in their future."""
+        T, S = self.q.shape[-2], self.k.shape[-2]
+        return _slices(max(0, rows.stop + S - T) if self.causal else S, self.block)
+
+    def scores(self, rows: slice, columns: slice) -> Float[np.ndarray, "..."]:
+        """scale · q kᵀ + bias of one tile, −∞ where a key may not be read."""
+        T, S = self.q.shape[-2], self.k.shape[-2]
+        bias = None if self.bias is None else _cut(self.bias, T, S, rows, columns)
+        q, k = self.q[..., rows, :], self.k[..., columns, :]
+        scores = attention_scores(q, k, bias, default_scale(self.q, self.scale), self.softcap)
+        if self.mask is not None:
+            scores = np.where(_cut(self.mask, T, S, rows, columns), scores, -np.inf)
+        if self.causal:
+            i, j = np.arange(rows.start, rows.stop)[:, None], np.arange(columns.start, columns.stop)
+            scores = np.where(j <= i + S - T, scores, -np.inf)
+        return scores
+
+
+def _flash_forward(tiles: Tiles, v: Real[np.ndarray, "... S U"]) -> tuple[Mixed, Float[np.ndarray, "... T 1"]]:
     """The mixed values, and log Σ exp(scores) of each row: all that the backward needs to rebuild any tile."""
-    lead = lead_shape(q, k, v, mask)
-    T, S, U = q.shape[-2], k.shape[-2], v.shape[-1]
+    q, k = tiles.q, tiles.k
+    lead = lead_shape(q, k, v, tiles.mask, tiles.bias)
+    T, U = q.shape[-2], v.shape[-1]
     wide = np.result_type(q.dtype, k.dtype, v.dtype, np.float32)
     out = np.zeros((*lead, T, U), wide)
     log_total = np.full((*lead, T, 1), np.inf, wide)  # exp(score − ∞) = 0: the weight of a row that reads nothing
-    for rows in _slices(T, block):
-        # Seen so far, for each row: the largest score, the sum of exp(score − top), and that sum weighted by v.
+    for rows in tiles.rows():
+        # Of the keys seen so far, for each row: the largest score, Σ exp(score − top), and Σ exp(score − top)·v.
         top = np.full((*lead, rows.stop - rows.start, 1), -np.inf, wide)
         total = np.zeros_like(top)
         mixed = np.zeros((*lead, rows.stop - rows.start, U), wide)
-        for columns in _slices(_reach(rows, T, S, causal), block):
-            scores = _tile(q, k, mask, causal, scale, rows, columns)
+        for columns in tiles.columns(rows):
+            scores = tiles.scores(rows, columns)
             new_top = np.maximum(top, scores.max(-1, keepdims=True))
             shift = np.where(np.isneginf(new_top), 0, new_top)
             exp = np.exp(scores - shift)
-            rescale = np.exp(top - shift)  # what was summed under the old maximum, brought under the new one
+            rescale = np.exp(top - shift)  # what was summed relative to the old maximum, made relative to the new one
             total = rescale * total + exp.sum(-1, keepdims=True)
             mixed = rescale * mixed + exp @ widen(v[..., columns, :])
             top = new_top
@@ -71,59 +126,50 @@ def flash_attention_backward(
     v: Real[np.ndarray, "... S U"],
     *,
     mask: Mask | None = None,
+    bias: Bias | None = None,
     causal: bool = False,
     scale: float | None = None,
+    softcap: float | None = None,
     block: int = 128,
-) -> tuple[Float[np.ndarray, "..."], Float[np.ndarray, "..."], Float[np.ndarray, "..."]]:
-    """d_q, d_k, d_v, tile by tile: P = exp(scores − log_total) is rebuilt, used and dropped.
+) -> tuple[
+    Float[np.ndarray, "..."], Float[np.ndarray, "..."], Float[np.ndarray, "..."], Float[np.ndarray, "..."] | None
+]:
+    """d_q, d_k, d_v, d_bias, tile by tile: the weights P = exp(scores − log_total) are rebuilt, used and dropped.
 
-    The row sum Σ_S d_P ∘ P of `attention_backward` equals d_out · out, which needs no pattern.
-    Dao (2023), "FlashAttention-2", algorithm 2.
+    The formulas are those of `attention_backward`. Its row sum Σ_S d_P ∘ P would need a whole row of P; it equals
+    d_out · out, because Σ_S (d_out·v_S) P_S = d_out · Σ_S P_S v_S. Dao (2023), "FlashAttention-2", algorithm 2.
     """
-    out, log_total = _flash_forward(q, k, v, mask, causal, scale, block)
-    T, S = q.shape[-2], k.shape[-2]
+    check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap, block=block)
+    tiles = Tiles(q, k, mask, bias, causal, scale, softcap, block)
+    out, log_total = _flash_forward(tiles, v)
+    check_gradient(d_out, *out.shape)
     factor = default_scale(q, scale)
-    lead = out.shape[:-2]
+    lead, (T, S) = out.shape[:-2], (q.shape[-2], k.shape[-2])
     d_q, d_k, d_v = (np.zeros(lead + x.shape[-2:], out.dtype) for x in (q, k, v))
+    d_bias = None if bias is None else np.zeros((*lead, T, S), out.dtype)
     row_sum = (d_out * out).sum(-1, keepdims=True)
-    for rows in _slices(T, block):
+    for rows in tiles.rows():
         q_rows, d_rows = widen(q[..., rows, :]), widen(d_out[..., rows, :])
-        for columns in _slices(_reach(rows, T, S, causal), block):
+        for columns in tiles.columns(rows):
             k_columns, v_columns = widen(k[..., columns, :]), widen(v[..., columns, :])
-            weights = np.exp(_tile(q, k, mask, causal, scale, rows, columns) - log_total[..., rows, :])
+            weights = np.exp(tiles.scores(rows, columns) - log_total[..., rows, :])
             d_weights = d_rows @ v_columns.swapaxes(-1, -2)
-            d_scores = factor * weights * (d_weights - row_sum[..., rows, :])
+            d_scores = weights * (d_weights - row_sum[..., rows, :])
+            if d_bias is not None:
+                d_bias[..., rows, columns] = d_scores
+            d_scores = factor * d_scores * softcap_slope(attention_scores(q_rows, k_columns, None, factor), softcap)
             d_q[..., rows, :] += d_scores @ k_columns
             d_k[..., columns, :] += d_scores.swapaxes(-1, -2) @ q_rows
             d_v[..., columns, :] += weights.swapaxes(-1, -2) @ d_rows
-    return sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v)
+    d_given = None if bias is None or d_bias is None else sum_to(d_bias, bias)
+    return sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v), d_given
 
 
-def _tile(
-    q: Real[np.ndarray, "... T K"],
-    k: Real[np.ndarray, "... S K"],
-    mask: Mask | None,
-    causal: bool,
-    scale: float | None,
-    rows: slice,
-    columns: slice,
-) -> Float[np.ndarray, "..."]:
-    """The scores of some queries against some keys, −∞ where they may not be read."""
-    T, S = q.shape[-2], k.shape[-2]
-    scores = widen(q[..., rows, :]) @ widen(k[..., columns, :]).swapaxes(-1, -2) * default_scale(q, scale)
-    if mask is not None:
-        whole = np.broadcast_to(mask, (*mask.shape[:-2], T, S))  # a view
-        scores = np.where(whole[..., rows, columns], scores, -np.inf)
-    if causal:
-        i, j = np.arange(rows.start, rows.stop)[:, None], np.arange(columns.start, columns.stop)
-        scores = np.where(j <= i + S - T, scores, -np.inf)
-    return scores
+def _cut(table: Real[np.ndarray, "..."] | Mask, T: int, S: int, rows: slice, columns: slice) -> np.ndarray:
+    """The tile of a mask or bias that broadcasts to (…, T, S). The broadcast is a view and takes no memory."""
+    return np.broadcast_to(table, (*table.shape[:-2], T, S))[..., rows, columns]
 
 
 def _slices(length: int, block: int) -> Iterator[slice]:
+    """0 … block, block … 2·block, up to `length`."""
     return (slice(start, min(start + block, length)) for start in range(0, length, block))
-
-
-def _reach(rows: slice, T: int, S: int, causal: bool) -> int:
-    """How many keys the last of these rows may read: under `causal`, tiles beyond it are wholly in the future."""
-    return max(0, rows.stop + S - T) if causal else S

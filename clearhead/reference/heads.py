@@ -1,4 +1,9 @@
-"""From hidden states to logits or one vector. `table` is the embedding's, for heads that are tied to it."""
+"""Heads: from the hidden states of the last block to logits or to one vector.
+
+A language model scores every token of the vocabulary at every position. A classifier pools the positions to one
+vector first. If a head is tied, its matrix is the embedding's table: the score of a token is the dot product of the
+hidden state with the token's own vector. `table` is passed in for that.
+"""
 
 from __future__ import annotations
 
@@ -17,64 +22,66 @@ from clearhead.configs import (
 
 from .ffn import ACTIVATIONS
 from .linear import linear
-from .run import Here, runs
+from .run import Context, runs
 
-Table = Float[np.ndarray, "V Y"] | None  # Y is D, but for ALBERT
+Table = Float[np.ndarray, "V Y"] | None  # Y = D, except in ALBERT
 Hidden = Float[np.ndarray, "B T D"]
 
 
 @runs(LMHeadConfig)
-def lm_head(config: LMHeadConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B T V"]:
-    """logits = x·Wᵀ + b; tied: W is the embedding's table."""
-    weight = table if config.tied and table is not None else here["weight"]
-    return here.note("logits", linear(x, weight, here.get("bias")))
+def lm_head(config: LMHeadConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B T V"]:
+    """logits = x Wᵀ + b: the logits at position t score token t + 1."""
+    weight = table if config.tied and table is not None else context["weight"]
+    return context.tap("logits", linear(x, weight, context.get("bias")))
 
 
 @runs(MaskedLMHeadConfig)
 def masked_lm_head(
-    config: MaskedLMHeadConfig, x: Hidden, here: Here, table: Table = None
+    config: MaskedLMHeadConfig, x: Hidden, context: Context, table: Table = None
 ) -> Float[np.ndarray, "B T V"]:
-    """A dense layer and a norm, then logits over the vocabulary."""
-    x = here.note("dense", ACTIVATIONS[config.activation](linear(x, here["dense.weight"], here["dense.bias"])))
-    x = here.note("norm", here.run("norm", config.norm, x))
-    weight = table if config.tied and table is not None else here["weight"]
-    return here.note("logits", linear(x, weight, here["bias"]))
+    """A dense layer, an activation and a norm, then logits: at position t they score token t itself (BERT)."""
+    dense = linear(x, context["dense.weight"], context["dense.bias"])
+    x = context.tap("dense", ACTIVATIONS[config.activation](dense))
+    x = context.tap("norm", context.run("norm", config.norm, x))
+    weight = table if config.tied and table is not None else context["weight"]
+    return context.tap("logits", linear(x, weight, context["bias"]))
 
 
 @runs(FirstTokenConfig)
-def first_token(config: FirstTokenConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """The first position's vector."""
-    return here.note("pooled", first_real(x, here))
+def first_token(config: FirstTokenConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B D"]:
+    """The first real position's vector: the class token of BERT and ViT."""
+    return context.tap("pooled", first_real(x, context))
 
 
 @runs(LastTokenConfig)
-def last_token(config: LastTokenConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """The last real position's vector."""
-    last = x.shape[1] - 1 - here.readable[:, ::-1].argmax(1)
-    return here.note("pooled", x[np.arange(len(x)), last])
+def last_token(config: LastTokenConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B D"]:
+    """The last real position's vector: in a causal model the only one that has read the whole text."""
+    last = x.shape[1] - 1 - context.readable[:, ::-1].argmax(1)  # argmax finds the first True, from the back
+    return context.tap("pooled", x[np.arange(len(x)), last])
 
 
 @runs(MeanPoolConfig)
-def mean_pool(config: MeanPoolConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """The mean over real positions."""
-    real = here.readable[:, :, None].astype(x.dtype)
-    return here.note("pooled", (x * real).sum(1) / np.maximum(real.sum(1), 1))
+def mean_pool(config: MeanPoolConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B D"]:
+    """The mean over real positions; padding does not count."""
+    real = context.readable[:, :, None].astype(x.dtype)
+    return context.tap("pooled", (x * real).sum(1) / np.maximum(real.sum(1), 1))
 
 
 @runs(PoolerConfig)
-def pooler(config: PoolerConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """An activation of a dense layer over the first position."""
+def pooler(config: PoolerConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B D"]:
+    """tanh (BERT) or another activation of a dense layer over the first real position."""
     activation = np.tanh if config.activation == "tanh" else ACTIVATIONS[config.activation]
-    return here.note("dense", activation(linear(first_real(x, here), here["dense.weight"], here["dense.bias"])))
+    dense = linear(first_real(x, context), context["dense.weight"], context["dense.bias"])
+    return context.tap("dense", activation(dense))
 
 
 @runs(ClassHeadConfig)
-def class_head(config: ClassHeadConfig, x: Hidden, here: Here, table: Table = None) -> Float[np.ndarray, "B C"]:
-    """Logits over classes from one pooled vector."""
-    pooled = here.run("pool", config.pool, x)
-    return here.note("classes", linear(pooled, here["classes.weight"], here.get("classes.bias")))
+def class_head(config: ClassHeadConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B C"]:
+    """Pool the positions to one vector, then score the C classes."""
+    pooled = context.run("pool", config.pool, x)
+    return context.tap("classes", linear(pooled, context["classes.weight"], context.get("classes.bias")))
 
 
-def first_real(x: Hidden, here: Here) -> Float[np.ndarray, "B D"]:
-    """The first position that is not padding."""
-    return x[np.arange(len(x)), here.readable.argmax(1)]
+def first_real(x: Hidden, context: Context) -> Float[np.ndarray, "B D"]:
+    """The vector of the first position that is not padding."""
+    return x[np.arange(len(x)), context.readable.argmax(1)]

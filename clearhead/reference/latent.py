@@ -1,4 +1,15 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1), in its plain form."""
+"""Multi-head latent attention (MLA): all heads' keys and values are computed from one small vector per position.
+
+    c = norm(W_down x)                                            the latent of a position: L numbers
+    r = rotary key of the position                                N numbers, shared by all heads
+    k_h = [W_key,h c ; r]      v_h = W_value,h c                  per head, from the latent
+    q_h = [plain ; rotated]                                       matches the two parts of k_h
+
+The KV cache holds c and r only: 576 numbers per position in DeepSeek-V2 instead of 32,768. The rotary part must be
+separate, because a rotation between W_key and c would depend on the position and could not be absorbed into the query
+(see `docs/latent.md`). DeepSeek-V2, arXiv 2405.04434, section 2.1. This file has the plain form; the PyTorch engine
+also has the absorbed one.
+"""
 
 import numpy as np
 from jaxtyping import Float
@@ -7,35 +18,35 @@ from clearhead.configs import LatentAttentionConfig
 
 from .attention import attend, merge_heads, split_heads
 from .linear import linear
-from .rotary import turn_by
-from .run import Here, runs
+from .rotary import apply_rotary
+from .run import Context, runs
 
 
 @runs(LatentAttentionConfig)
 def latent_attention(
-    config: LatentAttentionConfig, x: Float[np.ndarray, "B T D"], here: Here
+    config: LatentAttentionConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """c = norm(W_down·x) is all that is kept of a position, with one rotary key r for all heads.
-
-    k_h = [W_key,h·c ; r]      v_h = W_value,h·c      q_h = [plain ; turned]
-    """
+    """Queries; then latents, which the cache keeps; then keys and values of every head from the latents."""
+    # Queries, through a latent of their own in the large models (fewer weights; nothing is cached).
     down = x
     if config.query_latent_dim is not None:
-        down = here.note("query_down", linear(x, here["query_down.weight"], here.get("query_down.bias")))
-        down = here.note("query_norm", here.run("query_norm", config.norm, down))
-    q = split_heads(here.note("query", linear(down, here["query.weight"])), config.plain_dim + config.rope_dim)
+        down = context.tap("query_down", linear(x, context["query_down.weight"], context.get("query_down.bias")))
+        down = context.tap("query_norm", context.run("query_norm", config.norm, down))
+    q = split_heads(context.tap("query", linear(down, context["query.weight"])), config.plain_dim + config.rope_dim)
     plain, rope = q[..., : config.plain_dim], q[..., config.plain_dim :]
-    q = np.concatenate((plain, turn_by(config.rotary, rope, here.positions)), -1)
-    q = here.note("query_turned", q)  # B H T K
+    q = np.concatenate((plain, apply_rotary(config.rotary, rope, context.positions)), -1)
+    q = context.tap("query_rotated", q)  # B H T K
 
-    joint = here.note("down", linear(x, here["down.weight"], here.get("down.bias")))
+    # What is kept of each position: the latent, and one rotary key for all heads.
+    joint = context.tap("down", linear(x, context["down.weight"], context.get("down.bias")))
     latent, rope = joint[..., : config.latent_dim], joint[:, None, :, config.latent_dim :]
-    latent = here.note("latent_norm", here.run("latent_norm", config.norm, latent))
-    rope = here.note("rope_key", turn_by(config.rotary, rope, here.positions))  # B 1 T N
-    latent, rope = here.remember("latent", latent, 1), here.remember("rope_key", rope, 2)
+    latent = context.tap("latent_norm", context.run("latent_norm", config.norm, latent))
+    rope = context.tap("rope_key", apply_rotary(config.rotary, rope, context.positions))  # B 1 T N
+    latent, rope = context.append("latent", latent, 1), context.append("rope_key", rope, 2)
 
-    up = split_heads(here.note("up", linear(latent, here["up.weight"])), config.plain_dim + config.value_dim)
+    # Keys and values of every head, computed anew from the latents.
+    up = split_heads(context.tap("up", linear(latent, context["up.weight"])), config.plain_dim + config.value_dim)
     k, v = up[..., : config.plain_dim], up[..., config.plain_dim :]
     k = np.concatenate((k, np.broadcast_to(rope, (*k.shape[:-1], config.rope_dim))), -1)
-    mixed = attend([(q, config.mask)], k, v, here, scale=config.scale)
-    return here.note("out", linear(merge_heads(mixed, here), here["out.weight"], here.get("out.bias")))
+    mixed = attend([(q, config.mask)], k, v, context, scale=config.scale)
+    return context.tap("out", linear(merge_heads(mixed, context), context["out.weight"], context.get("out.bias")))

@@ -1,13 +1,25 @@
-"""A matrix: the way from one width to another."""
+"""The linear layer: a matrix from one width to another.
+
+    y = x Wᵀ + b        x: … in      W: out in      b: out      y: … out
+
+Each output is one row of W, dotted with x, plus its bias. Leading dimensions (batch, position) are independent.
+Checkpoints store W as [out, in], and so does this package.
+"""
 
 import numpy as np
 from jaxtyping import Float
+
+from clearhead.reference.checks import check_gradient
 
 
 def linear(
     x: Float[np.ndarray, "... i"], weight: Float[np.ndarray, "o i"], bias: Float[np.ndarray, "o"] | None = None
 ) -> Float[np.ndarray, "... o"]:
-    """x Wᵀ + b. The weight is [out, in], as checkpoints store it: one row for each output."""
+    """x Wᵀ + b, with the weight [out, in]: one row for each output.
+
+    >>> linear(np.array([1.0, 2.0]), np.array([[3.0, 4.0]]), np.array([5.0]))
+    array([16.])
+    """
     out = x @ weight.T
     return out if bias is None else out + bias
 
@@ -18,6 +30,12 @@ def linear_backward(
     weight: Float[np.ndarray, "o i"],
     bias: Float[np.ndarray, "o"] | None = None,
 ) -> tuple[Float[np.ndarray, "... i"], Float[np.ndarray, "o i"], Float[np.ndarray, "o"] | None]:
-    """d_x = d_out W, d_W = d_outᵀ x, d_b = Σ d_out, the last two summed over every leading dimension."""
-    d_rows, rows = d_out.reshape(-1, d_out.shape[-1]), x.reshape(-1, x.shape[-1])  # positions in one row each
+    """d_x = d_out W, d_W = d_outᵀ x, d_b = Σ d_out.
+
+    From yₒ = Σᵢ Wₒᵢ xᵢ + bₒ: ∂yₒ/∂xᵢ = Wₒᵢ, ∂yₒ/∂Wₒᵢ = xᵢ, ∂yₒ/∂bₒ = 1. All positions share W and b, so their
+    gradients are summed over every leading dimension.
+    """
+    check_gradient(d_out, *x.shape[:-1], len(weight))
+    # Flatten (batch, position, …) into rows: the sum over positions is then the inner sum of one matrix product.
+    d_rows, rows = d_out.reshape(-1, d_out.shape[-1]), x.reshape(-1, x.shape[-1])
     return d_out @ weight, d_rows.T @ rows, None if bias is None else d_rows.sum(0)

@@ -1,33 +1,55 @@
-"""Attention through a feature map, as it is defined: every weight φ(q)·φ(k) written down."""
+"""Linear attention: scores that factor, so that sums over keys are made once and not for every query.
+
+    softmax attention   out_i = Σ_j exp(q_i·k_j) v_j / Σ_j exp(q_i·k_j)              O(n²)
+    linear attention    out_i = Σ_j φ(q_i)·φ(k_j) v_j / Σ_j φ(q_i)·φ(k_j)
+                              = φ(q_i)·S / φ(q_i)·z      S = Σ_j φ(k_j) v_jᵀ,   z = Σ_j φ(k_j)          O(n)
+
+S and z do not depend on the query, because the sum over j can be moved inside. In a causal model they grow token by
+token, S_t = S_{t−1} + φ(k_t) v_tᵀ: linear attention is a recurrent network whose state is a matrix. The feature map φ
+decides what the scores are: elu(x) + 1 (cheap), or random features that estimate exp(q·k) itself (Performer). Later
+models drop the denominator z and let the state forget (gated) or overwrite (delta rule). Here every weight is written
+out as the definition has it; the PyTorch engine uses the sums.
+"""
 
 import math
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 
 from clearhead.configs import DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
 from clearhead.reference.attention import merge_heads, split_heads, sum_to
+from clearhead.reference.checks import check_gradient
 from clearhead.reference.linear import linear
 from clearhead.reference.positions import causal_mask
-from clearhead.reference.run import Here, runs
+from clearhead.reference.run import Context, runs
+from clearhead.reference.softmax import softmax
+
+# --- Feature maps ----------------------------------------------------------------------------------------------------
 
 
 def elu_features(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """elu(x) + 1: x + 1 above zero, eˣ below; always positive  (Katharopoulos et al. 2020, equation 7)."""
+    """φ(x) = elu(x) + 1: x + 1 above zero, eˣ below. Always positive, so that weights are.
+
+    Katharopoulos et al. (2020), "Transformers are RNNs", equation 7.
+    """
     return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
 
 def elu_features_backward(d_out: Float[np.ndarray, "..."], x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """1 above zero, eˣ below."""
+    """d_out above zero, d_out · eˣ below."""
+    check_gradient(d_out, *x.shape)
     return d_out * np.exp(np.minimum(x, 0))
 
 
 def positive_features(
     x: Float[np.ndarray, "... K"], directions: Float[np.ndarray, "W K"]
 ) -> Float[np.ndarray, "... W"]:
-    """exp(ω·x − |x|²/2)/√W for every direction ω. Over ω ~ N(0, I), E[φ(q)·φ(k)] = exp(q·k).
+    """φ(x) = exp(ω·x − |x|²/2)/√W for each of W directions ω.
 
-    Choromanski et al. (2021), "Rethinking Attention with Performers", lemma 1.
+    Over ω ~ N(0, I), E[φ(q)·φ(k)] = E[exp(ω·(q + k))]·exp(−(|q|² + |k|²)/2) = exp(q·k): an unbiased estimate of the
+    softmax's exponential, whose error falls with W. All features are positive, so the estimate is stable where the
+    true weight is near 0. Choromanski et al. (2021), "Rethinking Attention with Performers", lemma 1.
     """
     exponent = x @ directions.T - 0.5 * (x * x).sum(-1, keepdims=True)
     return np.exp(exponent) / math.sqrt(len(directions))
@@ -36,10 +58,30 @@ def positive_features(
 def positive_features_backward(
     d_out: Float[np.ndarray, "... W"], x: Float[np.ndarray, "... K"], directions: Float[np.ndarray, "W K"]
 ) -> tuple[Float[np.ndarray, "... K"], Float[np.ndarray, "W K"]]:
-    """With g = d_out ∘ φ(x): d_x = Σ_ω g·ω − x·Σ_ω g, d_ω = Σ g·x."""
+    """With g = d_out ∘ φ(x), the gradient of the exponent: d_x = Σ_ω g·ω − x·Σ_ω g, d_ω = Σ g·x."""
+    check_gradient(d_out, *x.shape[:-1], len(directions))
     g = d_out * positive_features(x, directions)
     flat, rows = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
     return g @ directions - x * g.sum(-1, keepdims=True), flat.T @ rows
+
+
+def random_directions(features: int, width: int, seed: int) -> Float[np.ndarray, "W K"]:
+    """W directions, each normally distributed, orthogonal to each other in sets of K.
+
+    A random rotation gives K orthogonal directions; their lengths are drawn separately, as those of normal vectors.
+    Orthogonal directions repeat each other less, so the estimate has less variance than with independent ones
+    (Choromanski et al. 2021, theorem 2).
+    """
+    rng = np.random.default_rng(seed)
+    sets = []
+    for _ in range(-(-features // width)):
+        rotation, triangle = np.linalg.qr(rng.standard_normal((width, width)))
+        sets.append(rotation * np.sign(np.diag(triangle)))  # without the signs, some rotations are more likely
+    lengths = np.linalg.norm(rng.standard_normal((features, width)), axis=1, keepdims=True)
+    return np.concatenate(sets)[:features] * lengths
+
+
+# --- Linear attention ------------------------------------------------------------------------------------------------
 
 
 def linear_attention(
@@ -48,9 +90,14 @@ def linear_attention(
     v: Float[np.ndarray, "... S U"],
     causal: bool = False,
 ) -> Float[np.ndarray, "... T U"]:
-    """Σ_j (q·k_j) v_j / Σ_j q·k_j over positive features; causal: over the keys up to the query's own place."""
-    weights = _kernel(q, k, causal)
-    return weights @ v / weights.sum(-1, keepdims=True)
+    """Σ_j (q·k_j) v_j / Σ_j q·k_j, where q and k are features already, and positive.
+
+    causal: over the keys up to the query's own position; the last query reads the last key.
+    """
+    check_linear_attention(q, k, v)
+    weights = _products(q, k, causal)
+    total = weights.sum(-1, keepdims=True)
+    return weights @ v / np.where(total == 0, 1, total)  # a query without keys gets zeros
 
 
 def linear_attention_backward(
@@ -60,9 +107,15 @@ def linear_attention_backward(
     v: Float[np.ndarray, "... S U"],
     causal: bool = False,
 ) -> tuple[Float[np.ndarray, "... T W"], Float[np.ndarray, "... S W"], Float[np.ndarray, "... S U"]]:
-    """With a the weights and p = a/Σa: d_v = pᵀ d_out, d_a = (d_out vᵀ − d_out·out)/Σa, d_q = d_a k, d_k = d_aᵀ q."""
-    weights = _kernel(q, k, causal)
+    """d_q, d_k, d_v. With a = q kᵀ the weights and p = a/Σa their shares, and by the quotient rule:
+
+    d_v = pᵀ d_out       d_a = (d_out vᵀ − Σ_S d_out vᵀ ∘ p)/Σa       d_q = d_a k       d_k = d_aᵀ q
+    """
+    check_linear_attention(q, k, v)
+    weights = _products(q, k, causal)
+    check_gradient(d_out, *weights.shape[:-1], v.shape[-1])
     total = weights.sum(-1, keepdims=True)
+    total = np.where(total == 0, 1, total)
     shares = weights / total
     d_shares = d_out @ v.swapaxes(-1, -2)
     d_weights = (d_shares - (d_shares * shares).sum(-1, keepdims=True)) / total
@@ -72,75 +125,226 @@ def linear_attention_backward(
     return sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v)
 
 
-def _kernel(
+def _products(
     q: Float[np.ndarray, "... T W"], k: Float[np.ndarray, "... S W"], causal: bool
 ) -> Float[np.ndarray, "... T S"]:
+    """q kᵀ, and 0 where a key is in the query's future."""
     weights = q @ k.swapaxes(-1, -2)
     return weights * causal_mask(*weights.shape[-2:]) if causal else weights
 
 
-def random_directions(features: int, width: int, seed: int) -> Float[np.ndarray, "W K"]:
-    """Directions that are each normal, and orthogonal in sets of K: a rotation that prefers none, and lengths drawn
-    apart from it. Orthogonal ones estimate better than independent ones (Choromanski et al. 2021, theorem 2)."""
-    rng = np.random.default_rng(seed)
-    sets = []
-    for _ in range(-(-features // width)):
-        rotation, triangle = np.linalg.qr(rng.standard_normal((width, width)))
-        sets.append(rotation * np.sign(np.diag(triangle)))  # without the signs some rotations are likelier than others
-    lengths = np.linalg.norm(rng.standard_normal((features, width)), axis=1, keepdims=True)
-    return np.concatenate(sets)[:features] * lengths
+def check_linear_attention(q: Any, k: Any, v: Any) -> None:
+    """Raise one clear sentence for shapes that do not fit, in either engine."""
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ValueError(
+            f"linear attention takes q (…, T, W), k (…, S, W) and v (…, S, U), not q {tuple(q.shape)}, "
+            f"k {tuple(k.shape)}, v {tuple(v.shape)}"
+        )
 
 
-def stable_features(
-    kernel: EluConfig | FavorConfig | DotConfig, x: Float[np.ndarray, "B H T K"]
-) -> tuple[Float[np.ndarray, "B H T W"], Float[np.ndarray, "B H T"]]:
-    """Features of any size, and the logarithm of what they were divided by.
+# --- Linear attention that forgets -----------------------------------------------------------------------------------
 
-    The softmax of attention is of q·k/√K, so both are divided by √√K; the largest feature of each vector is 1.
+
+def gated_linear_attention(
+    q: Float[np.ndarray, "... T K"],
+    k: Float[np.ndarray, "... T K"],
+    v: Float[np.ndarray, "... T U"],
+    gate: Float[np.ndarray, "... T K"],
+) -> Float[np.ndarray, "... T U"]:
+    """out_t = S_tᵀ q_t with S_t = gate_t ∘ S_{t−1} + k_t v_tᵀ, starting from S = 0.
+
+    S (K × U) is a memory that maps keys to values; each row of it is multiplied by its gate, between 0 (forget) and 1
+    (keep), before the new pair is added. gate = 1 is causal linear attention without the denominator; a constant gate
+    per head is RetNet; gates computed from the input are GLA (Yang et al. 2024, "Gated Linear Attention Transformers",
+    equation 3) and, one per head, Mamba-2.
     """
-    if isinstance(kernel, EluConfig):
-        return elu_features(x), np.zeros(x.shape[:-1], x.dtype)
-    if isinstance(kernel, DotConfig):
-        return x, np.zeros(x.shape[:-1], x.dtype)
-    x = x * x.shape[-1] ** -0.25
-    exponent = x @ random_directions(kernel.features, x.shape[-1], kernel.seed).astype(x.dtype).T
-    top = exponent.max(-1)
-    return np.exp(exponent - top[..., None]), top - 0.5 * (x * x).sum(-1)
+    check_recurrent(q, k, v, gate=gate)
+    return _read(q, _gated_states(k, v, gate))
+
+
+def gated_linear_attention_backward(
+    d_out: Float[np.ndarray, "... T U"],
+    q: Float[np.ndarray, "... T K"],
+    k: Float[np.ndarray, "... T K"],
+    v: Float[np.ndarray, "... T U"],
+    gate: Float[np.ndarray, "... T K"],
+) -> tuple[
+    Float[np.ndarray, "... T K"], Float[np.ndarray, "... T K"], Float[np.ndarray, "... T U"], Float[np.ndarray, "..."]
+]:
+    """d_q, d_k, d_v, d_gate, from the last token to the first: d_S_t = q_t d_out_tᵀ + gate_{t+1} ∘ d_S_{t+1}.
+
+    The memory is read now, and what is left of it later. d_k = d_S v, d_v = d_Sᵀ k, d_gate = Σ_U d_S ∘ S_{t−1}.
+    """
+    check_recurrent(q, k, v, gate=gate)
+    check_gradient(d_out, *v.shape)
+    states = _gated_states(k, v, gate)
+    before = _shifted(states)
+    d_states = q[..., :, None] * d_out[..., None, :]  # … T K U
+    for t in reversed(range(q.shape[-2] - 1)):
+        d_states[..., t, :, :] += gate[..., t + 1, :, None] * d_states[..., t + 1, :, :]
+    d_q = np.einsum("...tku,...tu->...tk", states, d_out)
+    d_k = np.einsum("...tku,...tu->...tk", d_states, v)
+    d_v = np.einsum("...tku,...tk->...tu", d_states, k)
+    return d_q, d_k, d_v, (d_states * before).sum(-1)
+
+
+def delta_linear_attention(
+    q: Float[np.ndarray, "... T K"],
+    k: Float[np.ndarray, "... T K"],
+    v: Float[np.ndarray, "... T U"],
+    beta: Float[np.ndarray, "... T"],
+) -> Float[np.ndarray, "... T U"]:
+    """out_t = S_tᵀ q_t with S_t = S_{t−1} + beta_t · k_t (v_t − S_{t−1}ᵀ k_t)ᵀ, starting from S = 0: the delta rule.
+
+    The memory first looks up what it has stored under k_t, and then writes the difference to v_t, so a key that comes
+    again is overwritten instead of added up. It is one step of gradient descent, with rate beta, on |Sᵀk − v|²/2.
+    Keys should have length 1; then beta = 1 stores v exactly. Schlag et al. (2021), "Linear Transformers Are Secretly
+    Fast Weight Programmers", equation 24; Yang et al. (2024), "Parallelizing Linear Transformers with the Delta Rule".
+    """
+    check_recurrent(q, k, v, beta=beta)
+    return _read(q, _delta_states(k, v, beta)[0])
+
+
+def delta_linear_attention_backward(
+    d_out: Float[np.ndarray, "... T U"],
+    q: Float[np.ndarray, "... T K"],
+    k: Float[np.ndarray, "... T K"],
+    v: Float[np.ndarray, "... T U"],
+    beta: Float[np.ndarray, "... T"],
+) -> tuple[
+    Float[np.ndarray, "... T K"], Float[np.ndarray, "... T K"], Float[np.ndarray, "... T U"], Float[np.ndarray, "... T"]
+]:
+    """d_q, d_k, d_v, d_beta, from the last token to the first.
+
+    With e_t = v_t − S_{t−1}ᵀ k_t the error and D = d_S_t, what the memory after token t is owed:
+
+        d_e = beta · Dᵀ k        d_v = d_e        d_beta = kᵀ D e        d_k = beta · D e − S_{t−1} d_e
+        d_S_{t−1} = D − k d_eᵀ + q_{t−1} d_out_{t−1}ᵀ
+    """
+    check_recurrent(q, k, v, beta=beta)
+    check_gradient(d_out, *v.shape)
+    states, errors = _delta_states(k, v, beta)
+    before = _shifted(states)
+    d_k, d_v, d_beta = np.zeros_like(k), np.zeros_like(v), np.zeros_like(beta)
+    d_state = np.zeros_like(states[..., 0, :, :]) if states.shape[-3] else None
+    for t in reversed(range(q.shape[-2])):
+        key, error, rate = k[..., t, :, None], errors[..., t, None, :], beta[..., t, None, None]
+        d_state = d_state + q[..., t, :, None] * d_out[..., t, None, :]  # K U
+        d_error = rate * (d_state * key).sum(-2, keepdims=True)  # 1 U
+        d_v[..., t, :] = d_error[..., 0, :]
+        d_beta[..., t] = (d_state * key * error).sum((-2, -1))
+        d_k[..., t, :] = (rate * d_state * error - before[..., t, :, :] * d_error).sum(-1)
+        d_state = d_state - key * d_error
+    return np.einsum("...tku,...tu->...tk", states, d_out), d_k, d_v, d_beta
+
+
+def _gated_states(k: np.ndarray, v: np.ndarray, gate: np.ndarray) -> Float[np.ndarray, "... T K U"]:
+    """S after every token: S ← gate ∘ S + k vᵀ."""
+    states = k[..., :, None] * v[..., None, :]
+    for t in range(1, k.shape[-2]):
+        states[..., t, :, :] += gate[..., t, :, None] * states[..., t - 1, :, :]
+    return states
+
+
+def _delta_states(k: np.ndarray, v: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, Float[np.ndarray, "... T U"]]:
+    """S after every token, and the error v − Sᵀk of every token: S ← S + beta · k errorᵀ."""
+    states = np.zeros((*k.shape, v.shape[-1]), np.result_type(k, v))
+    errors = np.zeros_like(v)
+    state = np.zeros((*k.shape[:-2], k.shape[-1], v.shape[-1]), states.dtype)
+    for t in range(k.shape[-2]):
+        errors[..., t, :] = v[..., t, :] - (state * k[..., t, :, None]).sum(-2)
+        state = state + beta[..., t, None, None] * k[..., t, :, None] * errors[..., t, None, :]
+        states[..., t, :, :] = state
+    return states, errors
+
+
+def _read(q: np.ndarray, states: Float[np.ndarray, "... T K U"]) -> Float[np.ndarray, "... T U"]:
+    """Sᵀ q of every token."""
+    return np.einsum("...tku,...tk->...tu", states, q)
+
+
+def _shifted(states: Float[np.ndarray, "... T K U"]) -> Float[np.ndarray, "... T K U"]:
+    """S before every token: one place later, with zeros in front."""
+    return np.concatenate((np.zeros_like(states[..., :1, :, :]), states[..., :-1, :, :]), -3)
+
+
+def check_recurrent(q: Any, k: Any, v: Any, **more: Any) -> None:
+    """Raise one clear sentence for shapes that do not fit, in either engine: a recurrence has no cross-attention."""
+    lead = tuple(k.shape[:-1])
+    shapes = {"q": (q, tuple(k.shape)), "v": (v, (*lead, v.shape[-1] if v.ndim else 0))}
+    shapes |= {name: (x, tuple(k.shape) if name == "gate" else lead) for name, x in more.items()}
+    for name, (x, wanted) in shapes.items():
+        if tuple(x.shape) != wanted:
+            raise ValueError(f"{name} is {tuple(x.shape)}, but with k {tuple(k.shape)} it must be {wanted}")
+
+
+# --- The layer of a model --------------------------------------------------------------------------------------------
 
 
 @runs(LinearAttentionConfig)
 def linear_attention_part(
-    config: LinearAttentionConfig, x: Float[np.ndarray, "B T D"], here: Here
+    config: LinearAttentionConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """x -> q, k, v -> features -> φ(q)·φ(k_j) of every pair, as shares of their sum -> mixed values -> out."""
+    """x -> q, k, v -> features -> the weight φ(q)·φ(k_j) of every pair -> mixed values -> out."""
     K, U = config.widths(x.shape[-1])
     rows = config.heads * K
-    qkv = here.note("qkv", linear(x, here["qkv.weight"], here.get("qkv.bias")))
-    q = here.note("query", split_heads(qkv[..., :rows], K))
-    k = here.note("key", split_heads(qkv[..., rows : 2 * rows], K))
-    v = here.note("value", split_heads(qkv[..., 2 * rows :], U))
-    (q, _), (k, top) = stable_features(config.kernel, q), stable_features(config.kernel, k)
-    q, k = here.note("query_features", q), here.note("key_features", k)
-    k, top, v = here.remember("key", k, 2), here.remember("top", top, 2), here.remember("value", v, 2)
-    readers = here.readable[:, here.readable.shape[1] - x.shape[1] :]
-    allowed = here.allowed(config.mask) & readers[:, None, :, None]  # padding reads nothing
-    weights = here.note("weights", weighed(q, k, top, allowed, config.kernel.shares))
-    mixed = here.note("mixed", weights @ v)
-    return here.note("out", linear(merge_heads(mixed, here), here["out.weight"], here.get("out.bias")))
+    qkv = context.tap("qkv", linear(x, context["qkv.weight"], context.get("qkv.bias")))
+    q = context.tap("query", split_heads(qkv[..., :rows], K))
+    k = context.tap("key", split_heads(qkv[..., rows : 2 * rows], K))
+    v = context.tap("value", split_heads(qkv[..., 2 * rows :], U))
+    q = context.tap("query_features", features(config.kernel, q))
+    k = context.tap("key_features", features(config.kernel, k))
+    k, v = context.append("key", k, 2), context.append("value", v, 2)
+    readers = context.readable[:, context.readable.shape[1] - x.shape[1] :]
+    allowed = context.allowed(config.mask) & readers[:, None, :, None]  # padding reads nothing
+    weights = context.tap("weights", pair_weights(config.kernel, q, k, allowed))
+    mixed = context.tap("mixed", weights @ v)
+    return context.tap("out", linear(merge_heads(mixed, context), context["out.weight"], context.get("out.bias")))
 
 
-def weighed(
+def features(
+    kernel: EluConfig | FavorConfig | DotConfig, x: Float[np.ndarray, "B H T K"]
+) -> Float[np.ndarray, "B H T W"]:
+    """φ(x) of the kernel; of the Performer's, its logarithm.
+
+    The features exp(ω·x − |x|²/2) of a long vector leave the range of floats, so they are kept as exponents. The
+    softmax of attention is of q·k/√K, so q and k are divided by √√K each. The constant 1/√W cancels in the shares.
+    """
+    if isinstance(kernel, EluConfig):
+        return elu_features(x)
+    if isinstance(kernel, DotConfig):
+        return x
+    x = x * x.shape[-1] ** -0.25
+    directions = random_directions(kernel.features, x.shape[-1], kernel.seed).astype(x.dtype)
+    return x @ directions.T - 0.5 * (x * x).sum(-1, keepdims=True)
+
+
+def pair_weights(
+    kernel: EluConfig | FavorConfig | DotConfig,
     q: Float[np.ndarray, "B H T W"],
     k: Float[np.ndarray, "B H S W"],
-    top: Float[np.ndarray, "B H S"],
     allowed: Bool[np.ndarray, "B 1 T S"],
-    shares: bool,
 ) -> Float[np.ndarray, "B H T S"]:
-    """φ(q)·φ(k)·e^top of the keys that may be read, the largest top of these taken out; as shares of their sum or as
-    they are."""
-    tops = np.where(allowed, top[:, :, None], -np.inf)
-    largest = tops.max(-1, keepdims=True, initial=-np.inf)
-    factor = np.exp(tops - np.where(np.isneginf(largest), 0, largest))
-    weights = q @ k.swapaxes(-1, -2) * factor
+    """φ(q)·φ(k) of every allowed pair, as shares of their sum; the dot kernel's as they are.
+
+    The Performer's shares are softmax_j(log Σ_w exp(log φ_w(q) + log φ_w(k_j))). The inner sum is stabilised by the
+    largest exponent of each pair, the outer one by the softmax, so no query loses all its keys however long q and k
+    are.
+    """
+    if isinstance(kernel, FavorConfig):
+        return softmax(np.where(allowed, log_products(q, k), -np.inf))
+    weights = q @ k.swapaxes(-1, -2) * allowed
+    if isinstance(kernel, DotConfig):
+        return weights
     total = weights.sum(-1, keepdims=True)
-    return weights / np.where(total == 0, 1, total) if shares else weights
+    return weights / np.where(total == 0, 1, total)
+
+
+def log_products(q: Float[np.ndarray, "B H T W"], k: Float[np.ndarray, "B H S W"]) -> Float[np.ndarray, "B H T S"]:
+    """log Σ_w exp(q_w + k_w) of every pair, one key at a time, so that only T × W sums exist at once."""
+    out = np.empty((*q.shape[:-1], k.shape[-2]), q.dtype)
+    for j in range(k.shape[-2]):
+        exponents = q + k[..., j, None, :]
+        top = exponents.max(-1, keepdims=True)
+        out[..., j] = (top + np.log(np.exp(exponents - top).sum(-1, keepdims=True)))[..., 0]
+    return out

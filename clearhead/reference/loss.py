@@ -1,33 +1,56 @@
-"""The loss of language models and classifiers."""
+"""Cross-entropy: the loss of language models and classifiers.
+
+    loss = −log p[target],   p = softmax(logits)
+
+The loss is 0 if the model gives the target probability 1, and log V ≈ ln(vocabulary) for uniform guesses. exp(loss)
+is the perplexity: as how many equally likely tokens the model hesitates between.
+"""
 
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from clearhead.reference.checks import check_gradient, check_ids
 from clearhead.reference.softmax import narrow, softmax, widen
+
+REDUCTIONS = ("mean", "sum", "none")
 
 
 def cross_entropy(
     logits: Float[np.ndarray, "... V"],
     targets: Int[np.ndarray, "..."],
     *,
+    weight: Float[np.ndarray, "V"] | None = None,
     label_smoothing: float = 0.0,
     ignore_index: int | None = None,
-) -> Float[np.ndarray, ""]:
-    """The mean of −Σ_V y log softmax(logits) over the targets that are not ignored; 0 if all are.
+    reduction: str = "mean",
+) -> Float[np.ndarray, "..."]:
+    """−Σ_V w ∘ y · log softmax(logits) over the targets that are not ignored.
 
-    y is one-hot at the target, or (Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7) that
-    smoothed: (1 − ε) · one-hot + ε / V.
+    y is one-hot at the target. With label smoothing ε it is (1 − ε)·one-hot + ε/V, which keeps logits from growing
+    without end (Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7). `weight` gives each class a
+    weight w, as for unbalanced classes. `reduction`: "mean" divides by the number of counted targets, or by the sum of
+    their weights, and is 0 if none counts; "sum" adds up; "none" returns one loss per target, 0 where it is ignored.
+
+    >>> cross_entropy(np.zeros((1, 4)), np.array([2])).round(3)      # log 4: four equally likely classes
+    array(1.386)
     """
-    check_targets(logits, targets, label_smoothing, ignore_index)
-    wide, counted, aim = _rows(logits, targets, ignore_index)
+    check_targets(logits, targets, label_smoothing, ignore_index, weight, reduction)
+    wide, counted, aim = _counted_rows(logits, targets, ignore_index)
+    # log softmax without computing softmax first: log of a probability that underflowed to 0 would be −∞.
     top = wide.max(-1, keepdims=True, initial=-np.inf)
     log_p = wide - top - np.log(np.exp(wide - top).sum(-1, keepdims=True))
-    loss = -(1 - label_smoothing) * np.take_along_axis(log_p, aim[:, None], -1)[:, 0]
+    w = _class_weights(weight, logits.shape[-1], wide.dtype)
+    loss = -(1 - label_smoothing) * w[aim] * np.take_along_axis(log_p, aim[:, None], -1)[:, 0]
     if label_smoothing > 0:  # not 0 · Σ: a logit of −∞ off the target would make that NaN
-        loss = loss - label_smoothing * log_p.mean(-1)
-    return np.asarray(loss.sum() / max(counted.sum(), 1), wide.dtype)
+        loss = loss - label_smoothing * (w * log_p).mean(-1)
+    if reduction == "none":
+        whole = np.zeros(targets.size, wide.dtype)
+        whole[counted] = loss
+        return whole.reshape(targets.shape)
+    divisor = _divisor(w[aim]) if reduction == "mean" else 1
+    return np.asarray(loss.sum() / divisor, wide.dtype)
 
 
 def cross_entropy_backward(
@@ -35,37 +58,73 @@ def cross_entropy_backward(
     logits: Float[np.ndarray, "... V"],
     targets: Int[np.ndarray, "..."],
     *,
+    weight: Float[np.ndarray, "V"] | None = None,
     label_smoothing: float = 0.0,
     ignore_index: int | None = None,
+    reduction: str = "mean",
 ) -> Float[np.ndarray, "... V"]:
-    """d_logits = d_out · (softmax(logits) − y) / count, and zero where the target is ignored."""
-    wide, counted, aim = _rows(logits, targets, ignore_index)
-    difference = softmax(wide) - label_smoothing / logits.shape[-1]
-    difference[np.arange(len(aim)), aim] -= 1 - label_smoothing
+    """d_logits = d_out · (softmax(logits) − y) / count, and zero where the target is ignored.
+
+    The simplest gradient there is: what the model says minus what it should say. With class weights w, y becomes
+    w ∘ y and softmax is multiplied by Σ w ∘ y, the derivative of −Σ w ∘ y · log softmax.
+    """
+    check_targets(logits, targets, label_smoothing, ignore_index, weight, reduction)
+    check_gradient(d_out, *(targets.shape if reduction == "none" else ()))
+    wide, counted, aim = _counted_rows(logits, targets, ignore_index)
+    w = _class_weights(weight, logits.shape[-1], wide.dtype)
+    aimed = np.tile(w * label_smoothing / logits.shape[-1], (len(aim), 1))  # w ∘ y
+    aimed[np.arange(len(aim)), aim] += (1 - label_smoothing) * w[aim]
+    difference = softmax(wide) * aimed.sum(-1, keepdims=True) - aimed
+    per_row = np.asarray(d_out).reshape(-1)[counted, None] if reduction == "none" else d_out
+    divisor = _divisor(w[aim]) if reduction == "mean" else 1
     d_logits = np.zeros((targets.size, logits.shape[-1]), wide.dtype)
-    d_logits[counted] = d_out * difference / max(counted.sum(), 1)
+    d_logits[counted] = per_row * difference / divisor
     return narrow(d_logits.reshape(logits.shape), logits)
 
 
-def _rows(
+def _counted_rows(
     logits: Float[np.ndarray, "... V"], targets: Int[np.ndarray, "..."], ignore_index: int | None
 ) -> tuple[Float[np.ndarray, "counted V"], Bool[np.ndarray, "rows"], Int[np.ndarray, "counted"]]:
-    """The counted rows of the logits, which of all rows they are, and their targets."""
+    """The rows of the logits whose target counts, which of all rows they are, and their targets."""
     flat = targets.reshape(-1)
     counted = np.full(flat.shape, True) if ignore_index is None else flat != ignore_index
     return widen(logits.reshape(-1, logits.shape[-1])[counted]), counted, flat[counted]
 
 
-def check_targets(logits: Any, targets: Any, label_smoothing: float, ignore_index: int | None) -> None:
-    """One clear sentence for arguments that do not fit, in either engine."""
+def _class_weights(weight: np.ndarray | None, classes: int, dtype: Any) -> Float[np.ndarray, "V"]:
+    """The weight of each class; 1 by default."""
+    return np.ones(classes, dtype) if weight is None else weight.astype(dtype)
+
+
+def _divisor(weights: Float[np.ndarray, "counted"]) -> Any:
+    """What a mean divides by: the weights of the counted targets. Without any, 1, so that the mean is 0."""
+    return weights.sum() if weights.size else 1
+
+
+def check_targets(
+    logits: Any,
+    targets: Any,
+    label_smoothing: float,
+    ignore_index: int | None,
+    weight: Any = None,
+    reduction: str = "mean",
+) -> None:
+    """Raise one clear sentence for arguments that do not fit, in either engine."""
+    check_ids(targets, "target")
+    classes = logits.shape[-1]
     if tuple(logits.shape[:-1]) != tuple(targets.shape):
         raise ValueError(
-            f"targets {tuple(targets.shape)} do not name one class for each of logits {tuple(logits.shape)}"
+            f"logits {tuple(logits.shape)} need targets {tuple(logits.shape[:-1])}, one class for each row, "
+            f"not {tuple(targets.shape)}"
         )
     if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"label_smoothing is a share in [0, 1], not {label_smoothing}")
-    outside = (targets < 0) | (targets >= logits.shape[-1])
+        raise ValueError(f"label_smoothing is {label_smoothing}, but must be a share between 0 and 1")
+    if reduction not in REDUCTIONS:
+        raise ValueError(f'reduction is {reduction!r}, but must be "mean", "sum" or "none"')
+    if weight is not None and tuple(weight.shape) != (classes,):
+        raise ValueError(f"weight is {tuple(weight.shape)}, but must have one number for each of {classes} classes")
+    outside = (targets < 0) | (targets >= classes)
     if ignore_index is not None:
         outside = outside & (targets != ignore_index)
     if outside.any():
-        raise ValueError(f"target {int(targets[outside][0])} is not one of {logits.shape[-1]} classes")
+        raise ValueError(f"target {int(targets[outside][0])} is not one of {classes} classes, 0 to {classes - 1}")

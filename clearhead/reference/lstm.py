@@ -1,11 +1,21 @@
-"""The long short-term memory, token after token, and its backward through time."""
+"""The LSTM (long short-term memory): the recurrent layer that Transformers replaced, as a baseline.
+
+    i, f, o = σ(W x_t + R h_{t−1} + b)        input, forget and output gate, between 0 and 1
+    g = tanh(W x_t + R h_{t−1} + b)           what would be stored
+    c_t = f ∘ c_{t−1} + i ∘ g                 the cell: keep a share f of the old, add a share i of the new
+    h_t = o ∘ tanh(c_t)                       the output: a share o of what is stored
+
+Everything about the past passes through h and c, whose size is fixed. Token t needs h_{t−1}, so tokens cannot be
+computed in parallel; attention can, and that is why it won. Hochreiter & Schmidhuber (1997); forget gate Gers (2000).
+"""
 
 import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import LSTMConfig
+from clearhead.reference.checks import check_gradient
 from clearhead.reference.linear import linear, linear_backward
-from clearhead.reference.run import Here, runs
+from clearhead.reference.run import Context, runs
 
 
 def lstm(
@@ -14,9 +24,9 @@ def lstm(
     recurrent_weight: Float[np.ndarray, "I4 I"],
     bias: Float[np.ndarray, "I4"] | None = None,
 ) -> Float[np.ndarray, "... T I"]:
-    """h of every token: c = f∘c + i∘g, h = o∘tanh(c), from zeros.
+    """h of every token, starting from h = c = 0.
 
-    The rows of the weights are those of the gates i, f, g and o, in torch's order.
+    The rows of the weights are those of the gates i, f, g, o stacked, in torch's order: 4·I rows.
     """
     start = np.zeros((*x.shape[:-2], recurrent_weight.shape[1]), x.dtype)
     return lstm_from(linear(x, input_weight, bias), recurrent_weight, start, start)[0]
@@ -34,17 +44,22 @@ def lstm_backward(
     Float[np.ndarray, "I4 I"],
     Float[np.ndarray, "I4"] | None,
 ]:
-    """From the last token to the first: d_h gathers what this output and the next token's gates owe to h, and
+    """Backpropagation through time, from the last token to the first. With ′ for the next token's values:
 
-    d_c = d_h∘o∘(1 − tanh²c) + d_c′∘f′,   d_o = d_h∘tanh c,   d_i = d_c∘g,   d_g = d_c∘i,   d_f = d_c∘c₋₁,
+    d_h = d_out + Rᵀ·d_gates′                           h is an output, and is read by the next token's gates
+    d_c = d_h∘o∘(1 − tanh²c) + d_c′∘f′                  c shapes this output, and is kept in the next cell
+    d_o = d_h∘tanh c,   d_i = d_c∘g,   d_g = d_c∘i,   d_f = d_c∘c₋₁
 
-    where ′ is the next token's; then the gates' own derivatives σ(1 − σ) and 1 − tanh².
+    and then through the gates' own curves, σ′ = σ(1 − σ) and tanh′ = 1 − tanh². Along c the gradient is multiplied by
+    f alone: with f near 1 it survives hundreds of steps, where a plain recurrent layer's vanishes.
     """
     gates = linear(x, input_weight, bias)
+    check_gradient(d_out, *x.shape[:-1], recurrent_weight.shape[1])
     start = np.zeros((*x.shape[:-2], recurrent_weight.shape[1]), x.dtype)
     hidden, cells = lstm_from(gates, recurrent_weight, start, start)
-    before = [np.concatenate((start[..., None, :], kept[..., :-1, :]), -2) for kept in (hidden, cells)]
-    i, f, g, o = opened(gates + linear(before[0], recurrent_weight))
+    # h and c of the token before each token: shift by one, with zeros in front.
+    before = [np.concatenate((start[..., None, :], each[..., :-1, :]), -2) for each in (hidden, cells)]
+    i, f, g, o = gate_values(gates + linear(before[0], recurrent_weight))
     curve = np.tanh(cells)
     d_gates, d_h, d_c = np.zeros_like(gates), np.zeros_like(start), np.zeros_like(start)
     for t in reversed(range(x.shape[-2])):
@@ -60,7 +75,8 @@ def lstm_backward(
             ),
             -1,
         )
-        d_h, d_c = d_gates[now] @ recurrent_weight, d_c * f[now]
+        d_h, d_c = d_gates[now] @ recurrent_weight, d_c * f[now]  # what the token before receives
+    # With all gate gradients known, the weights' gradients are those of two linear layers.
     _, d_recurrent, _ = linear_backward(d_gates, before[0], recurrent_weight)
     d_x, d_input, d_bias = linear_backward(d_gates, x, input_weight, bias)
     return d_x, d_input, d_recurrent, d_bias
@@ -72,40 +88,43 @@ def lstm_from(
     h: Float[np.ndarray, "... I"],
     c: Float[np.ndarray, "... I"],
 ) -> tuple[Float[np.ndarray, "... T I"], Float[np.ndarray, "... T I"]]:
-    """h and c of every token, going on from those of the token before the first."""
+    """h and c of every token, continuing from the h and c before the first.
+
+    `gates` is W·x + b of all tokens, computed in one product beforehand; only R·h must wait for the token before.
+    """
     hidden = np.zeros((*gates.shape[:-1], h.shape[-1]), gates.dtype)
     cells = np.zeros_like(hidden)
     for t in range(gates.shape[-2]):
-        i, f, g, o = opened(gates[..., t, :] + linear(h, recurrent_weight))
+        i, f, g, o = gate_values(gates[..., t, :] + linear(h, recurrent_weight))
         c = f * c + i * g
         h = o * np.tanh(c)
         hidden[..., t, :], cells[..., t, :] = h, c
     return hidden, cells
 
 
-def opened(gates: Float[np.ndarray, "... I4"]) -> tuple[Float[np.ndarray, "... I"], ...]:
-    """i, f, g and o: how far each gate is open, and what would come in."""
+def gate_values(gates: Float[np.ndarray, "... I4"]) -> tuple[Float[np.ndarray, "... I"], ...]:
+    """i, f, g and o: how far each gate is open, and g, what would be stored."""
     i, f, g, o = np.split(gates, 4, -1)
     return sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
 
 
 def sigmoid(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """1/(1 + e⁻ˣ), through tanh, which does not overflow."""
+    """1/(1 + e⁻ˣ) = (1 + tanh(x/2))/2; tanh does not overflow."""
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
 @runs(LSTMConfig)
-def lstm_part(config: LSTMConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
-    """`lstm` over the real tokens of each document, and the way back to width D; padding has h = 0."""
-    gates = here.note("gates", linear(x, here["input.weight"], here["input.bias"]))
-    recurrent = here["recurrent.weight"]
+def lstm_part(config: LSTMConfig, x: Float[np.ndarray, "B T D"], context: Context) -> Float[np.ndarray, "B T D"]:
+    """`lstm` over the real tokens of each document, and a projection back to width D. Padding has h = 0."""
+    gates = context.tap("gates", linear(x, context["input.weight"], context["input.bias"]))
+    recurrent = context["recurrent.weight"]
     hidden = np.zeros((*x.shape[:2], recurrent.shape[1]), x.dtype)
-    start = np.zeros((len(x), recurrent.shape[1]), x.dtype)
-    start_h, start_c = here.recall("hidden", start), here.recall("cell", start)
+    zeros = np.zeros((len(x), recurrent.shape[1]), x.dtype)
+    start_h, start_c = context.load_state("hidden", zeros), context.load_state("cell", zeros)
     h, c = start_h.copy(), start_c.copy()
-    for row, columns in here.lanes():
+    for row, columns in context.sequences():
         hidden[row, columns], cells = lstm_from(gates[row, columns], recurrent, start_h[row], start_c[row])
         h[row], c[row] = hidden[row, columns[-1]], cells[-1]
-    here.keep("hidden", h)
-    here.keep("cell", c)
-    return here.note("out", linear(here.note("hidden", hidden), here["out.weight"]))
+    context.save_state("hidden", h)
+    context.save_state("cell", c)
+    return context.tap("out", linear(context.tap("hidden", hidden), context["out.weight"]))

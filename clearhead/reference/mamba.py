@@ -1,13 +1,24 @@
-"""A selective state space, token after token, and its backward through time."""
+"""Mamba: a selective state-space model (SSM), a recurrence that decides token by token what to remember.
+
+    h_t = exp(Δ_t A) ∘ h_{t−1} + Δ_t · x_t ⊗ B_t          each channel keeps Z numbers, its column of h: Z I
+    y_t = C_t · h_t + D ∘ x_t                             read them out, and let x pass directly
+
+    here:   Δ step,   A decay (negative),   B write,   C read,   D skip
+
+Δ, B and C are computed from x, which is what "selective" means. A large Δ forgets the past and stores this token; Δ = 0
+skips the token. h has a fixed size, so decoding costs the same at token 10 and at token 100,000, and training is O(n).
+Gu & Dao (2023), "Mamba", equations 2a, 2b and 4.
+"""
 
 import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import MambaConfig
-from clearhead.reference.convolution import filtered
+from clearhead.reference.checks import check_gradient, check_same_shape
+from clearhead.reference.convolution import causal_convolution
 from clearhead.reference.ffn import silu
 from clearhead.reference.linear import linear
-from clearhead.reference.run import Here, runs
+from clearhead.reference.run import Context, runs
 
 
 def selective_scan(
@@ -17,12 +28,14 @@ def selective_scan(
     write: Float[np.ndarray, "... T Z"],
     read: Float[np.ndarray, "... T Z"],
 ) -> Float[np.ndarray, "... T I"]:
-    """y = h·read with h = exp(step·decay)∘h + step·x·write, from zeros  (Gu & Dao 2023, equations 2a, 2b and 4).
+    """y = read·h with h = exp(step·decay)∘h + step·x·write, starting from h = 0.
 
-    Every channel remembers Z numbers, its column of h. `decay` is the paper's A, below zero; B is `write`, C is `read`.
+    `decay` must be negative, so that exp(step·decay) is a share between 0 and 1. The skip term D∘x is added by the
+    layer.
     """
+    check_same_shape(x, step=step)
     start = np.zeros((*x.shape[:-2], *decay.shape), x.dtype)
-    return np.einsum("...tz,...tzi->...ti", read, memories(x, step, decay, write, start))
+    return np.einsum("...tz,...tzi->...ti", read, hidden_states(x, step, decay, write, start))
 
 
 def selective_scan_backward(
@@ -39,65 +52,78 @@ def selective_scan_backward(
     Float[np.ndarray, "... T Z"],
     Float[np.ndarray, "... T Z"],
 ]:
-    """From the last token to the first, d_h = d_out·read + exp(step′·decay)∘d_h′, where ′ is the next token's.
+    """d_x, d_step, d_decay, d_write, d_read: backpropagation through time.
 
-    With e = d_h∘h₋₁∘exp(step·decay) and a = Σ_z d_h·write: d_decay = Σ e·step, d_step = Σ_z e·decay + a·x,
-    d_x = a·step, d_write = Σ_i d_h·step·x, d_read = Σ_i d_out·h.
+    From the last token to the first, d_h = read·d_out + exp(step′·decay)∘d_h′, where ′ is the next token's: h is read
+    now and kept for later. With e = d_h∘h₋₁∘exp(step·decay), the gradient of the exponent step·decay, and
+    a = Σ_z d_h·write, that of step·x:
+
+        d_decay = Σ e·step       d_step = Σ_z e·decay + a·x      d_x = a·step
+        d_write = Σ_i d_h·step·x                d_read = Σ_i d_out·h
     """
+    check_same_shape(x, step=step)
+    check_gradient(d_out, *x.shape)
     start = np.zeros((*x.shape[:-2], *decay.shape), x.dtype)
-    h = memories(x, step, decay, write, start)
-    before = np.concatenate((start[..., None, :, :], h[..., :-1, :, :]), -3)
-    kept = np.exp(step[..., None, :] * decay)
+    h = hidden_states(x, step, decay, write, start)
+    before = np.concatenate((start[..., None, :, :], h[..., :-1, :, :]), -3)  # h₋₁ of every token
+    kept = np.exp(step[..., None, :] * decay)  # … T Z I
     d_h = read[..., None] * d_out[..., None, :]
     for t in reversed(range(x.shape[-2] - 1)):
         d_h[..., t, :, :] += kept[..., t + 1, :, :] * d_h[..., t + 1, :, :]
+    # Every token's d_h is known now, so the rest needs no loop.
     e = d_h * before * kept
-    d_added = np.einsum("...zi,...z->...i", d_h, write)
+    d_added = np.einsum("...zi,...z->...i", d_h, write)  # a
     d_step = (e * decay).sum(-2) + d_added * x
     d_decay = (e * step[..., None, :]).sum(tuple(range(e.ndim - 2)))
     d_write = np.einsum("...zi,...i->...z", d_h, step * x)
     return d_added * step, d_step, d_decay, d_write, np.einsum("...zi,...i->...z", h, d_out)
 
 
-def memories(
+def hidden_states(
     x: Float[np.ndarray, "... T I"],
     step: Float[np.ndarray, "... T I"],
     decay: Float[np.ndarray, "Z I"],
     write: Float[np.ndarray, "... T Z"],
     h: Float[np.ndarray, "... Z I"],
 ) -> Float[np.ndarray, "... T Z I"]:
-    """h of every token, going on from that of the token before the first."""
+    """h of every token, continuing from the h before the first."""
     found = np.zeros((*x.shape[:-1], *decay.shape), x.dtype)
     for t in range(x.shape[-2]):
-        added = (step[..., t, :] * x[..., t, :])[..., None, :] * write[..., t, :, None]
+        added = (step[..., t, :] * x[..., t, :])[..., None, :] * write[..., t, :, None]  # … Z I
         h = np.exp(step[..., t, None, :] * decay) * h + added
         found[..., t, :, :] = h
     return found
 
 
 def softplus(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """log(1 + eˣ)."""
+    """log(1 + eˣ): positive for every x, and about x for large x. It makes a step size of any number."""
     return np.logaddexp(x, 0).astype(x.dtype)
 
 
 @runs(MambaConfig)
-def mamba(config: MambaConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
-    """x -> (x, gate); x filtered -> step, write, read -> scan -> gate -> out, over the real tokens of each document."""
-    both = here.note("input", linear(x, here["input.weight"], here.get("input.bias")))
-    inner, gate = np.split(both, 2, -1)
-    conv = here.note("conv", silu(filtered(inner, here)))
-    select = here.note("select", linear(conv, here["select.weight"]))
-    rank = here["step.weight"].shape[1]
+def mamba(config: MambaConfig, x: Float[np.ndarray, "B T D"], context: Context) -> Float[np.ndarray, "B T D"]:
+    """The whole mixer, over the real tokens of each document.
+
+    x ─ input ─┬─ inner ─ conv ─ silu ─┬──────────────── scan ─ (+ skip∘conv) ─ (∘) ─ out
+               │                       └─ select ─ step, write, read ─┘          │
+               └─ gate ─ silu ───────────────────────────────────────────────────┘
+    """
+    both = context.tap("input", linear(x, context["input.weight"], context.get("input.bias")))
+    inner, gate = np.split(both, 2, -1)  # B T I each
+    conv = context.tap("conv", silu(causal_convolution(inner, context)))
+    # Δ of all I channels comes from J numbers only, a low-rank product; B and C are Z numbers each.
+    select = context.tap("select", linear(conv, context["select.weight"]))  # B T J+Z+Z
+    rank = context["step.weight"].shape[1]
     write, read = np.split(select[..., rank:], 2, -1)
-    step = here.note("step", softplus(linear(select[..., :rank], here["step.weight"], here["step.bias"])))
-    decay = -np.exp(here["decay"])
-    scanned = conv * here["skip"]
-    start = here.recall("memory", np.zeros((len(x), *decay.shape), x.dtype))
+    step = context.tap("step", softplus(linear(select[..., :rank], context["step.weight"], context["step.bias"])))
+    decay = -np.exp(context["decay"])  # stored as log(−A), so that A is negative whatever is learned
+    scanned = conv * context["skip"]
+    start = context.load_state("ssm", np.zeros((len(x), *decay.shape), x.dtype))
     last = start.copy()
-    for row, at in here.lanes():
-        h = memories(conv[row, at], step[row, at], decay, write[row, at], start[row])
+    for row, at in context.sequences():
+        h = hidden_states(conv[row, at], step[row, at], decay, write[row, at], start[row])
         scanned[row, at] += np.einsum("tz,tzi->ti", read[row, at], h)
         last[row] = h[-1]
-    here.keep("memory", last)
-    gated = here.note("gated", here.note("scanned", scanned) * silu(gate))
-    return here.note("out", linear(gated, here["out.weight"], here.get("out.bias")))
+    context.save_state("ssm", last)
+    gated = context.tap("gated", context.tap("scanned", scanned) * silu(gate))
+    return context.tap("out", linear(gated, context["out.weight"], context.get("out.bias")))

@@ -1,62 +1,81 @@
-"""Mixture of experts: each token passes the few feed-forward layers that a router chooses for it."""
+"""Mixture of experts (MoE): many feed-forward layers, of which each token passes only a few.
+
+    p = softmax(router · x)                     E probabilities for each token
+    chosen = the A experts with the largest p
+    out = Σ_{e in chosen} p_e · expert_e(x)     + shared expert, if there is one
+
+The model has the weights of E experts and the cost of A. Here every token reaches all of its chosen experts: there is
+no capacity limit, so no token is dropped.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
 
+from .checks import check_gradient
 from .ffn import ACTIVATIONS
 from .linear import linear
-from .run import Here, runs
+from .run import Context, runs
 from .softmax import softmax
 
 
 @runs(MoEConfig)
-def mixture_of_experts(config: MoEConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
+def mixture_of_experts(
+    config: MoEConfig, x: Float[np.ndarray, "B T D"], context: Context
+) -> Float[np.ndarray, "B T D"]:
     """Σ over the chosen experts e of p_e·expert_e(x), plus the shared expert."""
-    p, rank = here.run("choice", config.choice, linear(x, here["router.weight"]))  # each B T E
+    p, rank = context.run("choice", config.choice, linear(x, context["router.weight"]))  # each B T E
+    # Stable sorting of −rank: of equal experts the first wins, as in torch.topk.
     which = np.argsort(-rank, axis=-1, kind="stable")[..., : config.active]  # B T A
-    weights = np.take_along_axis(here.note("router", p), which, -1)
-    if config.normalised:
+    weights = np.take_along_axis(context.tap("router", p), which, -1)
+    if config.normalised:  # Mixtral: the chosen weights sum to 1
         weights = weights / weights.sum(-1, keepdims=True)
-    weights = here.note("chosen", weights * config.scale)
+    weights = context.tap("chosen", weights * config.scale)
+    # Expert by expert, so that each matrix is multiplied once with all the tokens that chose it.
     out = np.zeros_like(x)
     for e in range(config.experts):
-        b, t, place = np.nonzero(which == e)  # the tokens that chose expert e
-        out[b, t] += expert(config, e, x[b, t], here.at("experts")) * weights[b, t, place, None]
-    return out if config.shared is None else out + here.run("shared", config.shared, x)
+        b, t, place = np.nonzero(which == e)  # the tokens that chose expert e, and as which of their choices
+        out[b, t] += expert(config, e, x[b, t], context.at("experts")) * weights[b, t, place, None]
+    return out if config.shared is None else out + context.run("shared", config.shared, x)
 
 
 @runs(SoftmaxChoiceConfig)
 def softmax_choice(
-    config: SoftmaxChoiceConfig, scores: Float[np.ndarray, "B T E"], here: Here
+    config: SoftmaxChoiceConfig, scores: Float[np.ndarray, "B T E"], context: Context
 ) -> Float[np.ndarray, "2 B T E"]:
-    """What weighs each expert, and what ranks it: the same."""
+    """The weight of each expert and the number it is ranked by: both are its probability (Mixtral)."""
     p = softmax(scores)
     return np.stack((p, p))
 
 
 @runs(GroupedChoiceConfig)
 def grouped_choice(
-    config: GroupedChoiceConfig, scores: Float[np.ndarray, "B T E"], here: Here
+    config: GroupedChoiceConfig, scores: Float[np.ndarray, "B T E"], context: Context
 ) -> Float[np.ndarray, "2 B T E"]:
-    """p = sigmoid(scores) weighs; p + b ranks, in the groups whose two best experts have the largest sum."""
+    """p = sigmoid(scores) is the weight; p + b ranks, within the best groups only (DeepSeek-V3).
+
+    A group's merit is the sum of its two best experts; the `kept` groups with the largest merit are eligible. On many
+    machines with one group each, a token then travels to at most `kept` of them.
+    """
     p = 1 / (1 + np.exp(-scores))
-    grouped = (p + here["bias"]).reshape(*p.shape[:-1], config.groups, -1)  # B T groups, experts of each
+    grouped = (p + context["bias"]).reshape(*p.shape[:-1], config.groups, -1)  # B T groups, experts of each
     merit = np.sort(grouped, axis=-1)[..., -2:].sum(-1)
-    place = np.argsort(np.argsort(-merit, axis=-1, kind="stable"), axis=-1)
+    place = np.argsort(np.argsort(-merit, axis=-1, kind="stable"), axis=-1)  # 0 for the best group, 1 for the next …
     rank = np.where(place[..., None] < config.kept, grouped, -np.inf)
     return np.stack((p, rank.reshape(p.shape)))
 
 
-def expert(config: MoEConfig, e: int, x: Float[np.ndarray, "X D"], here: Here) -> Float[np.ndarray, "X D"]:
-    """One expert's feed-forward layer: its weights are row e of the stacked ones."""
+def expert(config: MoEConfig, e: int, x: Float[np.ndarray, "X D"], context: Context) -> Float[np.ndarray, "X D"]:
+    """Expert e's feed-forward layer, on the X tokens that chose it. Its weights are row e of the stacked ones."""
 
     def layer(name: str, h: np.ndarray) -> np.ndarray:
-        bias = here.get(f"{name}.bias")
-        return linear(h, here[f"{name}.weight"][e], None if bias is None else bias[e])
+        bias = context.get(f"{name}.bias")
+        return linear(h, context[f"{name}.weight"][e], None if bias is None else bias[e])
 
     act = ACTIVATIONS[config.expert.activation]
     up = layer("up", x)
@@ -66,22 +85,38 @@ def expert(config: MoEConfig, e: int, x: Float[np.ndarray, "X D"], here: Here) -
 def load_balancing_loss(router: Float[np.ndarray, "... E"], active: int) -> Float[np.ndarray, ""]:
     """E · Σ_e f_e·P_e: f_e the share of tokens sent to expert e, P_e the mean probability it is given.
 
-    It is `active` when all experts are used alike and grows as tokens crowd on the experts that the router favours.
-    Fedus et al. (2022), equations 4 to 6.
+    A router left alone soon sends everything to a few experts, which then learn most. This loss is added to the
+    model's own: it is `active` if all experts are used alike, and grows as tokens crowd on the favourites.
+    Fedus et al. (2022), "Switch Transformers", equations 4 to 6.
     """
-    return np.asarray(router.shape[-1] * (_share(router, active) * router.reshape(-1, router.shape[-1]).mean(0)).sum())
+    check_active(router, active)
+    mean = router.reshape(-1, router.shape[-1]).mean(0) if router.size else np.zeros(router.shape[-1])
+    return np.asarray(router.shape[-1] * (_share(router, active) * mean).sum())
 
 
 def load_balancing_loss_backward(
     d_out: Float[np.ndarray, ""], router: Float[np.ndarray, "... E"], active: int
 ) -> Float[np.ndarray, "... E"]:
-    """E·f_e/tokens for every token: the choice itself has no gradient, the probabilities do."""
+    """d_out · E·f_e/tokens, for every token alike.
+
+    The choice of experts (f) is a step function and has no gradient; the probabilities (P) do. The loss pushes down
+    the probability of busy experts.
+    """
+    check_active(router, active)
+    check_gradient(d_out)
     experts = router.shape[-1]
-    return np.broadcast_to(d_out * experts * _share(router, active) * experts / router.size, router.shape).copy()
+    tokens = max(router.size // experts, 1)
+    return np.broadcast_to(d_out * experts * _share(router, active) / tokens, router.shape).copy()
 
 
 def _share(router: Float[np.ndarray, "... E"], active: int) -> Float[np.ndarray, "E"]:
-    """The share of tokens for which each expert is among the `active` likeliest."""
+    """f: the share of tokens for which each expert is among the `active` most probable."""
     flat = router.reshape(-1, router.shape[-1])
     which = np.argsort(-flat, axis=-1, kind="stable")[:, :active]
-    return np.bincount(which.ravel(), minlength=flat.shape[1]) / len(flat)
+    return np.bincount(which.ravel(), minlength=flat.shape[1]) / max(len(flat), 1)
+
+
+def check_active(router: Any, active: int) -> None:
+    """Raise one clear sentence if `active` is no number of experts, in either engine."""
+    if not 1 <= active <= router.shape[-1]:
+        raise ValueError(f"active is {active}, but must be between 1 and the number of experts, {router.shape[-1]}")

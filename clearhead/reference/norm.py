@@ -1,10 +1,19 @@
-"""Normalisation over the last axis, statistics in float32 or wider."""
+"""Normalisation over the last axis: each position's vector is rescaled by its own statistics.
+
+    LayerNorm   γ ∘ (x − μ)/√(σ² + ε) + β        μ, σ²: mean and variance of the D numbers of one position
+    RMSNorm     γ ∘ x/√(mean(x²) + ε)            no mean, no β
+
+Residual branches add up, so without a norm the numbers grow with depth. The norm gives every sublayer inputs of about
+unit size; γ (and β) let the model undo that where it wants to. ε keeps a vector of zeros from being divided by 0, and
+belongs inside the root. Statistics are computed in float32 or wider.
+"""
 
 import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
-from clearhead.reference.run import Here, runs
+from clearhead.reference.checks import check_gradient
+from clearhead.reference.run import Context, runs
 from clearhead.reference.softmax import narrow, widen
 
 
@@ -14,9 +23,9 @@ def layer_norm(
     bias: Float[np.ndarray, "D"] | None,
     eps: float = 1e-5,
 ) -> Float[np.ndarray, "... D"]:
-    """(x − mean) / √(var + eps) · weight + bias, with the biased variance and eps inside the root.
+    """(x − mean) / √(var + eps) · weight + bias.
 
-    Ba, Kiros & Hinton (2016), "Layer Normalization", equation 4.
+    The variance is the biased one, Σ(x − μ)²/D. Ba, Kiros & Hinton (2016), "Layer Normalization", equation 4.
     """
     normed, _ = _standardize(x, eps)
     out = normed * widen(weight)
@@ -30,10 +39,13 @@ def layer_norm_backward(
     bias: Float[np.ndarray, "D"] | None,
     eps: float = 1e-5,
 ) -> tuple[Float[np.ndarray, "... D"], Float[np.ndarray, "D"], Float[np.ndarray, "D"] | None]:
-    """With n the normed x and g = weight ∘ d_out: d_x = (g − mean(g) − n ∘ mean(g ∘ n)) / √(var + eps).
+    """d_x = (g − mean(g) − n ∘ mean(g ∘ n)) / √(var + eps), with n the normalised x and g = weight ∘ d_out.
 
-    The two means are what the mean and the variance of x owe to each xᵢ. d_weight = Σ d_out ∘ n, d_bias = Σ d_out.
+    Every xᵢ also moves the mean and the variance. Those two paths are the two means that are subtracted: after them
+    d_x has no component along (1, …, 1) and none along n, because adding a constant to x or scaling x changes nothing.
+    d_weight = Σ d_out ∘ n and d_bias = Σ d_out, summed over positions.
     """
+    check_gradient(d_out, *x.shape)
     normed, inverse_std = _standardize(x, eps)
     g = widen(d_out) * widen(weight)
     d_x = (g - g.mean(-1, keepdims=True) - normed * (g * normed).mean(-1, keepdims=True)) * inverse_std
@@ -46,7 +58,7 @@ def rms_norm(
 ) -> Float[np.ndarray, "... D"]:
     """x / √(mean(x²) + eps) · weight: a layer norm that neither subtracts the mean nor adds a bias.
 
-    Zhang & Sennrich (2019), "Root Mean Square Layer Normalization", equation 4.
+    It trains as well and costs less. Zhang & Sennrich (2019), "Root Mean Square Layer Normalization", equation 4.
     """
     normed, _ = _to_unit_square(x, eps)
     return narrow(normed * widen(weight), x)
@@ -55,7 +67,11 @@ def rms_norm(
 def rms_norm_backward(
     d_out: Float[np.ndarray, "... D"], x: Float[np.ndarray, "... D"], weight: Float[np.ndarray, "D"], eps: float = 1e-5
 ) -> tuple[Float[np.ndarray, "... D"], Float[np.ndarray, "D"]]:
-    """With n the normed x and g = weight ∘ d_out: d_x = (g − n ∘ mean(g ∘ n)) / √(mean(x²) + eps)."""
+    """d_x = (g − n ∘ mean(g ∘ n)) / √(mean(x²) + eps), with n the normalised x and g = weight ∘ d_out.
+
+    As for the layer norm, without the path through the mean.
+    """
+    check_gradient(d_out, *x.shape)
     normed, inverse_rms = _to_unit_square(x, eps)
     g = widen(d_out) * widen(weight)
     d_x = (g - normed * (g * normed).mean(-1, keepdims=True)) * inverse_rms
@@ -63,43 +79,45 @@ def rms_norm_backward(
 
 
 @runs(LayerNormConfig)
-def layer_norm_part(config: LayerNormConfig, x: Float[np.ndarray, "... D"], here: Here) -> Float[np.ndarray, "... D"]:
-    """`layer_norm` with a model's own γ and β."""
-    return layer_norm(x, here["weight"], here.get("bias"), config.eps)
+def layer_norm_part(
+    config: LayerNormConfig, x: Float[np.ndarray, "... D"], context: Context
+) -> Float[np.ndarray, "... D"]:
+    """`layer_norm` with a model's own γ and β (GPT-2, BERT; some families have no β)."""
+    return layer_norm(x, context["weight"], context.get("bias"), config.eps)
 
 
 @runs(RMSNormConfig)
-def rms_norm_part(config: RMSNormConfig, x: Float[np.ndarray, "... D"], here: Here) -> Float[np.ndarray, "... D"]:
-    """`rms_norm` with a model's own γ."""
-    return rms_norm(x, here["weight"], config.eps)
+def rms_norm_part(config: RMSNormConfig, x: Float[np.ndarray, "... D"], context: Context) -> Float[np.ndarray, "... D"]:
+    """`rms_norm` with a model's own γ (LLaMA and most models since)."""
+    return rms_norm(x, context["weight"], config.eps)
 
 
 @runs(OffsetRMSNormConfig)
 def offset_rms_norm_part(
-    config: OffsetRMSNormConfig, x: Float[np.ndarray, "... D"], here: Here
+    config: OffsetRMSNormConfig, x: Float[np.ndarray, "... D"], context: Context
 ) -> Float[np.ndarray, "... D"]:
-    """`rms_norm` with 1 + γ for the gain."""
-    return rms_norm(x, 1 + widen(here["weight"]), config.eps)
+    """`rms_norm` with gain 1 + γ (Gemma): weights that start at 0, and weight decay pulls the gain to 1."""
+    return rms_norm(x, 1 + widen(context["weight"]), config.eps)
 
 
 def _standardize(
     x: Float[np.ndarray, "... D"], eps: float
 ) -> tuple[Float[np.ndarray, "... D"], Float[np.ndarray, "... 1"]]:
-    """x with mean 0 and variance 1 (but for eps), and the factor 1/√(var + eps) that made it so."""
+    """x with mean 0 and variance 1 (up to eps), and the factor 1/√(var + eps)."""
     wide = widen(x)
     centred = wide - wide.mean(-1, keepdims=True)
-    return _to_unit_square(centred, eps)  # the mean square of what has mean 0 is its variance
+    return _to_unit_square(centred, eps)  # the mean square of a centred vector is its variance
 
 
 def _to_unit_square(
     x: Float[np.ndarray, "... D"], eps: float
 ) -> tuple[Float[np.ndarray, "... D"], Float[np.ndarray, "... 1"]]:
-    """x with mean square 1 (but for eps), and the factor 1/√(mean(x²) + eps) that made it so."""
+    """x with mean square 1 (up to eps), and the factor 1/√(mean(x²) + eps)."""
     wide = widen(x)
     inverse = 1 / np.sqrt((wide * wide).mean(-1, keepdims=True) + eps)
     return wide * inverse, inverse
 
 
 def _sum_positions(x: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "D"]:
-    """The weights are shared by all positions, so their gradients add up over them."""
+    """Sum over all positions: they share the weights, so their gradients add up."""
     return x.sum(tuple(range(x.ndim - 1)))

@@ -1,4 +1,9 @@
-"""Where things stand: sinusoids added to the input, ALiBi added to the scores, and the causal mask."""
+"""Where things stand: sinusoids added to the input, ALiBi added to the scores, and the causal mask.
+
+Attention alone does not know order: permute the tokens and the outputs are permuted alike. Position enters in one of
+three places: added to the embedding (sinusoidal, learned), by rotating queries and keys (see `rotary.py`), or added to
+the scores (ALiBi).
+"""
 
 from math import log2
 
@@ -11,18 +16,20 @@ def sinusoidal_positions(
 ) -> Float[np.ndarray, "{length} {dim}"]:
     """PE(pos, 2i) = sin(pos / base^(2i/D)), PE(pos, 2i+1) = cos(pos / base^(2i/D)).
 
-    PE(pos + k) is a rotation of PE(pos), the same for every pos. An odd D has one more sine than cosines.
-    The layout "halves" stores all sines, then all cosines, as Marian does.
+    Each pair (sin, cos) is the hand of a clock; clock i takes 2π·base^(2i/D) positions for one turn, from 6 positions
+    to 63,000. Moving k positions on turns every hand by a fixed angle, so PE(pos + k) is the same rotation of PE(pos)
+    for every pos: "k places back" is one linear map, which attention can learn.
+    An odd D has one more sine than cosines. Layout "halves" stores all sines, then all cosines, as Marian does.
     Vaswani et al. (2017), "Attention Is All You Need", section 3.5.
     """
     sines = (dim + 1) // 2
-    angles = np.arange(length)[:, None] * base ** (-2 * np.arange(sines) / max(dim, 1))  # length sines
+    angles = np.arange(length)[:, None] * base ** (-2 * np.arange(sines) / max(dim, 1))  # length × sines
     if layout == "interleaved":
         at_sines, at_cosines = slice(0, None, 2), slice(1, None, 2)
     elif layout == "halves":
         at_sines, at_cosines = slice(0, sines), slice(sines, None)
     else:
-        raise ValueError(f'layout is "interleaved" or "halves", not {layout!r}')
+        raise ValueError(f'layout is {layout!r}, but must be "interleaved" or "halves"')
     out = np.empty((length, dim))
     out[:, at_sines] = np.sin(angles)
     out[:, at_cosines] = np.cos(angles[:, : dim // 2])
@@ -30,9 +37,11 @@ def sinusoidal_positions(
 
 
 def alibi_bias(heads: int, queries: int, keys: int) -> Float[np.ndarray, "{heads} {queries} {keys}"]:
-    """−slope_h · |distance|, added to the scores: far keys count less, and each head has its own idea of far.
+    """−slope_h · |i − j|, added to the scores of head h.
 
-    The last query stands at the last key. Press, Smith & Lewis (2022), "Train Short, Test Long", section 3.
+    A key d positions away loses slope·d before the softmax, so its weight falls by exp(−slope·d). Heads with a small
+    slope read far, heads with a large slope read near. The last query stands at the last key.
+    Press, Smith & Lewis (2022), "Train Short, Test Long", section 3.
     """
     if heads < 1:
         raise ValueError(f"alibi_bias needs at least one head, not {heads}")
@@ -42,10 +51,10 @@ def alibi_bias(heads: int, queries: int, keys: int) -> Float[np.ndarray, "{heads
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(−8h/H) for h = 1 … H if H is a power of two.
+    """2^(−8h/H) for h = 1 … H if H is a power of two: 1/2, 1/4 … 1/256 for 8 heads.
 
-    Otherwise the slopes of the power below, and then every other slope of the power above, as in the authors' code
-    (github.com/ofirpress/attention_with_linear_biases, fairseq/models/transformer.py, get_slopes).
+    Otherwise the slopes of the next smaller power, then every other slope of the next larger one, as in the authors'
+    code (github.com/ofirpress/attention_with_linear_biases, fairseq/models/transformer.py, get_slopes).
     """
     power = 2 ** int(log2(heads))
     slopes = [2 ** (-8 * h / power) for h in range(1, power + 1)]
@@ -54,7 +63,10 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def causal_mask(queries: int, keys: int | None = None) -> Bool[np.ndarray, "{queries} S"]:
-    """j ≤ i + S − T: a query may read its own position and the past; the last query sees the last key.
+    """j ≤ i + S − T: True where query i may read key j, its own position and the past.
+
+    With more keys than queries (S > T) the queries are the last T positions, as in decoding with a KV cache:
+    the last query reads the last key.
 
     causal_mask(3)        causal_mask(2, 4)
     ■ · ·                 ■ ■ ■ ·

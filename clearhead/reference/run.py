@@ -1,7 +1,10 @@
 """Whole models in NumPy, from the same config and the same named weights as the PyTorch engine.
 
-Every part is a function `(config, x, here) -> x`, in the file named like its config; `here` says where in the model it
-stands: its weights, the positions of queries and keys, and what is written down on the way.
+Every part is a function `(config, x, context) -> x` in the file named like its config. The context says where in the
+model the part is: its weights, the positions of queries and keys, and where intermediate values are recorded.
+
+    logits = run(config, weights, tokens)                  weights: name -> array, as `config.weights()` lists them
+    record = {}; run(config, weights, tokens, record=record)      record["stack.blocks.0.mixer.weights"]: B H T S
 """
 
 from __future__ import annotations
@@ -18,10 +21,11 @@ from clearhead.configs import Config, EncoderDecoderConfig, Mask, ModelConfig, S
 from clearhead.configs.masks import check_causal
 
 PARTS: dict[type[Config], Callable[..., np.ndarray]] = {}
+"""The function of each kind of config, filled in by `runs`."""
 
 
 def runs(config: type[Config]) -> Callable[[Callable[..., np.ndarray]], Callable[..., np.ndarray]]:
-    """Function decorator: this is what that config computes."""
+    """Function decorator: register this function as what that config computes."""
 
     def register(part: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         PARTS[config] = part
@@ -32,68 +36,82 @@ def runs(config: type[Config]) -> Callable[[Callable[..., np.ndarray]], Callable
 
 @dataclass
 class DecodeState:
-    """What decoding remembers: the keys and values of every layer, and where and how real they are."""
+    """What decoding remembers between calls of `run`: every layer's KV cache or recurrent state.
 
-    kept: dict[str, np.ndarray] = field(default_factory=dict)
-    positions: Int[np.ndarray, "B S"] | None = None
-    readable: Bool[np.ndarray, "B S"] | None = None
+    Pass the same state again, and the new tokens continue those before:
 
-    def remember(self, name: str, new: np.ndarray, axis: int) -> np.ndarray:
-        """All that came under this name, the newest last."""
-        self.kept[name] = np.concatenate((self.kept[name], new), axis) if name in self.kept else new
-        return self.kept[name]
+        state = DecodeState()
+        for token in tokens.T:
+            logits = run(config, weights, token[:, None], state=state)
+    """
+
+    values: dict[str, np.ndarray] = field(default_factory=dict)  # by path, such as stack.blocks.0.mixer.key
+    positions: Int[np.ndarray, "B S"] | None = None  # of all tokens so far
+    readable: Bool[np.ndarray, "B S"] | None = None  # False where one was padding
+
+    def append(self, name: str, new: np.ndarray, axis: int) -> np.ndarray:
+        """Append to the cache of this name, and return all of it, oldest first."""
+        self.values[name] = np.concatenate((self.values[name], new), axis) if name in self.values else new
+        return self.values[name]
 
 
 @dataclass(frozen=True)
-class Here:
-    """A place in the model."""
+class Context:
+    """What a part knows besides x: its weights, who may read whom, and where to record values.
+
+    `context["qkv.weight"]` is the part's own weight of that name, wherever in the model the part is.
+    """
 
     weights: Mapping[str, np.ndarray]
     positions: Int[np.ndarray, "B T"]  # of the queries
     key_positions: Int[np.ndarray, "B S"]
     readable: Bool[np.ndarray, "B S"]  # False where a key is padding
-    documents: Int[np.ndarray, "B T"] | None = None  # only tokens of one document read each other
+    documents: Int[np.ndarray, "B T"] | None = None  # only tokens of the same document read each other
     key_documents: Int[np.ndarray, "B S"] | None = None  # None: the same as the queries'
     source: Float[np.ndarray, "B S D"] | None = None  # what cross-attention reads
-    cross: Here | None = None  # how it is read
+    cross: Context | None = None  # the context in which it reads
     state: DecodeState | None = None
     record: dict[str, np.ndarray] | None = None
-    path: str = ""
+    path: str = ""  # of this part, such as stack.blocks.0.mixer
 
-    def named(self, name: str) -> str:
+    def path_of(self, name: str) -> str:
+        """The full name of one of this part's weights or values."""
         return ".".join(part for part in (self.path, name) if part)
 
-    def at(self, name: str) -> Here:
-        path = self.named(name)
+    def at(self, name: str) -> Context:
+        """The context of the child `name`."""
+        path = self.path_of(name)
         return replace(self, path=path, cross=None if self.cross is None else replace(self.cross, path=path))
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """The weight of that name."""
-        return self.weights[self.named(name)]
+        """This part's weight of that name."""
+        return self.weights[self.path_of(name)]
 
     def get(self, name: str) -> np.ndarray | None:
-        """The weight of that name, if the part has one: a bias."""
-        return self.weights.get(self.named(name))
+        """This part's weight of that name, or None: a bias that the part may not have."""
+        return self.weights.get(self.path_of(name))
 
-    def note(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Write an intermediate value down, under the name that `trace` and the taps have for it."""
+    def tap(self, name: str, value: np.ndarray) -> np.ndarray:
+        """Record an intermediate value under the name that `trace` and the PyTorch taps use, and return it."""
         if self.record is not None:
-            self.record[self.named(name)] = value
+            self.record[self.path_of(name)] = value
         return value
 
-    def remember(self, name: str, new: np.ndarray, axis: int) -> np.ndarray:
-        return new if self.state is None else self.state.remember(self.named(name), new, axis)
+    def append(self, name: str, new: np.ndarray, axis: int) -> np.ndarray:
+        """Append to this layer's KV cache and return all of it; without a state, return `new`."""
+        return new if self.state is None else self.state.append(self.path_of(name), new, axis)
 
-    def recall(self, name: str, start: np.ndarray) -> np.ndarray:
-        """What a recurrence has come to: what was kept under this name last, or its start."""
-        return start if self.state is None else self.state.kept.get(self.named(name), start)
+    def load_state(self, name: str, start: np.ndarray) -> np.ndarray:
+        """The recurrent state that the last call saved under this name, or `start` at the beginning of a text."""
+        return start if self.state is None else self.state.values.get(self.path_of(name), start)
 
-    def keep(self, name: str, value: np.ndarray) -> None:
+    def save_state(self, name: str, value: np.ndarray) -> None:
+        """Save a recurrent state for the next call."""
         if self.state is not None:
-            self.state.kept[self.named(name)] = value
+            self.state.values[self.path_of(name)] = value
 
-    def lanes(self) -> Iterator[tuple[int, Int[np.ndarray, "W"]]]:
-        """The texts that a recurrence goes through: of each row, the places of each document's real tokens."""
+    def sequences(self) -> Iterator[tuple[int, Int[np.ndarray, "W"]]]:
+        """The sequences a recurrence runs through: (row, places of one document's real tokens in it)."""
         batch, length = self.positions.shape
         documents = np.zeros((batch, length), int) if self.documents is None else self.documents
         readable = self.readable[:, self.readable.shape[1] - length :]
@@ -102,11 +120,11 @@ class Here:
                 yield row, np.flatnonzero(readable[row] & (documents[row] == document))
 
     def run(self, name: str, config: Config | None, x: np.ndarray, **more: Any) -> np.ndarray:
-        """The child `name`; one that is absent is the identity."""
+        """Run the child `name`. An absent child (config None) is the identity."""
         return x if config is None else part(config)(config, x, self.at(name), **more)
 
     def allowed(self, mask: Mask) -> Bool[np.ndarray, "B 1 T S"]:
-        """Who may read whom: the mask, padding and documents together."""
+        """True where query t may read key s: the mask allows it, s is no padding, and both are of one document."""
         allowed = mask(self.positions[:, None, :, None], self.key_positions[:, None, None, :])
         allowed = allowed & self.readable[:, None, None, :]
         if self.documents is not None:
@@ -116,7 +134,7 @@ class Here:
 
 
 def part(config: Config) -> Callable[..., np.ndarray]:
-    """The function that computes what `config` describes."""
+    """The function that computes what `config` describes. Its file is imported on first use."""
     if type(config) not in PARTS:
         import_module(f"clearhead.reference.{type(config).__module__.rpartition('.')[2]}")
     return PARTS[type(config)]
@@ -131,14 +149,25 @@ def run(
     segments: Int[np.ndarray, "B T"] | None = None,
     readable: Bool[np.ndarray, "B T"] | None = None,
     documents: Int[np.ndarray, "B T"] | None = None,
+    positions: Int[np.ndarray, "B T"] | None = None,
     source_readable: Bool[np.ndarray, "B S"] | None = None,
     state: DecodeState | None = None,
     record: dict[str, np.ndarray] | None = None,
 ) -> np.ndarray:
-    """What the model says of `inputs`: token ids, images, or a source whose `target` is being written.
+    """The model's output for `inputs`: token ids, images, or the source of an encoder–decoder.
 
-    `weights` holds an array for every name in `config.weights()`. With a `DecodeState`, the tokens continue those
-    before. `record` is filled with every intermediate value.
+    weights          an array for every name in `config.weights()`
+    target           of an encoder–decoder: the target tokens so far
+    segments         of BERT: 0 for the first sentence, 1 for the second
+    readable         False where a token is padding
+    documents        a number for each token; tokens of different documents do not read each other
+    positions        of the tokens (default: 0, 1, 2 …, counting real tokens only, after what `state` holds)
+    source_readable  of an encoder–decoder: False where a source token is padding
+    state            a `DecodeState`: the tokens continue those before
+    record           a dict that is filled with every intermediate value, by the names that `trace` prints
+
+    Example: `run(config, weights, np.array([[1, 2, 3]]))` of a language model gives logits of shape (1, 3, V). The
+    weights of a PyTorch model are `{name: w.numpy() for name, w in model.state_dict().items()}`.
     """
     check_weights(config, weights)
     if state is not None:
@@ -147,22 +176,22 @@ def run(
     if isinstance(config, EncoderDecoderConfig):
         if target is None:
             raise ValueError("an encoder–decoder takes a source and a target; the target is missing")
-        return encoder_decoder(config, weights, inputs, target, source_readable, readable, state, record)
+        return encoder_decoder(config, weights, inputs, target, source_readable, readable, positions, state, record)
     if target is not None:
         raise ValueError("a target was given, but this model has no decoder of its own")
     length = config.embedding.positions(inputs.shape[1])
-    here = place(weights, len(inputs), length, readable, state, record)
-    here = replace(here, documents=documents)
-    return sequence_model(config, inputs, segments, here)
+    context = make_context(weights, len(inputs), length, readable, positions, state, record)
+    context = replace(context, documents=documents)
+    return sequence_model(config, inputs, segments, context)
 
 
 def sequence_model(
-    config: SequenceModelConfig, inputs: np.ndarray, segments: np.ndarray | None, here: Here
+    config: SequenceModelConfig, inputs: np.ndarray, segments: np.ndarray | None, context: Context
 ) -> np.ndarray:
     """embedding -> stack -> head."""
-    x = here.note("embedding", here.run("embedding", config.embedding, inputs, segments=segments))
-    x = here.run("stack", config.stack, x)
-    return here.run("head", config.head, x, table=here.weights.get("embedding.tokens.weight"))
+    x = context.tap("embedding", context.run("embedding", config.embedding, inputs, segments=segments))
+    x = context.run("stack", config.stack, x)
+    return context.run("head", config.head, x, table=context.weights.get("embedding.tokens.weight"))
 
 
 def encoder_decoder(
@@ -172,59 +201,69 @@ def encoder_decoder(
     target: Int[np.ndarray, "B T"],
     source_readable: Bool[np.ndarray, "B S"] | None,
     readable: Bool[np.ndarray, "B T"] | None,
+    positions: Int[np.ndarray, "B T"] | None,
     state: DecodeState | None,
     record: dict[str, np.ndarray] | None,
 ) -> np.ndarray:
-    """source -> encoder; target -> decoder, which reads the encoder's output -> head."""
-    reader = place(weights, len(source), source.shape[1], source_readable, None, record)
-    if state is not None and "memory" in state.kept:
-        memory = state.kept["memory"]
+    """source -> encoder; target -> decoder, which reads the encoder's output by cross-attention -> head."""
+    reader = make_context(weights, len(source), source.shape[1], source_readable, None, None, record)
+    if state is not None and "memory" in state.values:  # the source is encoded once
+        memory = state.values["memory"]
     else:
-        x = reader.note("source", reader.run("source", config.source, source))
+        x = reader.tap("source", reader.run("source", config.source, source))
         memory = reader.run("encoder", config.encoder, x)
     if state is not None:
-        state.kept["memory"] = memory
-    writer = place(weights, len(target), target.shape[1], readable, state, record)
+        state.values["memory"] = memory
+    writer = make_context(weights, len(target), target.shape[1], readable, positions, state, record)
     cross = replace(
         writer, key_positions=reader.positions, readable=reader.readable, source=memory, state=None, cross=None
     )
     writer = replace(writer, cross=cross)
+    # Without a table of its own, the target uses the source's.
     table = "source" if config.target is None else "target"
-    embedded = replace(writer, weights=renamed(weights, table, "target"))
-    x = embedded.note("target", embedded.run("target", config.target or config.source, target))
+    embedded = replace(writer, weights=rename_weights(weights, table, "target"))
+    x = embedded.tap("target", embedded.run("target", config.target or config.source, target))
     x = writer.run("decoder", config.decoder, x)
     return writer.run("head", config.head, x, table=weights[f"{table}.tokens.weight"])
 
 
-def renamed(weights: Mapping[str, np.ndarray], old: str, new: str) -> Mapping[str, np.ndarray]:
-    """One part's weights under another part's name: a table that source and target share."""
+def rename_weights(weights: Mapping[str, np.ndarray], old: str, new: str) -> Mapping[str, np.ndarray]:
+    """One part's weights under another part's name as well, for parts that share their weights."""
     shared = {new + name.removeprefix(old): w for name, w in weights.items() if name.startswith(f"{old}.")}
     return {**weights, **shared}
 
 
-def place(
+def make_context(
     weights: Mapping[str, np.ndarray],
     batch: int,
     length: int,
     readable: Bool[np.ndarray, "B T"] | None,
+    positions: Int[np.ndarray, "B T"] | None,
     state: DecodeState | None,
     record: dict[str, np.ndarray] | None,
-) -> Here:
-    """Where the new tokens stand: after what the state holds, counting real tokens only."""
+) -> Context:
+    """The context of a whole model: the new tokens come after what the state holds, and padding is not counted."""
+    for name, given in {"readable": readable, "positions": positions}.items():
+        if given is not None and given.shape != (batch, length):
+            raise ValueError(f"{name} is {given.shape}, but there are {batch} rows of {length} tokens")
+    if readable is not None and readable.dtype != bool:
+        raise ValueError(f"readable is {readable.dtype}, but must be boolean, True where a token is real")
     readable = np.ones((batch, length), bool) if readable is None else readable
-    positions = np.where(readable, readable.cumsum(1) - 1, 0)
+    if positions is None:
+        before = 0 if state is None or state.readable is None else state.readable.sum(1, keepdims=True)
+        positions = np.where(readable, readable.cumsum(1) - 1 + before, 0)
     if state is None:
-        return Here(weights, positions, positions, readable, record=record)
+        return Context(weights, positions, positions, readable, record=record)
     if state.positions is not None and state.readable is not None:
-        positions = np.where(readable, positions + state.readable.sum(1, keepdims=True), 0)
         state.positions = np.concatenate((state.positions, positions), 1)
         state.readable = np.concatenate((state.readable, readable), 1)
     else:
         state.positions, state.readable = positions, readable
-    return Here(weights, positions, state.positions, state.readable, state=state, record=record)
+    return Context(weights, positions, state.positions, state.readable, state=state, record=record)
 
 
 def check_weights(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> None:
+    """Raise one clear sentence if weights are missing or have the wrong shape."""
     wanted = config.weights()
     missing = [name for name in wanted if name not in weights]
     wrong = [n for n, shape in wanted.items() if n in weights and weights[n].shape != shape]
@@ -233,5 +272,5 @@ def check_weights(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> Non
     if wrong:
         name = wrong[0]
         raise ValueError(
-            f"{len(wrong)} weights are misshapen, such as {name}: {weights[name].shape}, not {wanted[name]}"
+            f"{len(wrong)} weights have the wrong shape, such as {name}: {weights[name].shape}, not {wanted[name]}"
         )

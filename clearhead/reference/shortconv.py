@@ -1,17 +1,25 @@
-"""A short filter between two gates."""
+"""The short convolution between two gates, the cheap mixer of LFM2.
+
+    (write, read, x) = three projections of the input
+    out = W_out · (read ∘ conv(write ∘ x))
+
+`write` decides what of a token enters the convolution, `read` what of its result is passed on.
+"""
 
 import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import ShortConvConfig
-from clearhead.reference.convolution import filtered
+from clearhead.reference.convolution import causal_convolution
 from clearhead.reference.linear import linear
-from clearhead.reference.run import Here, runs
+from clearhead.reference.run import Context, runs
 
 
 @runs(ShortConvConfig)
-def short_conv(config: ShortConvConfig, x: Float[np.ndarray, "B T D"], here: Here) -> Float[np.ndarray, "B T D"]:
-    """x -> write, read, x -> read∘filter(write∘x) -> out, over the real tokens of each document."""
-    write, read, x = np.split(here.note("input", linear(x, here["input.weight"], here.get("input.bias"))), 3, -1)
-    gated = here.note("gated", read * here.note("conv", filtered(write * x, here)))
-    return here.note("out", linear(gated, here["out.weight"], here.get("out.bias")))
+def short_conv(config: ShortConvConfig, x: Float[np.ndarray, "B T D"], context: Context) -> Float[np.ndarray, "B T D"]:
+    """x -> write, read, x -> read ∘ conv(write ∘ x) -> out. Cost and state do not grow with the text's length."""
+    write, read, x = np.split(
+        context.tap("input", linear(x, context["input.weight"], context.get("input.bias"))), 3, -1
+    )
+    gated = context.tap("gated", read * context.tap("conv", causal_convolution(write * x, context)))
+    return context.tap("out", linear(gated, context["out.weight"], context.get("out.bias")))

@@ -1,37 +1,63 @@
-"""Softmax, and the rule of precision that the other files borrow."""
+"""Softmax, and the precision rule of the whole package.
+
+Softmax turns any scores into shares: positive numbers that sum to 1, larger for larger scores.
+
+    softmax(x)ᵢ = exp(xᵢ) / Σⱼ exp(xⱼ)
+
+Computed like this it overflows: exp(89) is already too large for float32. Shifting all scores by a constant c changes
+nothing, because exp(xᵢ − c) = exp(xᵢ)/exp(c) and the factor cancels in the quotient. With c = max x the largest
+exponent is 0, so nothing overflows, and the denominator is at least 1, so nothing is divided by 0.
+(Goodfellow et al. 2016, "Deep Learning", section 4.1.)
+"""
 
 import numpy as np
 from jaxtyping import Float, Real
 
+from clearhead.reference.checks import check_gradient
+
 
 def softmax(x: Real[np.ndarray, "..."], axis: int = -1) -> Float[np.ndarray, "..."]:
-    """softmax(x)ᵢ = exp(xᵢ − max x) / Σⱼ exp(xⱼ − max x); a row of nothing but −∞ gives zeros.
+    """softmax(x)ᵢ = exp(xᵢ − max x) / Σⱼ exp(xⱼ − max x) along `axis`.
 
-    Subtracting the maximum changes nothing in the quotient and keeps exp from overflowing
-    (Goodfellow et al. 2016, "Deep Learning", section 4.1).
+    A row of nothing but −∞ gives zeros: a query that may read no key reads nothing. A NaN stays a NaN.
+
+    >>> softmax(np.array([1.0, 2.0, 3.0])).round(2)
+    array([0.09, 0.24, 0.67])
     """
     wide = widen(x)
     top = wide.max(axis, keepdims=True, initial=-np.inf)  # `initial` gives an axis of length 0 a maximum
     top = np.where(np.isneginf(top), 0, top)  # −∞ − (−∞) would be NaN; −∞ − 0 is −∞, and exp of that is 0
     exp = np.exp(wide - top)
     total = exp.sum(axis, keepdims=True)
+    # A row of −∞ has total 0. Dividing by 1 instead leaves its zeros as they are.
     return narrow(exp / np.where(total == 0, 1, total), x)
 
 
 def softmax_backward(
     d_out: Float[np.ndarray, "..."], x: Real[np.ndarray, "..."], axis: int = -1
 ) -> Float[np.ndarray, "..."]:
-    """d_xᵢ = pᵢ · (d_outᵢ − Σⱼ d_outⱼ pⱼ), with p = softmax(x): the Jacobian is diag(p) − p pᵀ."""
+    """d_xᵢ = pᵢ · (d_outᵢ − Σⱼ d_outⱼ pⱼ), with p = softmax(x).
+
+    The Jacobian of softmax is ∂pᵢ/∂xⱼ = pᵢ·(δᵢⱼ − pⱼ), as a matrix diag(p) − p pᵀ. Multiplying d_out by it gives the
+    formula. The sum is the mean of d_out under p: only what differs from the mean moves x, because raising all scores
+    together changes nothing.
+    """
+    check_gradient(d_out, *x.shape)
     p, d_p = softmax(widen(x), axis), widen(d_out)
     return narrow(p * (d_p - (d_p * p).sum(axis, keepdims=True)), x)
 
 
+# --- Precision -------------------------------------------------------------------------------------------------------
+# float16 overflows at 65,504 and bfloat16 keeps 8 bits of a number, so sums and exponentials of either are computed in
+# float32. What the caller gave in half precision, the caller gets back in half precision.
+
+
 def widen(x: Real[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """The type to compute in: float32 for float16 and bfloat16, a float for integers, else x as it is."""
+    """The type to compute in: float32 for float16 and bfloat16, a float for integers, otherwise x unchanged."""
     return x.astype(np.result_type(x.dtype, np.float32), copy=False)
 
 
 def narrow(x: Float[np.ndarray, "..."], *like: Real[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """Back to the type the caller gave, unless that was an integer."""
+    """Back to the common type of `like`, the arguments that the caller gave, unless that is an integer type."""
     given = np.result_type(*(array.dtype for array in like))
     return x if given.kind in "biu" else x.astype(given, copy=False)

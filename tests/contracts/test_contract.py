@@ -56,11 +56,24 @@ CASES = {
     "flash, mask with more leading dimensions": ("flash_attention", LONGER, {"mask": normal(R, 1, S, T) > 0}),
     "flash, one query": ("flash_attention", (QKV[0][:, :, :1], *QKV[1:]), {"causal": True}),
     "flash, no leading dimensions": ("flash_attention", tuple(x[0, 0] for x in QKV), {"causal": True}),
+    "attention, softcap": ("attention", QKV, {"softcap": 0.8, "bias": normal(H, T, S), "mask": MASK}),
+    "flash, bias": ("flash_attention", QKV, {"bias": normal(H, T, S), "block": 4}),
+    "flash, broadcast bias, causal": ("flash_attention", QKV, {"bias": normal(S), "causal": True, "block": 4}),
+    "flash, softcap": ("flash_attention", QKV, {"softcap": 0.8, "mask": MASK, "block": 4}),
+    "flash, causal, scale below zero": ("flash_attention", QKV, {"causal": True, "scale": -0.7}),
+    "flash, square, causal, scale 0": ("flash_attention", (QKV[0], QKV[0], QKV[0]), {"causal": True, "scale": 0.0}),
+    "flash, square, causal, scale below zero": (
+        "flash_attention",
+        (QKV[0], QKV[0], QKV[0]),
+        {"causal": True, "scale": -0.7},
+    ),
     "linear": ("linear", (X, UP, normal(F)), {}),
     "linear, no bias": ("linear", (X, UP), {}),
     "embedding": ("embedding", (TOKENS, normal(V, D)), {}),
     "layer_norm": ("layer_norm", (X * 3 + 5, normal(D), normal(D, seed=1)), {"eps": 0.1}),
     "layer_norm, no bias": ("layer_norm", (X, normal(D), None), {}),
+    "rms_norm of one vector": ("rms_norm", (normal(D) * 3 + 5, normal(D, seed=1)), {}),
+    "layer_norm of one vector": ("layer_norm", (normal(D), normal(D, seed=1), normal(D, seed=2)), {}),
     "rms_norm": ("rms_norm", (X * 3 + 5, normal(D)), {"eps": 0.1}),
     "relu": ("relu", (X,), {}),
     "relu2": ("relu2", (X,), {}),
@@ -95,6 +108,21 @@ CASES = {
         (np.exp(normal(300, K)), np.exp(normal(300, K, seed=1)), normal(300, U)),
         {"causal": True},
     ),
+    "linear_attention, causal, more keys than queries": (
+        "linear_attention",
+        (np.exp(QKV[0]), np.exp(QKV[1]), QKV[2]),
+        {"causal": True},
+    ),
+    "gated_linear_attention": (
+        "gated_linear_attention",
+        (QKV[0], QKV[0] * 0.7, normal(B, H, T, U), 1 / (1 + np.exp(-normal(B, H, T, K, seed=3)))),
+        {},
+    ),
+    "delta_linear_attention": (
+        "delta_linear_attention",
+        (QKV[0], QKV[0] * 0.3, normal(B, H, T, U), 1 / (1 + np.exp(-normal(B, H, T)))),
+        {},
+    ),
     "selective_scan": (
         "selective_scan",
         (X, np.exp(normal(B, T, D, seed=2) - 1), -np.exp(normal(K, D)), normal(B, T, K), normal(B, T, K, seed=1)),
@@ -111,8 +139,21 @@ CASES = {
     "rotate, interleaved": ("rotate", (QKV[0], np.arange(T) * 1000), {"layout": "interleaved", "theta": 500.0}),
     "rotate, positions by row": ("rotate", (QKV[0], TOKENS[:, None]), {}),
     "rotate, frequencies": ("rotate", (QKV[0], np.arange(T)), {"frequencies": np.array([1.0, 0.5, 0.25])}),
+    "rotate_by": ("rotate_by", (QKV[0], np.cos(normal(T, K // 2)), np.sin(normal(T, K // 2))), {}),
+    "rotate_by, interleaved, by head": (
+        "rotate_by",
+        (QKV[0], np.cos(normal(H, 1, K // 2)), np.sin(normal(H, 1, K // 2))),
+        {"layout": "interleaved"},
+    ),
     "load_balancing_loss": ("load_balancing_loss", (1 / (1 + np.exp(-normal(B, T, V))), 3), {}),
     "cross_entropy": ("cross_entropy", (normal(B, T, V), TOKENS), {}),
+    "cross_entropy, sum": ("cross_entropy", (normal(B, T, V), TOKENS), {"reduction": "sum"}),
+    "cross_entropy, each": ("cross_entropy", (normal(B, T, V), IGNORED), {"reduction": "none", "ignore_index": -100}),
+    "cross_entropy, class weights": (
+        "cross_entropy",
+        (normal(B, T, V), IGNORED),
+        {"weight": np.exp(normal(V)), "ignore_index": -100, "label_smoothing": 0.2},
+    ),
     "cross_entropy, one row": ("cross_entropy", (normal(V), np.array(3)), {}),
     "cross_entropy, smoothed": ("cross_entropy", (normal(B, T, V), TOKENS), {"label_smoothing": 0.1}),
     "cross_entropy, ignored": ("cross_entropy", (normal(B, T, V), IGNORED), {"ignore_index": -100}),
@@ -213,7 +254,7 @@ def test_same_names_and_the_same_signatures():
 
 def test_every_forward_with_a_gradient_has_its_backward_and_a_case_here():
     without = {"ACTIVATIONS", "causal_mask", "sinusoidal_positions", "alibi_bias", "noam", "cosine"}
-    without.add("warmup_stable_decay")
+    without |= {"warmup_stable_decay", "clip_gradients"}
     forwards = set(functional.__all__) - without
     assert {f"{name}_backward" for name in forwards} <= set(reference.__all__)
     assert {function for function, _, _ in CASES.values()} == forwards

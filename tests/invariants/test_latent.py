@@ -70,11 +70,11 @@ def test_the_published_cache_is_the_small_one() -> None:
 
 def test_the_scale_is_of_the_whole_key_times_the_magnitude_squared() -> None:
     mixer = mixer_of("latent, query latent")
-    taps = Taps(read=["*.mixer.scores", "*.query_turned", "*.mixer.up", "*.rope_key"])
+    taps = Taps(read=["*.mixer.scores", "*.query_rotated", "*.mixer.up", "*.rope_key"])
     with torch.no_grad():
         sequence_model("latent, query latent; pre")(ids(BATCH, LENGTH), taps=taps)
     value = {path.rsplit(".", 1)[1]: tensor for path, tensor in taps.values.items()}
     keys = value["up"].unflatten(-1, (3, -1)).transpose(1, 2)[..., :5]
     keys = torch.cat((keys, value["rope_key"].expand(-1, 3, -1, -1)), -1)
-    close(value["scores"], value["query_turned"] @ keys.mT * 1.2**2 / 3.0)
+    close(value["scores"], value["query_rotated"] @ keys.mT * 1.2**2 / 3.0)
     assert mixer.config.scale == pytest.approx(1.2**2 / 9**0.5)

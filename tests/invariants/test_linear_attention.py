@@ -9,16 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import clearhead
 from clearhead.configs import Causal, ConfigError, FavorConfig, Full, LinearAttentionConfig, Window
 from clearhead.functional.attention import attention
-from clearhead.functional.linear_attention import linear_attention, over_all_keys, over_keys_so_far, stable_features
+from clearhead.functional.linear_attention import (
+    favor_exponents,
+    favor_over_all_keys,
+    favor_over_keys_so_far,
+    linear_attention,
+    no_favor_sums,
+)
 from clearhead.measure.cost import cost
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
 from clearhead.nn.linear_attention import redraw
+from clearhead.nn.packing import DenseRows
 from clearhead.reference.linear_attention import positive_features, random_directions
 
 from .cases import MIXERS, block, sequence
@@ -81,11 +89,11 @@ def test_a_performer_comes_near_to_attention(mask: Causal | Full) -> None:
         found = []
         for seed in range(4):
             directions = torch.from_numpy(random_directions(features, 8, seed))
-            (phi_q, _), (phi_k, top) = stable_features(q, directions), stable_features(k, directions)
+            log_q, log_k = favor_exponents(q, directions), favor_exponents(k, directions)
             if mask.causal:
-                found.append(over_keys_so_far(phi_q, phi_k, v, top)[0])
+                found.append(favor_over_keys_so_far(log_q, log_k, v, no_favor_sums(log_q, v))[0])
             else:
-                found.append(over_all_keys(phi_q, phi_k, v, (top - top.amax(-1, keepdim=True)).exp()))
+                found.append(favor_over_all_keys(log_q, log_k, v))
         errors.append(float((torch.stack(found) - want).square().mean().sqrt()))
     assert errors[0] > 2 * errors[1] > 4 * errors[2]
     assert errors[2] < 0.01
@@ -96,6 +104,7 @@ def test_a_performer_comes_near_to_attention(mask: Causal | Full) -> None:
 def test_chunks_change_nothing(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lengths that no chunk divides, padding inside a row, documents that come again: as written out, gradients too."""
     monkeypatch.setattr(sys.modules["clearhead.functional.linear_attention"], "CHUNK", chunk)
+    monkeypatch.setattr(sys.modules["clearhead.configs.linear_attention"], "FAVOR_CHUNK", 1 << (chunk.bit_length() - 1))
     model, tokens = fresh(sequence(block(MIXERS[name]), repeats=1)), ids(3, 17)
     readable = torch.ones(3, 17, dtype=torch.bool)
     readable[0, 4:7] = readable[1, :3] = readable[2, 11:] = False
@@ -121,10 +130,10 @@ def test_no_later_key_has_a_say(name: str) -> None:
     config = MIXERS[name]
     torch.manual_seed(0)
     q, k, v = (torch.randn(2, config.heads, 300, n) for n in (*[config.widths(20)[0]] * 2, config.widths(20)[1]))
-    features = build_part(config.kernel, config.widths(20)[0])
+    kernel, rows = build_part(config.kernel, config.widths(20)[0]), DenseRows((2, 300), None, None)
     louder = k.clone()
     louder[:, :, 140:] *= 60
-    outs = [over_keys_so_far(features(q)[0], phi, v, top)[0] for phi, top in map(features, (k, louder))]
+    outs = [kernel.mix_causal(kernel(q), kernel(keys), v, rows, None) for keys in (k, louder)]
     assert torch.equal(outs[0][:, :, :140], outs[1][:, :, :140])
     assert not torch.equal(outs[0][:, :, 140:], outs[1][:, :, 140:])
 
@@ -135,24 +144,45 @@ def test_large_keys_neither_overflow_nor_vanish() -> None:
     torch.manual_seed(0)
     for size in (0.01, 1.0, 30.0, 1000.0):
         q, k, v = torch.randn(1, 1, 40, 16), size * torch.randn(1, 1, 40, 16), torch.rand(1, 1, 40, 3)
-        (phi_q, _), (phi_k, top) = features(q), features(k)
-        out, _ = over_keys_so_far(phi_q, phi_k, v, top)
+        out = favor(features, q, k, v)
         assert out.isfinite().all()
         assert (out > v.min() - 1e-3).all(), "a mean of values, not zero"
         assert (out < v.max() + 1e-3).all()
 
 
-def test_a_loud_document_does_not_silence_the_next() -> None:
-    """The scale begins anew with a document: the quiet one reads as it reads alone, in float32 too."""
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("size", [1.0, 16.0, 65.0, 400.0])
+def test_no_query_is_lost_however_long_q_and_k_are(size: float, causal: bool) -> None:
+    """In float32, features of long vectors underflow; the outputs are still those of float64 and its definition."""
     features = build_part(FavorConfig(features=32), 16)
     torch.manual_seed(0)
-    q, k, v = torch.randn(1, 1, 400, 16), torch.randn(1, 1, 400, 16), torch.rand(1, 1, 400, 3)
-    (phi_q, _), (phi_k, top) = features(q), features(k)
-    top[..., :100] += 200.0  # features beyond float32
+    q, k = (size * torch.nn.functional.normalize(torch.randn(2, 2, 400, 16), dim=-1) for _ in range(2))
+    v = torch.rand(2, 2, 400, 3) + 1
+    exact = [features(x.double()) for x in (q, k)]
+    allowed = torch.ones(400, 400, dtype=torch.bool).tril()[None, None] if causal else None
+    want = features.weights(*exact, allowed) @ v.double()
+    out = favor(features, q, k, v, causal)
+    assert (out >= 1 - 1e-3).all(), "a mean of values, not zero"
+    close(out.double(), want, atol=1e-2, rtol=1e-2)  # exponents of up to 10⁴ have few digits left in float32
+    close(favor(features, q.double(), k.double(), v.double(), causal), want)
+
+
+def favor(features: nn.Module, q: Tensor, k: Tensor, v: Tensor, causal: bool = True) -> Tensor:
+    rows = DenseRows((len(q), q.shape[2]), None, None)
+    log_q, log_k = features(q), features(k)
+    return features.mix_causal(log_q, log_k, v, rows, None) if causal else features.mix(log_q, log_k, v, rows)
+
+
+def test_a_loud_document_does_not_silence_the_next() -> None:
+    """Each document has its own stabilisers: the quiet one reads as it reads alone, in float32 too."""
+    mixer = build_part(LinearAttentionConfig(heads=2, mask=Causal(), kernel=FavorConfig(features=32)), 16)
+    torch.manual_seed(0)
+    x, positions = torch.randn(1, 400, 16), torch.arange(400)[None]
+    x[:, :100] *= 1000
     documents = (torch.arange(400) >= 100).long()[None]
-    both, _ = over_keys_so_far(phi_q, phi_k, v, top, documents)
-    alone, _ = over_keys_so_far(phi_q[:, :, 100:], phi_k[:, :, 100:], v[:, :, 100:], top[..., 100:])
-    close(both[:, :, 100:], alone, atol=1e-5, rtol=1e-5)
+    both = mixer(x, Context(positions, positions, documents=documents))
+    alone = mixer(x[:, 100:], Context(positions[:, :300], positions[:, :300]))
+    close(both[:, 100:], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_redrawing_changes_the_features_and_the_config(tmp_path: Path) -> None:
@@ -186,8 +216,8 @@ def test_what_cannot_be_is_refused() -> None:
         FavorConfig(features=0)
     with pytest.raises(ConfigError, match=r"must be Full\(\) or Causal\(\): sums over keys cannot leave out some"):
         LinearAttentionConfig(heads=2, mask=Causal() & Window(3))
-    with pytest.raises(ValueError, match="as many queries as keys, not 3 and 4"):
-        linear_attention(torch.ones(3, 2), torch.ones(4, 2), torch.ones(4, 2), causal=True)
+    with pytest.raises(ValueError, match=r"takes q .* not q \(3, 2\), k \(4, 2\), v \(5, 2\)"):
+        linear_attention(torch.ones(3, 2), torch.ones(4, 2), torch.ones(5, 2), causal=True)
 
 
 def test_an_empty_context_is_fine() -> None:

@@ -55,10 +55,10 @@ def test_relative_positions_see_distance(name: str) -> None:
 def test_a_pair_is_turned_by_position_times_frequency(layout: str) -> None:
     """(1, 0) at position p becomes (cos pθ, sin pθ): counter-clockwise, the first pair fastest."""
     mixer = AttentionConfig(heads=1, head_dim=4, mask=Causal(), rotary=RotaryConfig(theta=100.0, layout=layout))
-    model, taps = fresh(sequence(block(mixer), repeats=1)), Taps(read=["*.query", "*.query_turned"])
+    model, taps = fresh(sequence(block(mixer), repeats=1)), Taps(read=["*.query", "*.query_rotated"])
     with torch.no_grad():
         model(ids(1, LENGTH), taps=taps)
-    query, turned = (taps.values[f"stack.blocks.0.mixer.{name}"][0, 0] for name in ("query", "query_turned"))
+    query, turned = (taps.values[f"stack.blocks.0.mixer.{name}"][0, 0] for name in ("query", "query_rotated"))
     pairs = [(0, 2), (1, 3)] if layout == "halves" else [(0, 1), (2, 3)]
     for (a, b), frequency in zip(pairs, (1.0, 0.1), strict=True):
         angle = torch.arange(LENGTH, dtype=torch.float64) * frequency
@@ -67,7 +67,7 @@ def test_a_pair_is_turned_by_position_times_frequency(layout: str) -> None:
 
 
 def test_partial_rotary_leaves_the_rest() -> None:
-    taps = Taps(read=["*.query", "*.query_turned", "*.key", "*.key_turned", "*.value"])
+    taps = Taps(read=["*.query", "*.query_rotated", "*.key", "*.key_rotated", "*.value"])
     with torch.no_grad():
         sequence_model("interleaved, partial rotary; pre")(ids(BATCH, LENGTH), taps=taps)
     for name in ("query", "key"):

@@ -1,0 +1,36 @@
+"""Checks of arguments that both engines share: one clear sentence before any arithmetic.
+
+NumPy broadcasts and casts silently, so a gradient of the wrong shape or a token id of 2.7 would give a plausible wrong
+answer. Each function below raises instead. Torch tensors work too: only `.shape` and `.dtype` are read.
+"""
+
+from typing import Any
+
+import numpy as np
+
+
+def check_gradient(d_out: Any, *shape: int) -> None:
+    """`d_out` must have the shape of the output that it is the gradient of."""
+    given = tuple(np.shape(d_out))
+    if given != shape:
+        raise ValueError(f"d_out is {given}, but the output that it is the gradient of is {shape}")
+
+
+def check_same_shape(like: Any, **arrays: Any) -> None:
+    """All arrays must have the shape of `like`, the function's x."""
+    for name, array in arrays.items():
+        if tuple(array.shape) != tuple(like.shape):
+            raise ValueError(f"{name} is {tuple(array.shape)}, but x is {tuple(like.shape)}; they must be the same")
+
+
+def check_ids(ids: Any, what: str = "token") -> None:
+    """Ids must be integers. A float id is refused, because cutting 2.7 to 2 would hide a mistake."""
+    if str(ids.dtype).removeprefix("torch.").rstrip("0123456789") not in ("int", "uint"):
+        raise TypeError(f"{what} ids are {ids.dtype}, but must be integers, such as int64")
+
+
+def check_range(ids: Any, size: int, what: str, where: str) -> None:
+    """Ids must be 0 … size − 1. Negative ids are refused: NumPy would count them from the end."""
+    outside = ids[(ids < 0) | (ids >= size)]
+    if outside.size:
+        raise IndexError(f"{what} {outside.flat[0]} is outside {where} of {size}")
