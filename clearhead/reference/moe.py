@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 
 from clearhead.configs import GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
 
@@ -36,11 +36,9 @@ def mixture_of_experts(
     if config.normalised:  # Mixtral: the chosen weights sum to 1
         weights = weights / weights.sum(-1, keepdims=True)
     weights = context.tap("chosen", weights * config.scale)
-    # Expert by expert, so that each matrix is multiplied once with all the tokens that chose it.
-    out = np.zeros_like(x)
-    for e in range(config.experts):
-        b, t, place = np.nonzero(which == e)  # the tokens that chose expert e, and as which of their choices
-        out[b, t] += expert(config, e, x[b, t], context.at("experts")) * weights[b, t, place, None]
+    each = np.repeat(x[:, :, None], config.active, axis=2)  # B T A D: the token's vector for each of its experts
+    outputs = expert_outputs(config, each, which, context.at("experts"))
+    out = (outputs * weights[..., None]).sum(2).astype(x.dtype)
     return out if config.shared is None else out + context.run("shared", config.shared, x)
 
 
@@ -70,16 +68,29 @@ def grouped_choice(
     return np.stack((p, rank.reshape(p.shape)))
 
 
-def expert(config: MoEConfig, e: int, x: Float[np.ndarray, "X D"], context: Context) -> Float[np.ndarray, "X D"]:
-    """Expert e's feed-forward layer, on the X tokens that chose it. Its weights are row e of the stacked ones."""
+def expert_outputs(
+    config: MoEConfig, x: Float[np.ndarray, "B T A D"], which: Int[np.ndarray, "B T A"], context: Context
+) -> Float[np.ndarray, "B T A D"]:
+    """The feed-forward layer of each token's A experts: down · act(up · x), or gated.
 
-    def layer(name: str, h: np.ndarray) -> np.ndarray:
-        bias = context.get(f"{name}.bias")
-        return linear(h, context[f"{name}.weight"][e], None if bias is None else bias[e])
+    The weights of all experts are stacked, E F D; expert e's are row e. Taps are B T F A, as in the trace.
+    """
 
-    act = ACTIVATIONS[config.expert.activation]
-    up = layer("up", x)
-    return layer("down", act(layer("gate", x)) * up if "gate" in config.expert.matrices(x.shape[-1]) else act(up))
+    def layer(name: str, h: Float[np.ndarray, "B T A I"]) -> Float[np.ndarray, "B T A O"]:
+        """One matrix of each token's experts: expert by expert, with all the tokens that chose it in one product."""
+        weight, bias = context[f"{name}.weight"], context.get(f"{name}.bias")
+        out = np.empty((*h.shape[:-1], weight.shape[1]), h.dtype)
+        for e in range(config.experts):
+            out[which == e] = linear(h[which == e], weight[e], None if bias is None else bias[e])
+        return out
+
+    def tap(name: str, value: Float[np.ndarray, "B T A F"]) -> Float[np.ndarray, "B T A F"]:
+        context.tap(name, np.moveaxis(value, 2, -1))
+        return value
+
+    gated, up = "gate" in config.expert.matrices(x.shape[-1]), layer("up", x)
+    hidden = ACTIVATIONS[config.expert.activation](tap("pre_activation", layer("gate", x) if gated else up))
+    return tap("down", layer("down", tap("up", tap("gate", hidden) * up if gated else hidden)))
 
 
 def load_balancing_loss(router: Float[np.ndarray, "... E"], active: int) -> Float[np.ndarray, ""]:

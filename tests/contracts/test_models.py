@@ -116,7 +116,7 @@ def test_numpy_engine_says_what_is_wrong() -> None:
     tokens = np.zeros((1, 3), int)
     with pytest.raises(ValueError, match=r"1 weights are missing, such as stack\.final_norm\.bias"):
         reference.run(config, {k: v for k, v in good.items() if k != "stack.final_norm.bias"}, tokens)
-    with pytest.raises(ValueError, match=r"misshapen, such as stack\.final_norm\.bias: \(3,\), not \(32,\)"):
+    with pytest.raises(ValueError, match=r"wrong shape, such as stack\.final_norm\.bias: \(3,\), not \(32,\)"):
         reference.run(config, good | {"stack.final_norm.bias": np.zeros(3)}, tokens)
     with pytest.raises(IndexError, match="token 101 is outside a vocabulary of 101"):
         reference.run(config, good, tokens + 101)
