@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
-from clearhead.cli.compare import command, contestant, trained
+from clearhead.cli.compare import command, contestant, train_model
 from clearhead.cli.main import told
 from clearhead.configs import (
     AttentionConfig,
@@ -214,7 +214,7 @@ def test_an_interrupt_while_it_trains_is_one(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(loop, "train", leave)
     with pytest.raises(click.Abort):
-        trained(SimpleNamespace(recipe=None))  # type: ignore[arg-type]
+        train_model(SimpleNamespace(recipe=None))  # type: ignore[arg-type]
     assert told(loop.TrainingError("the loss of step 3 is nan")) == "the loss of step 3 is nan"
 
 
