@@ -37,6 +37,7 @@ GROUPS = {
         "export": "Convert a model for transformers, llama.cpp or onnxruntime.",
     },
     "Understand": {
+        "studio": "Open the studio: look inside models in the browser.",
         "inspect": "Look inside a model: attention, lens, ablation, patching.",
         "eval": "Measure perplexity on a text, or BLEU of translations.",
         "compare": "Measure how time and memory grow with the length.",

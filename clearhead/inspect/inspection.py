@@ -23,6 +23,7 @@ from .lens import lens, next_tokens, norms
 from .maps import HeadSummary, Map, combine_global, join_numbers, resolve_indices, rollout
 from .model_input import ModelInput, make_model_input
 from .plotting import check_file
+from .replay import OUTSIDE, Replay, stream_taps
 
 if TYPE_CHECKING:
     from clearhead.tokenize import Tokenizer
@@ -39,6 +40,7 @@ class Inspection:
     maps: list[Map]
     layers_without_maps: list[str]  # one sentence per layer without an attention map
     logits: Tensor  # the model's output in the recorded pass
+    values: dict[str, Tensor]  # the residual stream and what is outside the blocks, by tap
     rows: list[int] | None = None  # queries to show; None: all
 
     def map(self, layer: int, head: int, place: str | None = None) -> Grid:
@@ -59,6 +61,11 @@ class Inspection:
             unit="weight",
             signed=not found.normalized,
         )
+
+    @property
+    def replay(self) -> Replay:
+        """Runs single blocks of the recorded pass again."""
+        return Replay(self.model_input, self.values)
 
     @property
     def heads(self) -> list[HeadSummary]:
@@ -93,11 +100,11 @@ class Inspection:
 
     def lens(self, rows: Sequence[int] | None = None) -> Grid:
         """The most likely token by layer and position (logit lens)."""
-        return lens(self.model_input, self.rows if rows is None else rows)
+        return lens(self.model_input, self.values, self.rows if rows is None else rows)
 
     def norms(self) -> Grid:
         """‖x‖ of the residual stream by layer and position."""
-        return norms(self.model_input, self.rows)
+        return norms(self.model_input, self.values, self.rows)
 
     def next(self, row: int = -1, top: int = 10) -> list[tuple[str, int, float]]:
         """The most likely next tokens (or masked tokens, or classes) at `row`: text, id, probability."""
@@ -105,7 +112,7 @@ class Inspection:
 
     def ablate(self, token: str | int | None = None, row: int = -1) -> Grid:
         """Change in log p(token) at `row` when one head's output is set to zero, by layer and head."""
-        return ablate(self.model_input, self.maps, token, row)
+        return ablate(self.replay, self.maps, self.logits, token, row)
 
     def patch(self, other: Any, token: str | int | None = None, row: int = -1, part: PatchPart = "residual") -> Grid:
         """Copy values of this run into a run of `other`, a prompt (or source) with the same number of tokens."""
@@ -224,8 +231,8 @@ def inspect(
 
 def record(
     model_input: ModelInput, layers: Sequence[int] | None, heads: Sequence[int] | None
-) -> tuple[list[Map], list[str], Tensor]:
-    """Run once and return the maps of the chosen layers, a sentence per layer without a map, and the output."""
+) -> tuple[list[Map], list[str], Tensor, dict[str, Tensor]]:
+    """Run once. Return the maps of the chosen layers, a sentence per layer without one, the output and kept values."""
     seen: dict[str, tuple[list[int], AttentionView]] = {}
 
     def keep(attending: AttentionView) -> None:
@@ -244,7 +251,8 @@ def record(
             if getattr(blocks[i], "cross", None) is not None:
                 wanted[f"{stack}.blocks.{i}.cross"] = ("cross", i, "Attention")
     places = (*wanted, *(f"{path}.global" for path in wanted))
-    logits = model_input.run(Taps(on_attention=dict.fromkeys(places, keep)))
+    taps = Taps(read=(*OUTSIDE, *stream_taps(model_input)), on_attention=dict.fromkeys(places, keep))
+    logits = model_input.run(taps)
     maps, layers_without_maps = [], []
     for path, (place, i, kind) in wanted.items():
         if path not in seen:
@@ -259,4 +267,4 @@ def record(
         tokens = None if side is not None or ids is None else ids[0].numpy()
         maps.append(Map(place, i, tuple(chosen), attending, tokens, side))
     order = {"stack": 0, "encoder": 0, "decoder": 1, "cross": 2}
-    return sorted(maps, key=lambda map: (order[map.place], map.layer)), layers_without_maps, logits
+    return sorted(maps, key=lambda map: (order[map.place], map.layer)), layers_without_maps, logits, taps.values

@@ -13,8 +13,9 @@ from clearhead.nn.tap import Taps
 
 from .grid import Grid
 from .lens import logits_at
-from .maps import Map
+from .maps import Map, resolve_indices
 from .model_input import ModelInput, block_output_tap
+from .replay import Replay
 
 TOKENS_AT_ONCE = 4096  # limit on tokens in a batch of copies
 PatchPart = Literal["residual", "mixer", "ffn", "heads"]
@@ -31,19 +32,18 @@ def top_token(model_input: ModelInput, row: int) -> int:
     return int(logits_at(model_input, model_input.run(), row)[0].argmax())
 
 
-def ablate(model_input: ModelInput, maps: Sequence[Map], token: str | int | None = None, row: int = -1) -> Grid:
+def ablate(replay: Replay, maps: Sequence[Map], logits: Tensor, token: str | int | None = None, row: int = -1) -> Grid:
     """Change in log p(token) when one head's output is set to zero, by layer and head."""
+    model_input = replay.model_input
     if not maps:
         raise ValueError(f"no inspected layer of {model_input.name} has attention heads to ablate")
-    id = top_token(model_input, row) if token is None else model_input.find_token(token)
-    before = log_probabilities(model_input, id, row)[0]
+    at = logits_at(model_input, logits, row)[0].double().log_softmax(-1)
+    id = int(at.argmax()) if token is None else model_input.find_token(token)
     values = np.full((len(maps), max(max(map.heads) for map in maps) + 1), np.nan)
     for line, map in enumerate(maps):
-        for heads in split_batches(map.heads, len(model_input.labels)):
-            taps = Taps(replace={f"{attention_path(map)}.mixed": replace_in_copies(heads, 0)})
-            values[line, heads] = log_probabilities(model_input, id, row, taps, len(heads)) - before
+        values[line, list(map.heads)] = ablate_layer(replay, map, id, row) - float(at[id])
     return Grid(
-        title=f"head ablation: change in log p({model_input.token_text(id)!r}), which is {before:.3g}",
+        title=f"head ablation: change in log p({model_input.token_text(id)!r}), which is {float(at[id]):.3g}",
         values=values,
         rows=[f"{map.place} {map.layer}" for map in maps],
         columns=[str(head) for head in range(values.shape[1])],
@@ -52,6 +52,18 @@ def ablate(model_input: ModelInput, maps: Sequence[Map], token: str | int | None
         unit="change in log p (nats)",
         signed=True,
     )
+
+
+def ablate_layer(replay: Replay, map: Map, token: int, row: int) -> np.ndarray:
+    """log p(token) at `row` without each head of one layer. Only this block and later ones run."""
+    path, out = attention_path(map), []
+    stack, row = path.partition(".")[0], resolve_indices([row], len(replay.model_input.labels), "row", "positions")[0]
+    for heads in split_batches(range(len(map.heads)), len(replay.model_input.labels)):
+        chosen = [map.heads[n] for n in heads]
+        taps = Taps(replace={f"{path}.mixed": replace_in_copies(chosen, 0)})
+        logits = replay.logits_from(stack, map.layer, row, taps, len(chosen))
+        out.append(logits.double().log_softmax(-1)[:, token].numpy())
+    return np.concatenate(out)
 
 
 def patch(

@@ -8,8 +8,6 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.nn.tap import Taps
-
 from .grid import Grid
 from .maps import resolve_indices
 from .model_input import ModelInput
@@ -17,20 +15,17 @@ from .model_input import ModelInput
 DEFAULT_POSITIONS = 48  # how many of the last positions a lens shows by default
 
 
-def residual_stream(model_input: ModelInput) -> dict[str, Tensor]:
-    """The residual stream after the embedding and after each block, each of shape `T D`."""
-    named = dict(model_input.residual_taps())
-    taps = Taps(read=list(named.values()))
-    model_input.run(taps)
-    return {name: taps.values[path][0] for name, path in named.items()}
+def residual_stream(model_input: ModelInput, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The kept residual stream after the embedding and after each block, each of shape `T D`."""
+    return {name: values[path][0] for name, path in model_input.residual_taps()}
 
 
-def lens(model_input: ModelInput, rows: Sequence[int] | None = None) -> Grid:
+def lens(model_input: ModelInput, values: dict[str, Tensor], rows: Sequence[int] | None = None) -> Grid:
     """The most likely token by layer and position: each layer's stream through the final norm and the head.
 
     nostalgebraist (2020), "interpreting GPT: the logit lens".
     """
-    found = residual_stream(model_input)
+    found = residual_stream(model_input, values)
     length = len(next(iter(found.values())))
     at = (
         list(range(max(0, length - DEFAULT_POSITIONS), length))
@@ -59,9 +54,9 @@ def lens(model_input: ModelInput, rows: Sequence[int] | None = None) -> Grid:
     )
 
 
-def norms(model_input: ModelInput, rows: Sequence[int] | None = None) -> Grid:
+def norms(model_input: ModelInput, values: dict[str, Tensor], rows: Sequence[int] | None = None) -> Grid:
     """‖x‖ of the residual stream by layer and position."""
-    found = residual_stream(model_input)
+    found = residual_stream(model_input, values)
     at = list(range(len(model_input.labels))) if rows is None else rows
     return Grid(
         title="norm of the residual stream, ‖x‖",

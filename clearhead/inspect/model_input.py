@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,6 +24,9 @@ from clearhead.nn.tap import Taps
 from clearhead.tasks.classify import read_fields
 from clearhead.tasks.images import read_image
 from clearhead.tokenize import Tokenizer
+
+BROKEN = "\ufffd"  # stands for bytes that are no character
+MOST_PARTS = 6  # tokens that one character may span
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,7 @@ class ModelInput:
         """Text of a token or name of a class; its number if there is no tokenizer or name."""
         if not self.predicts_tokens:
             return self.classes.get(str(id), str(id))
-        return token_labels(self.tokenizer, [id, id])[1]  # the first of a text may lose its leading space
+        return token_labels(self.tokenizer, [id, id])[-1]  # the first of a text may lose its leading space
 
     def find_token(self, text: str | int) -> int:
         """Return the id of a token or class given by its text or number."""
@@ -139,6 +144,9 @@ class ModelInput:
                 return int(text)
             raise ValueError(f"{self.name} has no tokenizer: give the token {text!r} as a number")
         ids = self.tokenizer.encode_target(text)
+        bare = self.tokenizer.encode_target(text.removeprefix(" "))  # SentencePiece adds the space itself
+        if len(ids) != 1 and len(bare) == 1 and self.token_text(bare[0]) == text:
+            return bare[0]
         if len(ids) != 1:
             raise ValueError(
                 f"{text!r} is {len(ids)} tokens "
@@ -240,15 +248,51 @@ def require_tokenizer(tokenizer: Tokenizer | None, name: str) -> Tokenizer:
 
 
 def token_labels(tokenizer: Tokenizer | None, ids: Sequence[int]) -> list[str]:
-    """The text that each token adds; a special token's name; numbers where there is no tokenizer."""
+    """The text that each token adds; the name of a special token; the number if there is no tokenizer.
+
+    A character that spans several tokens labels each of them with its part, such as 从·1/3.
+    """
     if tokenizer is None:
         return [str(id) for id in ids]
-    out = []
-    for n, id in enumerate(ids):
+    out: list[str] = []
+    while len(out) < len(ids):
+        n = len(out)
+        if ids[n] in tokenizer.specials:
+            out.append(tokenizer.name(ids[n]) or str(ids[n]))
+            continue
         before = list(ids[max(0, n - 3) : n])
-        text = "" if id in tokenizer.specials else tokenizer.decode([*before, id])[len(tokenizer.decode(before)) :]
-        out.append(text or str(tokenizer.name(id) or id).replace("▁", " "))
+        known = tokenizer.decode(before)
+        for length in range(1, MOST_PARTS + 1):
+            run = list(ids[n : n + length])
+            text = tokenizer.decode([*before, *run])[len(known) :]
+            if len(run) < length or BROKEN not in text:
+                break
+        if len(run) < length or BROKEN in text:  # the bytes never become a character
+            out.append(raw_bytes(tokenizer, ids[n]))
+        elif length == 1:
+            out.append(text or raw_bytes(tokenizer, ids[n]))
+        else:
+            out += [f"{text}·{part}/{length}" for part in range(1, length + 1)]
     return out
+
+
+def raw_bytes(tokenizer: Tokenizer, id: int) -> str:
+    """A token that is no whole character, as hexadecimal bytes such as ⟨E4 BB⟩."""
+    name = tokenizer.name(id) or str(id)
+    if match := re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", name):
+        return f"⟨{match[1].upper()}⟩"
+    alphabet = byte_alphabet()
+    if name and all(letter in alphabet for letter in name):
+        return "⟨" + " ".join(f"{alphabet[letter]:02X}" for letter in name) + "⟩"
+    return name.replace("▁", " ")
+
+
+@cache
+def byte_alphabet() -> dict[str, int]:
+    """The letters that byte-level tokenizers (GPT-2) write for bytes."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(256 + n): byte for n, byte in enumerate(hidden)}
 
 
 def image_input(model: SequenceModel, image: Any, write: int, name: str) -> ModelInput:

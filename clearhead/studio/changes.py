@@ -1,0 +1,100 @@
+"""Interventions as data: a list of changes that a page can send, a test can run, and Python code can repeat.
+
+{"kind": "head", "place": "stack", "layer": 3, "head": 1, "do": "zero"}            set a head's output to zero
+{"kind": "head", "place": "stack", "layer": 3, "head": 1, "do": "mean"}            … to its mean over positions
+{"kind": "head", "place": "stack", "layer": 3, "head": 1, "do": "scale", "by": 2}  … to a multiple
+{"kind": "branch", "place": "stack", "layer": 3, "part": "ffn", "do": "zero"}      a whole mixer or FFN branch
+{"kind": "patch", "place": "stack", "layer": 3, "position": 5, "text": "…"}        the stream of another text
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from clearhead.inspect.inspection import Inspection
+from clearhead.inspect.interventions import check_same_length
+from clearhead.inspect.model_input import block_output_tap
+from clearhead.nn.tap import Taps
+
+Change = Mapping[str, Any]
+ACTIONS = ("zero", "mean", "scale")
+Other = Callable[[str], Inspection]
+"""The recorded pass of another text."""
+
+
+def make_taps(changes: Sequence[Change], inspection: Inspection, other: Other) -> Taps:
+    """Taps that apply every change, in the given order."""
+    replace: dict[str, Callable[[Tensor], Tensor]] = {}
+    for change in changes:
+        path, function = make_change(change, inspection, other)
+        replace[path] = chain(replace.get(path), function)
+    return Taps(replace=replace)
+
+
+def chain(first: Callable[[Tensor], Tensor] | None, then: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    return then if first is None else lambda x: then(first(x))
+
+
+def make_change(change: Change, inspection: Inspection, other: Other) -> tuple[str, Callable[[Tensor], Tensor]]:
+    kind, place, layer = change.get("kind"), str(change.get("place", "stack")), int(change.get("layer", 0))
+    stack = "decoder" if place == "cross" else place
+    blocks = inspection.model_input.stacks().get(stack)
+    if blocks is None or not 0 <= layer < len(blocks):
+        raise ValueError(f"there is no layer {layer} in {place!r} of {inspection.model_input.name}")
+    block = f"{stack}.blocks.{layer}"
+    if kind == "head":
+        layer_map = inspection.at(layer, place)
+        head = int(change.get("head", -1))
+        if head not in layer_map.heads:
+            raise ValueError(f"layer {layer} has no head {head}; it has {len(layer_map.heads)}")
+        return f"{block}.{'cross' if place == 'cross' else 'mixer'}.mixed", act(change, lambda x: x[:, head])
+    if kind == "branch":
+        part = change.get("part")
+        if part not in ("mixer", "cross", "ffn") or getattr(blocks[layer], str(part), None) is None:
+            raise ValueError(f"layer {layer} has no branch {part!r}")
+        return f"{block}.{part}_residual.inside", act(change, lambda x: x)
+    if kind == "patch":
+        tap = f"{block}.{block_output_tap(blocks[layer])}"
+        theirs, position = other(str(change.get("text", ""))), int(change.get("position", -1))
+        check_same_length(inspection.model_input.labels, theirs.model_input.labels)
+        if not 0 <= position < len(inspection.model_input.labels):
+            raise ValueError(f"position {position} does not exist; there are {len(inspection.model_input.labels)}")
+        value = theirs.values[tap][:, position]
+
+        def put(x: Tensor) -> Tensor:
+            x = x.clone()
+            x[:, position] = value
+            return x
+
+        return tap, put
+    raise ValueError(f"the kind of a change is {kind!r}, but must be head, branch or patch")
+
+
+def act(change: Change, select: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """Zero, average over positions, or scale the selected values."""
+    do = change.get("do", "zero")
+    if do not in ACTIONS:
+        raise ValueError(f"the action of a change is {do!r}, but must be one of {', '.join(ACTIONS)}")
+    by = float(change.get("by", 1.0))
+
+    def apply(x: Tensor) -> Tensor:
+        x = x.clone()
+        part = select(x)
+        part.copy_({"zero": torch.zeros_like, "mean": mean_over_positions, "scale": lambda v: v * by}[do](part))
+        return x
+
+    return apply
+
+
+def mean_over_positions(x: Tensor) -> Tensor:
+    return x.mean(-2, keepdim=True).expand_as(x)
+
+
+def python_code(changes: Sequence[Change]) -> str:
+    """Python that builds the same taps, for `copy as Python`."""
+    lines = ["from clearhead.studio.changes import make_taps", f"changes = {list(map(dict, changes))!r}"]
+    return "\n".join([*lines, "taps = make_taps(changes, inspection, model.inspect)"])

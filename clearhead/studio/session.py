@@ -1,0 +1,681 @@
+"""What the views ask and what they get: one function for each question, on models that this session may open.
+
+The page, the one-file page and the notebook ask the same questions and get the same answers. An answer is JSON-able
+data with NumPy arrays in it; `encode` turns the arrays into text.
+"""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from clearhead.configs import EncoderDecoderConfig, PatchEmbeddingConfig
+from clearhead.generate.complete import own_tokenizer
+from clearhead.generate.defaults import context_length, defaults
+from clearhead.generate.filters import MinP, Temperature, TopK, TopP
+from clearhead.inspect.inspection import Inspection, inspect
+from clearhead.inspect.interventions import ablate_layer
+from clearhead.inspect.lens import logits_at, residual_stream
+from clearhead.inspect.maps import Map
+from clearhead.measure.trace import trace
+from clearhead.models.load import load
+from clearhead.models.model import Model, build
+from clearhead.models.presets import preset
+
+from . import changes as interventions
+from .explain import StepValues, explain
+
+KEPT_BYTES = 512_000_000  # recorded passes that stay in memory
+SLICE_BYTES = 4_000_000  # the most that one answer carries of one value
+SOURCE_TOKENS = 24  # target tokens that an encoder–decoder generates to look at
+DEFAULT_TEXT = "To be or not to be, that is the question"
+SMALL_MODEL = Path(__file__).with_name("model")
+Answer = dict[str, Any]
+Question = Callable[["Session", Mapping[str, Any]], Answer]
+QUESTIONS: dict[str, Question] = {}
+
+
+def question(function: Question) -> Question:
+    """Register a function under its name as a question."""
+    QUESTIONS[function.__name__] = function
+    return function
+
+
+class QuestionError(ValueError):
+    """A question that cannot be answered; the message is shown to the user."""
+
+
+@dataclass
+class Session:
+    """The models that may be opened by name, and the passes recorded lately."""
+
+    sources: dict[str, Path | str]  # a checkpoint folder, or the name of a preset
+    text: str = ""
+    runs: Path | None = None
+    loaded: dict[str, Model] = field(default_factory=dict)
+    recorded: OrderedDict[tuple[str, str], tuple[Inspection, StepValues]] = field(default_factory=OrderedDict)
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+    @classmethod
+    def of_model(cls, model: Model, text: Any = "", name: str = "model") -> Session:
+        """A session of one model that is in memory already."""
+        origin = model.origin
+        session = cls({name: name if origin is None else origin}, str(text))
+        session.loaded[name] = model
+        return session
+
+    def ask(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
+        if name not in QUESTIONS:
+            raise QuestionError(f"there is no question {name!r}")
+        with self.lock:
+            return QUESTIONS[name](self, arguments or {})
+
+    def model(self, name: str) -> Model:
+        if name not in self.sources:
+            raise QuestionError(f"there is no model {name!r} in this session; it has {', '.join(self.sources)}")
+        if name not in self.loaded:
+            source = self.sources[name]
+            if isinstance(source, Path):
+                self.loaded[name] = load(source).eval()
+            else:
+                torch.manual_seed(0)
+                self.loaded[name] = build(preset(source)).eval()
+        return self.loaded[name]
+
+    def pass_of(self, arguments: Mapping[str, Any]) -> tuple[Inspection, StepValues]:
+        """The recorded pass of a model over a text; the least recently used passes make room for new ones."""
+        name, text = self.model_name(arguments), str(arguments.get("text", self.text or DEFAULT_TEXT))
+        key = name, text
+        if key not in self.recorded:
+            model = self.model(name)
+            made = record_pass(model, text, name)
+            self.recorded[key] = made, StepValues(made)
+        self.recorded.move_to_end(key)
+        while len(self.recorded) > 1 and sum(values.bytes() for _, values in self.recorded.values()) > KEPT_BYTES:
+            self.recorded.popitem(last=False)
+        return self.recorded[key]
+
+    def model_name(self, arguments: Mapping[str, Any]) -> str:
+        return str(arguments.get("model") or next(iter(self.sources)))
+
+    def opening(self, arguments: Mapping[str, Any]) -> str:
+        """Python that opens the model and records the pass."""
+        name = self.model_name(arguments)
+        inspection, _ = self.pass_of(arguments)
+        source = self.sources[name]
+        load_line = (
+            f"model = clearhead.load({str(source)!r})"
+            if isinstance(source, Path)
+            else f"torch.manual_seed(0)\nmodel = clearhead.build(clearhead.preset({source!r})).eval()"
+        )
+        given = inspection.model_input
+        if given.image is not None:
+            shape = ", ".join(map(str, given.inputs.shape))
+            asked = f"torch.randn({shape}, generator=torch.Generator().manual_seed(0))"
+        elif given.tokenizer is None:
+            asked = repr((given.source if given.source is not None else given.inputs)[0].tolist())
+        else:
+            asked = repr(str(arguments.get("text", self.text or DEFAULT_TEXT)))
+        more = (
+            f", write={writes(given.model)}"
+            if writes(given.model)
+            else f", {asked}"
+            if given.source is not None
+            else ""
+        )
+        return f"import torch\n\nimport clearhead\n\n{load_line}\ninspection = model.inspect({asked}{more})"
+
+
+def writes(model: Model) -> int:
+    """How many tokens a recorded pass generates first: the target of an encoder–decoder that can start one."""
+    if not isinstance(model.config, EncoderDecoderConfig):
+        return 0
+    return SOURCE_TOKENS if defaults(model, own_tokenizer(model)).start is not None else 0
+
+
+def record_pass(model: Model, text: str, name: str) -> Inspection:
+    """An encoder–decoder without a start token reads its source as the target too."""
+    given = read_input(model, text)
+    target = given if isinstance(model.config, EncoderDecoderConfig) and not writes(model) else None
+    return inspect(model, given, target, name=name, write=writes(model))
+
+
+def read_input(model: Model, text: str) -> Any:
+    """A text; ids for a model without a tokenizer; a fixed random image for a model of images."""
+    embedding: Any = model.config.source if isinstance(model.config, EncoderDecoderConfig) else model.config.embedding
+    if isinstance(embedding, PatchEmbeddingConfig):
+        shape = (1, embedding.channels, embedding.image, embedding.image)
+        return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    if own_tokenizer(model) is not None:
+        if not text:
+            raise QuestionError("the text is empty: type something")
+        return text
+    words = text.replace(",", " ").split()
+    ids = [int(word) for word in words] if words and all(word.isdigit() for word in words) else list(text.encode())
+    return [id % embedding.vocabulary for id in ids] or [0]
+
+
+def encode(value: Any) -> Any:
+    """Arrays as {"dtype", "shape", "data": base64}; everything else as it is."""
+    if isinstance(value, np.ndarray):
+        kind = {
+            "float64": "f4",
+            "float32": "f4",
+            "float16": "f2",
+            "uint8": "u1",
+            "int64": "i4",
+            "int32": "i4",
+            "bool": "u1",
+        }
+        array = np.ascontiguousarray(value, dtype="<" + kind[str(value.dtype)])
+        return {
+            "dtype": kind[str(value.dtype)],
+            "shape": list(value.shape),
+            "data": base64.b64encode(array.tobytes()).decode(),
+        }
+    if isinstance(value, dict):
+        return {key: encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+# ---- models and text
+
+
+@question
+def models(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The models that can be opened, and where to start."""
+    return {"models": list(session.sources), "text": session.text or DEFAULT_TEXT, "runs": session.runs is not None}
+
+
+@question
+def model(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """What one model is."""
+    opened = session.model(name := session.model_name(arguments))
+    config: Any = opened.config
+    stack = config.decoder if isinstance(config, EncoderDecoderConfig) else config.stack
+    head = config.head
+    return {
+        "name": name,
+        "parameters": sum(p.numel() for p in opened.parameters()),
+        "layers": len(stack.blocks),
+        "dim": stack.dim,
+        "vocabulary": getattr(head, "vocabulary", None),
+        "context": context_length(opened),
+        "kind": type(opened).__name__,
+        "mixers": sorted({block.mixer.kind() for block in stack.blocks}),
+        "writes": head is not None and head.kind() == "LMHead",
+    }
+
+
+@question
+def tokens(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The tokens of the text."""
+    inspection, _ = session.pass_of(arguments)
+    given = inspection.model_input
+    ids = [] if given.image is not None else given.inputs[0].tolist()
+    raw = [] if given.tokenizer is None else [str(given.tokenizer.name(id)) for id in ids]
+    return {
+        "labels": given.labels,
+        "ids": ids,
+        "raw": raw,
+        "source": given.source_labels,
+        "image": given.image,
+        "generated": given.generated,
+        "predicts": given.prediction_kind if given.has_predictions else None,
+        "python": session.opening(arguments) + "\nprint(inspection.model_input.labels)",
+    }
+
+
+# ---- attention
+
+
+@question
+def atlas(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """Every head: a thumbnail, its tag and numbers."""
+    inspection, _ = session.pass_of(arguments)
+    return {
+        "maps": [map_answer(each) for each in inspection.maps],
+        "without_maps": inspection.layers_without_maps,
+        "python": session.opening(arguments)
+        + "\nfor head in inspection.heads:\n    print(head.name, head.tag, head.entropy)",
+    }
+
+
+def map_answer(each: Map) -> Answer:
+    small = each.thumbnails
+    top = 1.0 if each.normalized else float(np.abs(small).max(initial=0)) or 1.0
+    shades = np.ceil(small * 255) if each.normalized else np.rint(128 + 127 * small / top)
+    return {
+        "place": each.place,
+        "layer": each.layer,
+        "shape": list(each.shape),
+        "pool": [-(-n // max(m, 1)) for n, m in zip(each.shape, small.shape[1:], strict=True)],
+        "signed": not each.normalized,
+        "top": top,
+        "thumbnails": shades.astype(np.uint8),
+        "heads": [
+            {
+                "head": one.head,
+                "tag": one.tag,
+                "entropy": one.entropy,
+                "distance": one.distance,
+                "scores": {name: share for name, share in one.scores.items() if share is not None},
+            }
+            for one in each.head_summaries
+        ],
+    }
+
+
+def find_map(inspection: Inspection, arguments: Mapping[str, Any]) -> Map:
+    place = arguments.get("place")
+    return inspection.at(int(arguments.get("layer", 0)), None if place is None else str(place))
+
+
+@question
+def head(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """One head's map: exact weights, or the largest of neighbours when the text is long."""
+    inspection, _ = session.pass_of(arguments)
+    each, number = find_map(inspection, arguments), int(arguments.get("head", 0))
+    if number not in each.heads:
+        raise QuestionError(f"layer {each.layer} has no head {number}; it has {len(each.heads)}")
+    queries, keys = inspection.names(each)
+    whole = each.shape[0] * each.shape[1] * 4 <= SLICE_BYTES
+    answer = {
+        "place": each.place,
+        "layer": each.layer,
+        "head": number,
+        "queries": queries,
+        "keys": keys,
+        "signed": not each.normalized,
+        "weights": each.weights(number)[0] if whole else None,
+        "path": f"{'decoder' if each.place == 'cross' else each.place}.blocks.{each.layer}."
+        f"{'cross' if each.place == 'cross' else 'mixer'}.weights",
+    }
+    code = f"\nprint(inspection.map({each.layer}, {number}, {each.place!r}).values)"
+    return answer | {"python": session.opening(arguments) + code}
+
+
+@question
+def row(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """One query's weights in one head, exact at any length."""
+    inspection, _ = session.pass_of(arguments)
+    each, number, query = find_map(inspection, arguments), int(arguments.get("head", 0)), int(arguments.get("query", 0))
+    return {"weights": each.weights(number, [query])[0, 0]}
+
+
+# ---- every step
+
+
+@question
+def flow(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """Every step that the model computes, in order, with its true shape."""
+    inspection, _ = session.pass_of(arguments)
+    given = inspection.model_input
+    lengths: dict[str, Any] = {"length": len(given.labels)}
+    if given.source is not None:
+        lengths["source_length"] = given.source.shape[1]
+    steps = [
+        {
+            "name": step.name,
+            "formula": step.formula,
+            "letters": step.letters.split(),
+            "shape": list(step.shape),
+            "part": step.part,
+        }
+        for step in trace(given.model.config, **lengths).steps
+    ]
+    code = (
+        "\ntrace = clearhead.trace(model.config, length=len(inspection.model_input.labels))"
+        "\nfor step in trace.steps:\n    print(step.name, step.shape)"
+    )
+    return {"steps": steps, "python": session.opening(arguments) + code}
+
+
+@question
+def step(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The values of one step: a matrix of positions by numbers, for one head where there are heads."""
+    _, values = session.pass_of(arguments)
+    path = str(arguments.get("path", ""))
+    try:
+        value = values[path]
+    except (KeyError, IndexError):
+        raise QuestionError(f"this model has no step {path!r}, or it is not recorded") from None
+    which = int(arguments.get("head", 0))
+    heads = value.shape[0] if value.dim() == 3 else 1
+    if value.dim() == 3:
+        if not 0 <= which < heads:
+            raise QuestionError(f"{path} has {heads} heads, so there is no head {which}")
+        value = value[which]
+    shown = value[None] if value.dim() == 1 else value
+    array = shown.float().cpu().numpy()
+    finite = array[np.isfinite(array)]
+    cut = array[:, : max(1, SLICE_BYTES // 4 // max(len(array), 1))]
+    index = f"[0, {which}]" if heads > 1 else "[0]"
+    code = tap_code(path, index)
+    return {
+        "path": path,
+        "heads": heads,
+        "head": which,
+        "values": np.ascontiguousarray(cut),
+        "columns": array.shape[1],
+        "rows": array.shape[0],
+        "least": float(finite.min()) if finite.size else 0.0,
+        "most": float(finite.max()) if finite.size else 0.0,
+        "python": session.opening(arguments) + code,
+    }
+
+
+def tap_code(path: str, index: str) -> str:
+    """Python that reads one value by its tap."""
+    read = f"taps = clearhead.Taps(read=[{path!r}])\ninspection.model_input.run(taps)"
+    return f"\n{read}\nprint(taps.values[{path!r}]{index})"
+
+
+@question
+def cell(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The arithmetic of one number."""
+    _, values = session.pass_of(arguments)
+    path, index = str(arguments.get("path", "")), [int(i) for i in arguments.get("index", ())]
+    try:
+        found = explain(values, path, index)
+    except KeyError:
+        raise QuestionError(f"this model has no step {path!r}") from None
+    at = ", ".join(map(str, (0, *index)))
+    code = tap_code(path, f"[{at}]")
+    return found.to_dict() | {"python": session.opening(arguments) + code}
+
+
+# ---- lens
+
+
+@question
+def lens(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The most likely tokens by layer and position, the norm of the stream, and one token's rank and probability."""
+    inspection, _ = session.pass_of(arguments)
+    given, top = inspection.model_input, int(arguments.get("top", 3))
+    given.check_predictions()
+    stream = residual_stream(given, inspection.values)
+    length = len(next(iter(stream.values())))
+    last = int(arguments.get("positions", 64))
+    at = list(range(max(0, length - last), length)) if given.predicts_tokens else [0]
+    wanted = arguments.get("token")
+    id = None if wanted in (None, "") else given.find_token(wanted if isinstance(wanted, int) else str(wanted))
+    lines, ranks, chances = [], [], []
+    for x in stream.values():
+        logits = given.head(x[None, at] if given.predicts_tokens else x[None]).float().cpu()
+        logits = logits[0] if given.predicts_tokens else logits
+        probability = logits.softmax(-1)
+        best = probability.topk(min(top, probability.shape[-1]))
+        lines.append(
+            [
+                [[given.token_text(i), i, p] for p, i in zip(row, ids, strict=True)]
+                for row, ids in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            ]
+        )
+        if id is not None:
+            ranks.append((logits > logits[:, [id]]).sum(-1).numpy() + 1)
+            chances.append(probability[:, id].numpy())
+    answer: Answer = {
+        "layers": list(stream),
+        "positions": at,
+        "labels": [given.labels[i] for i in at] if given.predicts_tokens else ["·"],
+        "top": lines,
+        "norms": np.stack([x[at].float().norm(dim=-1).cpu().numpy() for x in stream.values()]),
+        "python": session.opening(arguments) + "\nprint(inspection.lens().texts)",
+    }
+    if id is not None:
+        answer |= {"token": [given.token_text(id), id], "ranks": np.stack(ranks), "chances": np.stack(chances)}
+    return answer
+
+
+@question
+def attribution(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """What each attention and FFN branch adds to one logit: its output through the final norm's scale and the head."""
+    inspection, values = session.pass_of(arguments)
+    given = inspection.model_input
+    row, token = int(arguments.get("row", -1)), arguments.get("token")
+    at = logits_at(given, inspection.logits, row)[0]
+    if not given.predicts_tokens:
+        raise QuestionError("attribution needs a language model")
+    row %= len(given.labels)
+    id = int(at.argmax()) if token in (None, "") else given.find_token(token if isinstance(token, int) else str(token))
+    stack = given.final_stack_name
+    norm: Any = given.final_stack.final_norm
+    final = values[list(dict(given.residual_taps()).values())[-1]][row].double()
+    direction, offset = logit_direction(given, norm, final, id)
+    parts = [("embedding", "", inspection.values[next(iter(given.residual_taps()))[1]][0, row].double())]
+    for layer in range(len(given.blocks)):
+        block = values.block(stack, layer)
+        for branch in ("mixer", "cross", "ffn"):
+            path = f"{stack}.blocks.{layer}.{branch}_residual.inside"
+            if path in block:
+                parts.append((f"layer {layer}", branch, block[path][0, row].double()))
+    terms = [{"layer": layer, "part": part, "value": float(vector @ direction)} for layer, part, vector in parts]
+    total = sum(term["value"] for term in terms) + offset
+    return {
+        "token": [given.token_text(id), id],
+        "row": row,
+        "terms": terms,
+        "offset": offset,
+        "sum": total,
+        "logit": float(at[id]),
+        "exact": abs(total - float(at[id])) < 1e-3 * max(1.0, abs(float(at[id]))),
+    }
+
+
+def logit_direction(given: Any, norm: Any, x: torch.Tensor, token: int) -> tuple[torch.Tensor, float]:
+    """The vector d and the offset with logit = x·d + offset, holding the norm's scale at its value for x."""
+    with torch.no_grad():
+        weight = given.model.head.weight
+        if weight is None:
+            embedding = getattr(given.model, "embedding", None) or given.model.target or given.model.source
+            weight = embedding.table
+        from .explain import matrix_row
+
+        w = matrix_row(weight, token)
+        bias = given.model.head.bias
+        offset = 0.0 if bias is None else float(bias[token])
+        gain = getattr(norm, "weight", None)
+        if gain is None:
+            return w, offset
+        gain = gain.double() + (1.0 if type(norm).__name__ == "OffsetRMSNorm" else 0.0)
+        if type(norm).__name__ == "LayerNorm":
+            scale = (x.var(unbiased=False) + norm.eps).rsqrt()
+            direction = gain * w * scale
+            direction = direction - direction.mean()
+            return direction, offset + (0.0 if norm.bias is None else float(norm.bias.double() @ w))
+        return gain * w * (x.square().mean() + norm.eps).rsqrt(), offset
+
+
+# ---- predictions and text
+
+
+@question
+def predictions(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The likeliest tokens at a position, with what temperature, top-k, top-p and min-p leave of them."""
+    inspection, _ = session.pass_of(arguments)
+    given, place = inspection.model_input, int(arguments.get("row", -1))
+    at = logits_at(given, inspection.logits, place)
+    answer = prediction_answer(given, at, arguments)
+    code = f"\nfor text, id, probability in inspection.next({place}, 10):\n    print(repr(text), id, probability)"
+    return answer | {"heading": given.describe_position(place), "python": session.opening(arguments) + code}
+
+
+def prediction_answer(given: Any, at: torch.Tensor, arguments: Mapping[str, Any]) -> Answer:
+    plain = at.softmax(-1)[0]
+    filtered = at
+    seen = torch.zeros_like(at, dtype=torch.bool)
+    stages = []
+    for name, make in (("temperature", Temperature), ("top_k", TopK), ("top_p", TopP), ("min_p", MinP)):
+        value = arguments.get(name)
+        if value in (None, "", 0, 0.0) or (name in ("temperature", "top_p") and float(value) == 1):
+            continue
+        if float(value) < 0 or (name == "top_p" and float(value) > 1) or (name == "min_p" and float(value) > 1):
+            raise QuestionError(
+                f"{name} is {value}, but must be {'from 0 to 1' if name != 'temperature' else 'above 0'}"
+            )
+        filtered = make(int(value) if name == "top_k" else float(value))(filtered, seen)  # type: ignore[operator]
+        stages.append([name, int(torch.isfinite(filtered).sum())])
+    after = filtered.softmax(-1)[0]
+    count = min(int(arguments.get("top", 20)), len(plain))
+    order = plain.topk(count).indices.tolist()
+    return {
+        "tokens": [
+            {
+                "text": given.token_text(id),
+                "id": id,
+                "logit": float(at[0, id]),
+                "probability": float(plain[id]),
+                "after": float(after[id]),
+                "kept": bool(torch.isfinite(filtered[0, id])),
+            }
+            for id in order
+        ],
+        "kept": int(torch.isfinite(filtered).sum()),
+        "vocabulary": len(plain),
+        "stages": stages,
+        "entropy": float(-(plain * plain.clamp(min=1e-30).log2()).sum()),
+    }
+
+
+@question
+def generate(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """Generated text, token by token, with the alternatives at each step."""
+    opened = session.model(session.model_name(arguments))
+    inspection, _ = session.pass_of(arguments)
+    given = inspection.model_input
+    text, count = str(arguments.get("text", "")), min(int(arguments.get("count", 20)), 256)
+    options: dict[str, Any] = {
+        name: arguments[name] for name in ("temperature", "top_k", "top_p", "min_p") if arguments.get(name)
+    }
+    options.setdefault("temperature", 0.0)
+    asked: Any = text if given.tokenizer is not None else given.inputs[0].tolist()
+    (found,) = opened.generate([asked], max_new_tokens=count, seed=int(arguments.get("seed", 0)), **options)
+    whole = [*given.inputs[0].tolist(), *found.tokens]
+    with torch.inference_mode():
+        logits = (
+            opened(torch.tensor([whole]))[0, len(whole) - len(found.tokens) - 1 : -1].float() if found.tokens else []
+        )
+    steps = []
+    from clearhead.inspect.model_input import token_labels
+
+    labels = token_labels(given.tokenizer, whole)[-len(found.tokens) :] if found.tokens else []
+    for label, id, line in zip(labels, found.tokens, logits, strict=True):
+        chance = line.softmax(-1)
+        best = chance.topk(5)
+        steps.append(
+            {
+                "text": label,
+                "id": id,
+                "probability": float(chance[id]),
+                "alternatives": [
+                    [given.token_text(i), i, p]
+                    for p, i in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+                ],
+            }
+        )
+    said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    call = f"model.generate([{asked!r}], max_new_tokens={count}, seed={int(arguments.get('seed', 0))}, {said})"
+    code = f"\n(found,) = {call}\nprint(found.text)"
+    return {"text": found.text, "tokens": steps, "python": session.opening(arguments) + code}
+
+
+@question
+def continue_with(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The text followed by chosen tokens, for going on from an alternative."""
+    inspection, _ = session.pass_of(arguments)
+    given = inspection.model_input
+    before, chosen = given.inputs[0].tolist(), [int(id) for id in arguments.get("ids", ())]
+    if given.tokenizer is None:
+        return {"text": " ".join(map(str, [*before, *chosen]))}
+    whole = given.tokenizer.decode([*before, *chosen])
+    known = given.tokenizer.decode(before)
+    return {"text": str(arguments.get("text", "")) + whole[len(known) :]}
+
+
+# ---- interventions
+
+
+@question
+def intervene(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The predictions at one position before and after a list of changes."""
+    inspection, _ = session.pass_of(arguments)
+    given, place = inspection.model_input, int(arguments.get("row", -1))
+    wanted = arguments.get("changes", [])
+    taps = interventions.make_taps(wanted, inspection, lambda text: session.pass_of({**arguments, "text": text})[0])
+    before = logits_at(given, inspection.logits, place)
+    after = logits_at(given, given.run(taps), place) if wanted else before
+    code = (
+        "\n"
+        + interventions.python_code(wanted)
+        + f"\nlogits = inspection.model_input.run(taps)\nprint(logits[0, {place}].softmax(-1).topk(5))"
+    )
+    divergence = (before.softmax(-1) * (before.log_softmax(-1) - after.log_softmax(-1))).sum()
+    return {
+        "before": prediction_answer(given, before, {"top": 12})["tokens"],
+        "after": prediction_answer(given, after, {"top": 12})["tokens"],
+        "divergence": float(divergence),
+        "heading": given.describe_position(place),
+        "python": session.opening(arguments) + code,
+    }
+
+
+@question
+def ablate(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The effect of each head of one layer on log p(token); the page asks layer by layer."""
+    inspection, _ = session.pass_of(arguments)
+    each, place, token = find_map(inspection, arguments), int(arguments.get("row", -1)), arguments.get("token")
+    at = logits_at(inspection.model_input, inspection.logits, place)[0].double().log_softmax(-1)
+    id = (
+        int(at.argmax())
+        if token in (None, "")
+        else inspection.model_input.find_token(token if isinstance(token, int) else str(token))
+    )
+    effect = ablate_layer(inspection.replay, each, id, place) - float(at[id])
+    return {"effects": effect, "heads": list(each.heads), "token": [inspection.model_input.token_text(id), id]}
+
+
+# ---- two texts or two models
+
+
+@question
+def compare(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """One head of two passes of equal size, and their difference; and how the predictions differ."""
+    one, _ = session.pass_of(arguments)
+    second = {
+        **arguments,
+        "model": arguments.get("other_model") or arguments.get("model"),
+        "text": arguments.get("other_text") or arguments.get("text", ""),
+    }
+    two, _ = session.pass_of(second)
+    each, other = find_map(one, arguments), find_map(two, arguments)
+    number = int(arguments.get("head", 0))
+    a, b = each.weights(number)[0], other.weights(number)[0]
+    answer: Answer = {"first": a, "second": b, "labels": [one.names(each), two.names(other)]}
+    if a.shape == b.shape:
+        answer["difference"] = b - a
+    if one.model_input.has_predictions and two.model_input.has_predictions:
+        answer["next"] = [[[text, chance] for text, _, chance in found.next(-1, 8)] for found in (one, two)]
+    return answer
+
+
+@question
+def defaults_of(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """How the checkpoint wants to be sampled."""
+    inspection, _ = session.pass_of(arguments)
+    config = defaults(inspection.model_input.model, inspection.model_input.tokenizer)
+    return {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}
