@@ -228,3 +228,26 @@ def shape() -> None:
 )
 def lstm() -> None:
     """Attention against recurrence: throughput, recall at a distance, cost of inference."""
+
+
+def describe_experiments() -> list[dict[str, Any]]:
+    """Every experiment with its options as data: name, help, kind, default and range."""
+    found = []
+    for name, each in command.commands.items():
+        options = [described for option in each.params if (described := describe_option(option)) is not None]
+        found.append({"name": name, "title": name, "help": (each.help or "").strip(), "options": options})
+    return found
+
+
+def describe_option(option: click.Parameter) -> dict[str, Any] | None:
+    """An option that sets a size; None for options of the output."""
+    flag = next((text for text in option.opts if text.startswith("--")), "")
+    default: Any = option.default
+    if flag in ("--json", "--theme", "--format", "--out", "--force", "--data", "") or default is None:
+        return None
+    described = {"name": flag, "help": getattr(option, "help", ""), "default": default}
+    if isinstance(default, str):
+        return described | {"kind": "text"}
+    high = max(4 * default, 10 if isinstance(default, int) else 1.0)
+    step = 1 if isinstance(default, int) else high / 200
+    return described | {"kind": "number", "low": min(1, default), "high": high, "step": step}

@@ -35,14 +35,16 @@ def command(
         from clearhead.studio import jobs
         from clearhead.studio.app import find_models, make_app, open_socket
     except ImportError:
-        raise ValueError("the studio needs starlette and uvicorn: pip install 'clearhead[studio]'") from None
-    from clearhead.studio.session import Session
+        raise ValueError("the studio needs starlette and uvicorn: pip install 'clearhead[serve]'") from None
+    from clearhead.inspect.questions import Session
 
-    session = Session(find_models(models, runs), text, runs)
+    from .lab import describe_experiments
+
+    session = Session(find_models(models, runs), text, runs, describe_experiments())
     sock = open_socket(port)
     number = sock.getsockname()[1]
-    app = make_app(session, number, lang=lang or "")
-    address = f"http://127.0.0.1:{number}/?token={app.token}"
+    app, token = make_app(session, number, lang or "")
+    address = f"http://127.0.0.1:{number}/?token={token}"
     click.echo(address)
     if not no_browser:
         import webbrowser

@@ -10,11 +10,13 @@ from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route, Router
 
-from .bundle import WEB
-from .guard import Guard
-from .session import QuestionError, Session, encode
+from clearhead.inspect.bundle import WEB
+from clearhead.inspect.questions import QuestionError, Session, encode
+from clearhead.serve.app import Guards, build_app
+
+from .guard import BODY_BYTES, TokenGuard
 
 PAGE = """<!doctype html>
 <html lang="en" data-lang="{lang}">
@@ -29,13 +31,14 @@ PAGE = """<!doctype html>
 <body><div id="root"></div></body>
 </html>
 """
+SMALL_MODEL = Path(__file__).with_name("model")
 TYPES = {".js": "text/javascript", ".css": "text/css"}
 FILES = {path.relative_to(WEB).as_posix(): path for path in sorted(WEB.rglob("*")) if path.suffix in TYPES}
 """Only these files can be asked for: a fixed table, so that no path leads out of the folder."""
 
 
-def make_app(session: Session, port: int, token: str | None = None, lang: str = "") -> Guard:
-    """The guarded application."""
+def make_app(session: Session, port: int, lang: str = "") -> tuple[Starlette, str]:
+    """The guarded application, and the token that opens it."""
 
     def page(request: Request) -> Response:
         return HTMLResponse(PAGE.format(lang=lang))
@@ -62,7 +65,9 @@ def make_app(session: Session, port: int, token: str | None = None, lang: str = 
         Route("/web/{path:path}", web_file),
         Route("/ask/{question}", ask, methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes), port, token)
+    guarded = TokenGuard(Router(routes), port)
+    guards = Guards(hosts=frozenset({f"127.0.0.1:{port}", f"localhost:{port}"}), body=BODY_BYTES)
+    return build_app([Mount("/", app=guarded)], guards), guarded.token
 
 
 def open_socket(port: int) -> socket.socket:
@@ -79,8 +84,6 @@ def open_socket(port: int) -> socket.socket:
 def find_models(names: tuple[str, ...], runs: Path | None) -> dict[str, Path | str]:
     """Models by the name that the page shows: folders, files, presets, and trained runs."""
     from clearhead.models.presets import PRESETS
-
-    from .session import SMALL_MODEL
 
     found: dict[str, Path | str] = {}
     for name in names:

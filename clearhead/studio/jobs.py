@@ -20,9 +20,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from .session import Answer, QuestionError, Session, map_answer, question, read_input
+from clearhead.inspect.questions import DEFAULT_TEXT, Answer, QuestionError, Session, map_answer, question
 
 OUTPUT = 20_000  # characters of a child's output that are kept
+FRAMES = 20  # checkpoints of a run that the studio starts
+FRAME_STORE: dict[str, dict[int, Answer]] = {}
 SECONDS = 60.0  # after which a check is stopped
 JOBS: dict[str, Job] = {}
 
@@ -121,13 +123,18 @@ def start_training(session: Session, arguments: Mapping[str, Any]) -> Job:
     if arguments.get("resume"):
         return start_child("train", ["train", "--out", str(folder), "--resume", *data_of(folder)], run=folder.name)
     recipe = str(arguments.get("recipe", "chars"))
-    if recipe not in recipes(session, {})["recipes"]:
+    if arguments.get("config"):
+        design_file = Path(tempfile.mkdtemp(prefix="clearhead-")) / "clearhead.json"
+        design_file.write_text(str(arguments["config"]), encoding="utf-8")
+        recipe = str(design_file)
+    elif recipe not in recipes(session, {})["recipes"]:
         raise QuestionError(f"there is no recipe {recipe!r}")
     if folder.exists():
         raise QuestionError(f"there is a run {folder.name!r} already; choose another name")
     data = [str(arguments["data"])] if arguments.get("data") else []
     steps = int(arguments.get("steps", 200))
     command = ["train", recipe, "--out", str(folder), "--steps", str(steps)]
+    command += ["--set", f"save_every={max(1, steps // FRAMES)}"]  # a frame for each checkpoint
     for path in data:
         if path.startswith("-"):
             raise QuestionError("data is a file or a folder")
@@ -211,16 +218,74 @@ def runs(session: Session, arguments: Mapping[str, Any]) -> Answer:
                 "step": step,
                 "steps": steps,
                 "state": state,
-                "checkpoints": checkpoint_steps(folder),
+                "frames": take_frames(session, folder),
                 "job": own.id if busy and own is not None else None,
             }
         )
     return {"runs": found}
 
 
-def checkpoint_steps(folder: Path) -> list[int]:
-    names = (path.name for path in (folder / "checkpoints").glob("*") if path.is_dir())
-    return sorted(int(digits) for name in names if (digits := "".join(filter(str.isdigit, name))))
+def take_frames(session: Session, folder: Path) -> list[int]:
+    """Record the heads of the probe text for each new checkpoint, and return the steps of all frames.
+
+    Checkpoints are only read, so probing changes no bit of a run. Old checkpoints go; their frames stay here.
+    """
+    frames = FRAME_STORE.setdefault(folder.name, {})
+    for path in sorted((folder / "checkpoints").glob("step-*")):
+        step = int("".join(filter(str.isdigit, path.name)) or 0)
+        if step not in frames and (path / "state.json").exists():
+            try:
+                frames[step] = {"maps": [map_answer(each) for each in open_checkpoint(session, folder, path).maps]}
+            except (
+                OSError,
+                ValueError,
+                KeyError,
+                RuntimeError,
+            ):
+                continue  # it was deleted while being read
+    return sorted(frames)
+
+
+def open_checkpoint(session: Session, folder: Path, path: Path) -> Any:
+    """The recorded pass of a checkpoint's model over the probe text."""
+    from safetensors import safe_open
+
+    from clearhead.configs import read
+    from clearhead.inspect.inspection import inspect
+    from clearhead.models.model import build
+    from clearhead.tokenize import Tokenizer
+
+    recipe: Any = read(folder / "recipe.json")
+    with safe_open(str(path / "state.safetensors"), "pt") as file:  # type: ignore[no-untyped-call]
+        weights = {
+            name.removeprefix("weights."): file.get_tensor(name)
+            for name in list(file.keys())
+            if name.startswith("weights.")
+        }
+    config = recipe.model
+    if "embedding.tokens.weight" in weights:  # the data decides the vocabulary of a recipe of characters
+        size = weights["embedding.tokens.weight"].shape[0]
+        config = config.changed_all({"embedding.vocabulary": size, "head.vocabulary": size})
+    model = build(config).eval()
+    model.load_state_dict(weights, strict=False)
+    holder = next((place for place in (folder, folder / "best") if (place / "tokenizer.json").exists()), None)
+    if holder is None:  # the tokenizer is written with the first model; until then, probe with the run's own data
+        return inspect(model, first_tokens(folder, config))
+    tokenizer = Tokenizer.load(holder)
+    text = session.text or DEFAULT_TEXT
+    known = text if tokenizer.alphabet is None else "".join(letter for letter in text if letter in tokenizer.alphabet)
+    return inspect(model, known or "the", tokenizer=tokenizer)
+
+
+def first_tokens(folder: Path, config: Any) -> list[int]:
+    """The first tokens that a run is validated on."""
+    import numpy as np
+
+    path = next(iter(sorted((folder / "tokens").glob("*/tokens-*.bin"))), None)
+    size = getattr(getattr(config, "embedding", None), "vocabulary", 0)
+    if path is None or not size:
+        raise ValueError("this run keeps no tokens to probe with")
+    return np.fromfile(path, np.uint16 if size <= 65536 else np.uint32, 24).astype(int).tolist()
 
 
 def read_points(path: Path, since: int) -> tuple[list[dict[str, Any]], int]:
@@ -253,70 +318,18 @@ def follow(session: Session, arguments: Mapping[str, Any]) -> Answer:
 
 @question
 def probe(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    """The heads of a text at one checkpoint of a run. Reads files only, so training is not changed by a bit."""
-    from clearhead.inspect.inspection import inspect
-    from clearhead.models.load import load
-    from clearhead.tokenize import Tokenizer
-
+    """The heads of the probe text at one step of a run."""
     folder, step = run_folder(session, arguments.get("run")), int(arguments.get("step", 0))
-    places = [
-        path for path in (folder / "checkpoints").glob("*") if "".join(filter(str.isdigit, path.name)) == str(step)
-    ]
-    if not places:
-        raise QuestionError(f"run {folder.name!r} has no checkpoint of step {step}")
-    model = load(
-        next((path for path in (places[0], places[0] / "model") if (path / "config.json").exists()), places[0])
-    )
-    holder = next((path for path in (places[0], folder) if (path / "tokenizer.json").exists()), None)
-    tokenizer = None if holder is None else Tokenizer.load(holder)
-    text = str(arguments.get("text", ""))
-    try:
-        found = inspect(model.eval(), read_input(model, text) if tokenizer is None else text, tokenizer=tokenizer)
-    except ValueError:  # the run's alphabet lacks a character of the text
-        known = "".join(
-            letter
-            for letter in text.lower()
-            if tokenizer is None or not tokenizer.alphabet or letter in tokenizer.alphabet
-        )
-        found = inspect(model.eval(), known or "the", tokenizer=tokenizer)
-    return {"maps": [map_answer(each) for each in found.maps], "labels": found.model_input.labels}
+    found = FRAME_STORE.get(folder.name, {}).get(step)
+    if found is None:
+        raise QuestionError(f"run {folder.name!r} has no frame of step {step}")
+    return found
 
 
 @question
 def experiments(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """The experiments of `clearhead lab`, with their options as data."""
-    from clearhead.cli.lab import command
-
-    found = []
-    for name, each in command.commands.items():
-        options = []
-        for option in each.params:
-            flag = next((text for text in option.opts if text.startswith("--")), "")
-            if flag in ("--json", "--theme", "--format", "--out", "--force", "--data", "") or option.default is None:
-                continue
-            default: Any = option.default
-            if isinstance(default, int | float) and not isinstance(default, bool):
-                whole = isinstance(default, int)
-                high: Any = max(4 * default, 10 if whole else 1.0)
-                options.append(
-                    {
-                        "name": flag,
-                        "help": getattr(option, "help", ""),
-                        "kind": "number",
-                        "default": default,
-                        "low": 1 if whole and default > 0 else 0,
-                        "high": high,
-                        "step": 1 if whole else high / 200,
-                    }
-                )
-            else:
-                options.append(
-                    {"name": flag, "help": getattr(option, "help", ""), "kind": "text", "default": str(default)}
-                )
-        found.append(
-            {"name": name, "title": name, "help": (each.help or "").replace("\b", "").strip(), "options": options}
-        )
-    return {"experiments": found}
+    return {"experiments": session.experiments}
 
 
 @question

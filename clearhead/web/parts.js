@@ -60,7 +60,7 @@ export function HeatMap({ values, rows, columns, scale, selected, onSelect, onOp
   const { t, say } = useStudio();
   const canvas = useRef(null), box = useRef(null), mark = useRef(null), tip = useRef(null);
   const count = [rows.length, columns.length];
-  const wide = cellSize || clamp(Math.floor(620 / Math.max(columns.length, 1)), 4, 26), high = cellHeight || (columns.length > rows.length * 3 ? 18 : wide);
+  const wide = cellSize || clamp(Math.floor(620 / Math.max(columns.length, 1)), 4, 38), high = cellHeight || (columns.length > rows.length * 3 ? 18 : wide);
   useLayoutEffect(() => { paint(canvas.current, values, count[0], count[1], scale, hidden); }, [values, scale.top, scale.signed]);
   const text = (r, c) => describe ? describe(r, c) : `${visible(rows[r])} → ${visible(columns[c])}\n${number(values[r * count[1] + c])}`;
   const place = (element, r, c) => { Object.assign(element.style, { left: c * wide + "px", top: r * high + "px", width: wide + "px", height: high + "px" }); };

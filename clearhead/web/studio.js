@@ -52,8 +52,8 @@ function App({ source, info, options }) {
   useEffect(() => { document.documentElement.lang = language === "zh" ? "zh-CN" : "en"; }, [language]);
   const views = options.views || (source.live ? Object.keys(VIEWS).filter((name) => name !== "train" || info.runs) : Object.keys(VIEWS).filter((name) => !LIVE_ONLY.has(name)));
   const view = views.includes(state.view) ? state.view : views[0], View = VIEWS[view];
-  const shared = { state, go, t, args, source, fail, say, dark, language, models: info.models, setText };
-  const open = (name) => { go({ view: name, open: name === "atlas" ? false : state.open }, true); putError(""); if (main.current) main.current.focus(); };
+  const shared = { state, go, t, args, source, fail, say, dark, language, models: info.models, info, setText };
+  const open = (name) => { go({ view: name, open: name === "atlas" ? false : state.open }, true); putError(""); if (main.current) { main.current.focus({ preventScroll: true }); scrollTo(0, 0); } };
   const alone = views.length === 1;
   return html`<${Studio.Provider} value=${shared}><div class=${"studio" + (own ? " embedded" : "")} data-theme=${dark ? "dark" : "light"} lang=${language === "zh" ? "zh-CN" : "en"}>
     <a class="skip" href="#view" onClick=${(e) => { e.preventDefault(); main.current.focus(); }}>${t("skip")}</a>

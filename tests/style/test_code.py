@@ -33,6 +33,9 @@ LAYERS = (
     {"training"},
     {"lab", "scaling"},
     {"checker"},
+    {"serve"},
+    {"studio"},
+    {"notebook"},
     {"cli"},
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}

@@ -23,9 +23,9 @@ function Verdict({ job }) {
   const report = job.result;
   if (!report) return html`<pre class="block error" tabindex="0">${job.output || t("failed")}</pre>`;
   const parts = report.parts || [];
-  return html`${(report.problems || []).map((one, n) => html`<p class="error" key=${n}>${one.message || one.text || String(one)}</p>`)}${!parts.length && !(report.problems || []).length && html`<p class="note">${t("nothing_found")}</p>`}
-    ${parts.map((part) => html`<div key=${part.name}><h3>${part.name} · ${part.part}</h3>${(part.diagnostics || part.findings || []).length === 0 && html`<p class="good">✓ ${t("right")}</p>`}
-      ${(part.diagnostics || part.findings || []).map((one, n) => html`<div class="stage" key=${n}><b data-code=${one.code}>${one.title || one.message}</b> <code>${one.code}</code>${one.title && one.message && html`<p>${one.message}</p>`}${one.fix && html`<p class="note">${one.fix}</p>`}${one.example && html`<${Example} example=${one.example} />`}</div>`)}</div>`)}`;
+  return html`${report.syntax && html`<p class="error">${typeof report.syntax === "string" ? report.syntax : report.syntax.text || JSON.stringify(report.syntax)}</p>`}${[...(report.problems || []), ...(report.diagnostics || [])].map((one, n) => html`<p class="error" key=${n}>${one.text || one.message || JSON.stringify(one)}</p>`)}${!parts.length && !(report.problems || []).length && html`<p class="note">${t("nothing_found")}</p>`}
+    ${parts.map((part) => html`<div key=${part.name}><h3>${part.name} · ${part.part}</h3>${part.diagnostics.length === 0 && html`<p class="good">✓ ${t("right")}</p>`}
+      ${part.diagnostics.map((one, n) => html`<div class="stage" key=${n}><b data-code=${one.key}>${one.text}</b> <code>${one.key}</code>${one.advice && html`<p>${one.advice}</p>`}${one.example && html`<${Example} example=${one.example} />`}</div>`)}</div>`)}`;
 }
 
 function Matrix({ value }) {
@@ -40,5 +40,5 @@ function Matrix({ value }) {
 function Example({ example }) {
   const { t } = useStudio();
   const names = { inputs: t("input"), expected: t("expected"), got: t("yours") };
-  return html`<div>${Object.entries(example).filter(([, value]) => value !== null && value !== undefined && value !== "").map(([name, value]) => html`<div key=${name}><span class="note">${names[name] || name}</span>${value && typeof value === "object" && !Array.isArray(value) ? Object.entries(value).map(([each, x]) => html`<div key=${each}><code>${each}</code><${Matrix} value=${x} /></div>`) : html`<${Matrix} value=${value} />`}</div>`)}</div>`;
+  return html`<div>${Object.entries(example).filter(([, value]) => value !== null && value !== "" && (typeof value !== "object" || Object.keys(value).length)).map(([name, value]) => html`<div key=${name}><span class="note">${names[name] || name}</span>${value && typeof value === "object" && !Array.isArray(value) ? Object.entries(value).map(([each, x]) => html`<div key=${each}><code>${each}</code><${Matrix} value=${x} /></div>`) : html`<${Matrix} value=${value} />`}</div>`)}</div>`;
 }

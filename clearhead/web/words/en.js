@@ -22,7 +22,7 @@ export const en = {
   lab_help: "Experiments that test claims about Transformers. Set the sizes, run, and compare the claim with what was found.", run: "Run", claim: "Claim", found: "Found", options: "Options",
   check_help: "Write a part of a Transformer and check it. Your code runs in a separate process with limits of time and memory.", exercise: "exercise", engine: "library", verdict: "Verdict", right: "Everything that was found is right.", nothing_found: "No part of a Transformer was found in this code.", input: "input", expected: "expected", yours: "yours",
   build_help: "Compose an architecture and see its parameters, compute, memory and shapes.", preset: "preset", parameters: "parameters", flops: "FLOPs of a forward pass", memory: "memory for training", cache: "KV cache per sequence", length: "length", train_this: "Train this", shapes: "Shapes", config: "Config (JSON)", apply: "Apply",
-  legend_weight: "attention weight (square root scale)", legend_signed: "negative to positive", legend_probability: "probability (square root scale)",
+  legend_weight: "attention weight (square root scale)", legend_signed: "negative to positive", legend_norm: "‖x‖ (square root scale)", legend_probability: "probability (square root scale)",
   tag_previous_token: "previous token", tag_first_token_sink: "first-token sink", tag_induction: "induction", tag_diagonal: "diagonal", tag_uniform: "uniform", tag_none: "no tag",
   tour_next: "Next", tour_back: "Back", tour_close: "Close tour", tour_of: "Step {n} of 10", tour_show: "Show it",
   tour1_title: "Tokens", tour1: "A Transformer reads numbers, not letters. The tokenizer cuts your text into tokens, and each token has a number. Common words are one token; rare words are several.",

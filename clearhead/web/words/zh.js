@@ -22,7 +22,7 @@ export const zh = {
   lab_help: "检验关于 Transformer 的论断的实验。设定规模并运行，把论断与测量结果对照。", run: "运行", claim: "论断", found: "结果", options: "选项",
   check_help: "编写 Transformer 的一个部件并检查。代码在单独的进程中运行，有时间和内存限制。", exercise: "练习", engine: "库", verdict: "结论", right: "找到的部件全部正确。", nothing_found: "这段代码中没有找到 Transformer 的部件。", input: "输入", expected: "应为", yours: "你的结果",
   build_help: "搭建一个架构，实时查看参数量、计算量、内存和形状。", preset: "预设", parameters: "参数量", flops: "前向计算量 FLOPs", memory: "训练所需内存", cache: "每条序列的 KV 缓存", length: "长度", train_this: "训练它", shapes: "形状", config: "配置（JSON）", apply: "应用",
-  legend_weight: "注意力权重（平方根刻度）", legend_signed: "负到正", legend_probability: "概率（平方根刻度）",
+  legend_weight: "注意力权重（平方根刻度）", legend_signed: "负到正", legend_norm: "‖x‖（平方根刻度）", legend_probability: "概率（平方根刻度）",
   tag_previous_token: "前一词元", tag_first_token_sink: "首词元汇聚", tag_induction: "归纳", tag_diagonal: "对角线", tag_uniform: "均匀", tag_none: "无类型",
   tour_next: "下一步", tour_back: "上一步", tour_close: "关闭导览", tour_of: "第 {n} 步，共 10 步", tour_show: "指给我看",
   tour1_title: "词元", tour1: "Transformer 读的是数字，不是文字。分词器把文本切成词元，每个词元对应一个编号。常见词是一个词元，生僻词会被拆成几个。",

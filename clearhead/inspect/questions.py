@@ -19,25 +19,24 @@ import torch
 
 from clearhead.configs import EncoderDecoderConfig, PatchEmbeddingConfig
 from clearhead.generate.complete import own_tokenizer
-from clearhead.generate.defaults import context_length, defaults
+from clearhead.generate.defaults import context_length, default_decoding
 from clearhead.generate.filters import MinP, Temperature, TopK, TopP
-from clearhead.inspect.inspection import Inspection, inspect
-from clearhead.inspect.interventions import ablate_layer
-from clearhead.inspect.lens import logits_at, residual_stream
-from clearhead.inspect.maps import Map
 from clearhead.measure.trace import trace
 from clearhead.models.load import load
 from clearhead.models.model import Model, build
-from clearhead.models.presets import preset
+from clearhead.models.presets import PRESETS, preset
 
 from . import changes as interventions
 from .explain import StepValues, explain
+from .inspection import Inspection, inspect
+from .interventions import ablate_layer
+from .lens import logits_at, residual_stream
+from .maps import Map
 
 KEPT_BYTES = 512_000_000  # recorded passes that stay in memory
 SLICE_BYTES = 4_000_000  # the most that one answer carries of one value
 SOURCE_TOKENS = 24  # target tokens that an encoder–decoder generates to look at
 DEFAULT_TEXT = "To be or not to be, that is the question"
-SMALL_MODEL = Path(__file__).with_name("model")
 Answer = dict[str, Any]
 Question = Callable[["Session", Mapping[str, Any]], Answer]
 QUESTIONS: dict[str, Question] = {}
@@ -60,6 +59,7 @@ class Session:
     sources: dict[str, Path | str]  # a checkpoint folder, or the name of a preset
     text: str = ""
     runs: Path | None = None
+    experiments: list[dict[str, Any]] = field(default_factory=list)
     loaded: dict[str, Model] = field(default_factory=dict)
     recorded: OrderedDict[tuple[str, str], tuple[Inspection, StepValues]] = field(default_factory=OrderedDict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -111,11 +111,12 @@ class Session:
         name = self.model_name(arguments)
         inspection, _ = self.pass_of(arguments)
         source = self.sources[name]
-        load_line = (
-            f"model = clearhead.load({str(source)!r})"
-            if isinstance(source, Path)
-            else f"torch.manual_seed(0)\nmodel = clearhead.build(clearhead.preset({source!r})).eval()"
-        )
+        if isinstance(source, Path):
+            load_line = f"model = clearhead.load({str(source)!r})"
+        elif source in PRESETS:
+            load_line = f"torch.manual_seed(0)\nmodel = clearhead.build(clearhead.preset({source!r})).eval()"
+        else:
+            load_line = "# `model` is the model that you inspected"
         given = inspection.model_input
         if given.image is not None:
             shape = ", ".join(map(str, given.inputs.shape))
@@ -138,7 +139,7 @@ def writes(model: Model) -> int:
     """How many tokens a recorded pass generates first: the target of an encoder–decoder that can start one."""
     if not isinstance(model.config, EncoderDecoderConfig):
         return 0
-    return SOURCE_TOKENS if defaults(model, own_tokenizer(model)).start is not None else 0
+    return SOURCE_TOKENS if default_decoding(model, own_tokenizer(model)).start is not None else 0
 
 
 def record_pass(model: Model, text: str, name: str) -> Inspection:
@@ -571,7 +572,7 @@ def generate(session: Session, arguments: Mapping[str, Any]) -> Answer:
             opened(torch.tensor([whole]))[0, len(whole) - len(found.tokens) - 1 : -1].float() if found.tokens else []
         )
     steps = []
-    from clearhead.inspect.model_input import token_labels
+    from .model_input import token_labels
 
     labels = token_labels(given.tokenizer, whole)[-len(found.tokens) :] if found.tokens else []
     for label, id, line in zip(labels, found.tokens, logits, strict=True):
@@ -677,5 +678,5 @@ def compare(session: Session, arguments: Mapping[str, Any]) -> Answer:
 def defaults_of(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """How the checkpoint wants to be sampled."""
     inspection, _ = session.pass_of(arguments)
-    config = defaults(inspection.model_input.model, inspection.model_input.tokenizer)
+    config = default_decoding(inspection.model_input.model, inspection.model_input.tokenizer)
     return {"temperature": config.temperature, "top_k": config.top_k, "top_p": config.top_p, "min_p": config.min_p}

@@ -15,10 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from clearhead.inspect.inspection import Inspection
-from clearhead.inspect.interventions import check_same_length
-from clearhead.inspect.model_input import block_output_tap
 from clearhead.nn.tap import Taps
+
+from .inspection import Inspection
+from .interventions import check_same_length
+from .model_input import block_output_tap
 
 Change = Mapping[str, Any]
 ACTIONS = ("zero", "mean", "scale")
@@ -96,5 +97,5 @@ def mean_over_positions(x: Tensor) -> Tensor:
 
 def python_code(changes: Sequence[Change]) -> str:
     """Python that builds the same taps, for `copy as Python`."""
-    lines = ["from clearhead.studio.changes import make_taps", f"changes = {list(map(dict, changes))!r}"]
+    lines = ["from clearhead.inspect.changes import make_taps", f"changes = {list(map(dict, changes))!r}"]
     return "\n".join([*lines, "taps = make_taps(changes, inspection, model.inspect)"])

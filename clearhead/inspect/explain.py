@@ -13,12 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clearhead.inspect.inspection import Inspection
 from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.ffn import FeedForward, GatedFeedForward
 from clearhead.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from clearhead.nn.rotary import Rotary
 from clearhead.precision.matrix import Packed
+
+from .inspection import Inspection
 
 SHOWN = 24  # terms of a sum that are listed; the others are one term
 
@@ -219,7 +220,7 @@ def block_source(cell: Cell, branch: str) -> str:
 def previous_output(cell: Cell, stack: str, layer: int) -> str:
     if layer == 0:
         return {"stack": "embedding", "encoder": "source", "decoder": "target"}[stack]
-    from clearhead.inspect.model_input import block_output_tap
+    from .model_input import block_output_tap
 
     blocks = cell.values.inspection.model_input.stacks()[stack]
     return f"{stack}.blocks.{layer - 1}.{block_output_tap(blocks[layer - 1])}"
