@@ -59,7 +59,7 @@ def ours(vocabulary: int) -> Step:
     from clearhead import configs as c
     from clearhead.configs.data import BytePairConfig
     from clearhead.configs.train import AdamWConfig, NextTokenConfig, RecipeConfig
-    from clearhead.training.loop import Report, Trainer
+    from clearhead.training.loop import Callbacks, Trainer
     from clearhead.training.text import NextToken
 
     norm = c.LayerNormConfig(bias=False)
@@ -76,9 +76,9 @@ def ours(vocabulary: int) -> Step:
         batch=BATCH,
         steps=10**6,
     )
-    trainer = Trainer(recipe, NextToken(recipe, *tokens(vocabulary)), None, Report())  # type: ignore[arg-type]
+    trainer = Trainer(recipe, NextToken(recipe, *tokens(vocabulary)), None, Callbacks())  # type: ignore[arg-type]
     trainer.objective.train()
-    return trainer.update
+    return trainer.train_step
 
 
 def tokens(vocabulary: int) -> tuple:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clearhead.configs.train import RecipeConfig
 from clearhead.data import Shards, build, documents, split, windows
 from clearhead.tokenize import Tokenizer, make
-from clearhead.training.loop import Report, Trainer
+from clearhead.training.loop import Callbacks, Trainer
 from clearhead.training.recipes import chars
 from clearhead.training.text import NextToken, to_torch
 
@@ -109,10 +109,10 @@ def train_ours(recipe: RecipeConfig, tokenizer: Tokenizer, data: tuple[Shards, S
     """The product's own trainer, step by step, from making model and optimizer to the last step."""
     task = NextToken(recipe, tokenizer, *data)
     begun = time.perf_counter()
-    trainer = Trainer(recipe, task, Silent(), Report())  # type: ignore[arg-type]
+    trainer = Trainer(recipe, task, Silent(), Callbacks())  # type: ignore[arg-type]
     trainer.objective.train()
     while trainer.step < recipe.steps:
-        trainer.update()
+        trainer.train_step()
     return trainer.model, time.perf_counter() - begun
 
 

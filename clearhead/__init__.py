@@ -21,7 +21,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from clearhead.models.load import load
 
-    from . import configs, functional, nn, reference
+    from . import configs, functional, nn, optim, reference
     from .checker.check import check
     from .configs import dumps, loads
     from .measure.cost import cost
@@ -47,7 +47,7 @@ PLACES = {
     "check": "checker.check",
     "Taps": "nn.tap",
 }
-MODULES = ("configs", "functional", "nn", "reference")
+MODULES = ("configs", "functional", "nn", "optim", "reference")
 
 __all__ = [*PLACES, *MODULES]
 

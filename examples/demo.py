@@ -12,9 +12,9 @@ from pathlib import Path
 from clearhead.cli.train import watching
 from clearhead.tokenize import Tokenizer
 from clearhead.training.curves import draw_curves
-from clearhead.training.loop import Interrupted, train
+from clearhead.training.loop import RunStopped, train
 from clearhead.training.recipes import recipe
-from clearhead.training.text import continued
+from clearhead.training.text import continue_text
 
 PROMPTS = ("def ", "class ", "import os\n\n\n", "    for i in range(")
 WRITTEN = 200  # tokens
@@ -24,11 +24,11 @@ LINE = "def add(self, other):\n    return self"
 def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
     out = next(path for number in count(1) if not (path := folder / f"demo-{number}").exists())
     wanted = recipe("lm") if steps is None else recipe("lm").changed("steps", steps)
-    with watching(wanted.steps) as report:
-        model = train(wanted, (), out, report=report)
+    with watching(wanted.steps) as callbacks:
+        model = train(wanted, (), out, callbacks=callbacks)
     tokenizer = Tokenizer.load(out)
     for prompt in PROMPTS:
-        print(f"\n――― {prompt!r}\n{continued(model, tokenizer, prompt, WRITTEN)}")
+        print(f"\n――― {prompt!r}\n{continue_text(model, tokenizer, prompt, WRITTEN)}")
     model.inspect(LINE, tokenizer=tokenizer, layers=[-2], name=out.name).save(out / "attention.png")
     model.inspect(LINE, tokenizer=tokenizer, name=out.name).save(out / "attention.html")
     draw_curves([out], out / "loss.png")
@@ -42,5 +42,5 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
 if __name__ == "__main__":
     try:
         main()
-    except Interrupted as left:
+    except RunStopped as left:
         sys.exit(str(left))

@@ -150,7 +150,7 @@ def tasks(
     from clearhead.configs.train import AdamWConfig, CosineConfig, NextTokenConfig, RecipeConfig
     from clearhead.measure.growth import configs
     from clearhead.training.run import Run
-    from clearhead.training.text import NextToken, tokens
+    from clearhead.training.text import NextToken, prepare_tokens
 
     if not data:
         yield []
@@ -170,7 +170,7 @@ def tasks(
         for model in models
     ]
     with tempfile.TemporaryDirectory() as folder:
-        corpus = tokens(planned[0], data, (), Run(folder), lambda text: click.echo(text, err=True))
+        corpus = prepare_tokens(planned[0], data, (), Run(folder), lambda text: click.echo(text, err=True))
         both = zip(models, planned, strict=True)
         yield [NextToken(recipe, *corpus) if model.stack.causal else None for model, recipe in both]
 
@@ -180,14 +180,14 @@ def train_model(task: NextToken) -> dict[str, float]:
     import tempfile
     import time
 
-    from clearhead.training.loop import Interrupted, train
+    from clearhead.training.loop import RunStopped, train
     from clearhead.training.run import Run
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         try:
             train(task.recipe, out=folder, task=task)
-        except Interrupted:  # the temporary folder goes with its checkpoint
+        except RunStopped:  # the temporary folder goes with its checkpoint
             raise click.Abort from None
         taken, last = time.perf_counter() - start, Run(folder).history()[-1]
     return {"loss": last["val/loss"], "bits_per_byte": last["val/bpb"], "seconds": taken}

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from clearhead.models.model import Model
 
 F = TypeVar("F", bound=Callable[..., Any])
+DEVICE = "clearhead.device"  # where a command keeps the value of --device
 
 
 def model_argument(function: F) -> F:
@@ -154,6 +155,29 @@ def translate_texts(
     return found
 
 
+def device_option(function: F) -> F:
+    """--device: where the model runs. `requested_device` returns its value, also to the functions that load models."""
+
+    def remember(context: click.Context, parameter: click.Parameter, value: str) -> None:
+        context.find_root().meta[DEVICE] = value
+
+    return click.option(
+        "--device",
+        type=click.Choice(["auto", "cpu", "cuda", "mps"]),
+        default="auto",
+        show_default=True,
+        expose_value=False,
+        callback=remember,
+        help="Where the model runs; auto is a GPU if there is one.",
+    )(function)
+
+
+def requested_device() -> str:
+    """The value of --device; "auto" outside of a command."""
+    context = click.get_current_context(silent=True)
+    return "auto" if context is None else context.find_root().meta.get(DEVICE, "auto")
+
+
 def weights_option(function: F) -> F:
     """--weights: the precision of the weight matrices."""
     from clearhead.configs import PRECISIONS
@@ -220,10 +244,11 @@ def read_text(path: str) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """The lines of a file, gzipped or not, or of stdin; only a line feed ends a line."""
-    from clearhead.data.pairs import lines, lines_of
+    """The lines of a file, compressed or not, or of stdin; only a line feed ends a line."""
+    from clearhead.data.pairs import lines
+    from clearhead.data.sources import decode_lines
 
-    return list(lines(Path(path)) if path != "-" else lines_of(sys.stdin.buffer, "standard input"))
+    return list(lines(Path(path)) if path != "-" else decode_lines(sys.stdin.buffer, "standard input"))
 
 
 class Numbers(click.ParamType):
@@ -401,7 +426,7 @@ def check_free_folder(folder: str) -> bool:
     from clearhead.training.run import Run
 
     force = click.get_current_context().meta["force"]
-    held = [name for name in Run(folder).held_names() if not force or name in ("recipe.json", "metrics.jsonl")]
+    held = [name for name in Run(folder).find_results() if not force or name in ("recipe.json", "metrics.jsonl")]
     if held:
         way = "choose another folder" if force or held[0] == "recipe.json" else "choose another folder, or add --force"
         raise ValueError(f"{folder} holds {held[0]}, so there is a model or a run already; {way}")

@@ -1,4 +1,4 @@
-"""`clearhead plot`: the curves of runs."""
+"""`clearhead plot`: draw loss curves of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .options import PICTURE, force_option
 @click.option("--out", type=PICTURE, metavar="FILE", help="A .png, .svg or .pdf.  [default: loss.png in the first RUN]")
 @force_option
 def command(runs: tuple[str, ...], out: str | None) -> None:
-    """Draw the loss curves of one or more RUN folders into one picture.
+    """Draw the loss curves of one or more RUN folders in one figure.
 
     \b
     clearhead plot runs/lm

@@ -1,4 +1,4 @@
-"""`clearhead recipes`: whole runs by name."""
+"""`clearhead recipes`: training recipes by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .options import console, json_option, print_json
 @click.argument("name", required=False)
 @json_option
 def command(name: str | None, as_json: bool) -> None:
-    """List the recipes that `train` knows; with NAME, print that one as recipe.json.
+    """List the recipes of `clearhead train`; with NAME, print that recipe as recipe.json.
 
     \b
     clearhead recipes

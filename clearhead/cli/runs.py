@@ -1,4 +1,4 @@
-"""`clearhead runs`: what has been trained here."""
+"""`clearhead runs`: list training runs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 @click.argument("folder", default="runs")
 @json_option
 def command(folder: str, as_json: bool) -> None:
-    """List the runs under FOLDER with how far they have come and their best validation loss.
+    """List the runs under FOLDER with their progress and best validation loss.
 
     \b
     clearhead runs
@@ -27,30 +27,31 @@ def command(folder: str, as_json: bool) -> None:
     from clearhead.training.run import Run
 
     if not Path(folder).is_dir():
-        raise ValueError(f"there is no folder {folder}; `clearhead train` makes its runs in runs/")
+        raise ValueError(f"there is no folder {folder}; `clearhead train` writes runs to runs/")
     found = []
     for path in sorted(Path(folder).glob("**/recipe.json")):
         try:
-            found.append(told(Run(path.parent)))
-        except ValueError as error:  # one that cannot be read keeps nobody from seeing the others
+            found.append(summarize(Run(path.parent)))
+        except ValueError as error:  # list the others if one cannot be read
             click.echo(f"clearhead: {error}", err=True)
     if as_json:
         print_json(found)
         return
     if not found:
-        raise ValueError(f"there are no runs under {folder}; `clearhead train` makes one")
+        raise ValueError(f"there are no runs under {folder}; start one with `clearhead train`")
     for line in found:
-        state = "finished" if line["finished"] else "unfinished"
+        state = "finished" if line["finished"] else "stopped"
         best = "·" if line["best"] is None else f"{line['best']:.4f}"
         console().print(f"{line['run']:<30} {line['step']:>7}/{line['steps']:<7} {state:<10} best val {best}")
 
 
-def told(run: Run) -> dict[str, Any]:
+def summarize(run: Run) -> dict[str, Any]:
+    """What `runs` shows of one run."""
     lines = run.history()
     return {
         "run": str(run.folder),
         "step": lines[-1]["step"] if lines else 0,
         "steps": run.recipe().steps,
-        "finished": run.trained,
+        "finished": run.finished,
         "best": min((line["val/loss"] for line in lines if "val/loss" in line), default=None),
     }

@@ -1,4 +1,4 @@
-"""`clearhead scaling`: laws of the loss, fitted to runs, and budgets planned by them."""
+"""`clearhead scaling`: fit scaling laws to runs, and plan budgets."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ from .options import PICTURE, apply_changes, check_free, console, count_text, fo
 
 if TYPE_CHECKING:
     from clearhead.scaling import Fit, Plan, Table
-    from clearhead.training.loop import Report
+    from clearhead.training.loop import Callbacks
 
 NAMES = ("parametric", "isoflop", "envelope", "size", "data")
 draws_option = click.option(
-    "--draws", type=click.IntRange(min=1), default=1000, show_default=True, help="Behind the intervals."
+    "--draws", type=click.IntRange(min=1), default=1000, show_default=True, help="Resamples for the intervals."
 )
-seed_option = click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Of the draws.")
-figure_option = click.option("--figure", type=PICTURE, metavar="FILE", help="Draw it into a .png, .svg or .pdf.")
+seed_option = click.option(
+    "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the resamples."
+)
+figure_option = click.option("--figure", type=PICTURE, metavar="FILE", help="Draw a figure: .png, .svg or .pdf.")
 theme_option = click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
 
 
 @click.group("scaling")
 def command() -> None:
-    """Fit scaling laws to runs, plan a budget by them, or train the runs: parameters N, tokens D, compute C = 6·N·D."""
+    """Fit scaling laws to runs, plan a budget, or train the runs. Parameters N, tokens D, compute C = 6·N·D."""
 
 
 @command.command("fit")
@@ -44,14 +46,14 @@ def command() -> None:
 def fit_command(
     table: str, law: str, draws: int, seed: int, save: str | None, figure: str | None, theme: str, as_json: bool
 ) -> None:
-    """Fit a law to TABLE.csv, which has the columns loss and two of N, D and C, one line for each run.
+    """Fit a law to TABLE.csv: one line for each run, with the columns loss and two of N, D and C.
 
     \b
     parametric  L(N, D) = E + A/N^α + B/D^β           Chinchilla's approach 3
     isoflop     N = k·C^a by parabolas at equal C     Chinchilla's approach 2
     envelope    N = k·C^a by training curves          Chinchilla's approach 1
     size, data  L(N) = (N_c/N)^α, L(D) = (D_c/D)^α    Kaplan et al.
-    all         each of them, or why not
+    all         each of them, or why it cannot be fitted
 
     \b
     clearhead scaling fit runs.csv
@@ -63,7 +65,7 @@ def fit_command(
     runs = read_table(table)
     if law == "all":
         if save or figure:
-            raise click.UsageError("--save and --figure are of one law; name it with --law")
+            raise click.UsageError("--save and --figure need a single law: choose one with --law")
         fit_all(runs, draws, seed, as_json)
         return
     from clearhead.scaling import fit
@@ -84,26 +86,26 @@ def fit_command(
 
 
 def fit_all(runs: Table, draws: int, seed: int, as_json: bool) -> dict[str, Fit]:
-    """Every law that the runs can tell, which are returned, and why they cannot tell the others."""
+    """Fit and show every law that the runs determine, and say why the others fail; returns the fits."""
     from clearhead.scaling import FitError, fit
 
-    told: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     fits: dict[str, Fit] = {}
     for law in NAMES:
         try:
             fits[law] = fit(runs, law, draws=draws, seed=seed)
         except FitError as error:
-            told[law] = {"refused": str(error)}
+            results[law] = {"refused": str(error)}
             if not as_json:
                 console().print(f"{law}: {error}", markup=False)
         else:
-            told[law] = fits[law].to_dict()
+            results[law] = fits[law].to_dict()
             if not as_json:
                 show(fits[law])
         if not as_json:
             click.echo()
     if as_json:
-        print_json(told)
+        print_json(results)
     return fits
 
 
@@ -139,7 +141,7 @@ def between(interval: tuple[float, float] | None, text: Callable[[float], str] =
 
 
 @command.command("plan")
-@click.option("--flops", type=float, multiple=True, required=True, metavar="C", help="A budget; may be given again.")
+@click.option("--flops", type=float, multiple=True, required=True, metavar="C", help="A budget. Repeatable.")
 @click.option(
     "--from",
     "source",
@@ -147,12 +149,14 @@ def between(interval: tuple[float, float] | None, text: Callable[[float], str] =
     show_default=True,
     help="A .json of `fit --save`, a table.csv, or published constants: chinchilla, reanalysis.",
 )
-@click.option("--law", type=click.Choice(NAMES), default=None, help="Fitted to a table.csv.  [default: parametric]")
+@click.option(
+    "--law", type=click.Choice(NAMES), default=None, help="The law to fit to a table.csv.  [default: parametric]"
+)
 @draws_option
 @seed_option
 @json_option
 def plan_command(flops: tuple[float, ...], source: str, law: str | None, draws: int, seed: int, as_json: bool) -> None:
-    """Say how a budget of C FLOPs is best spent: on how many parameters N, and on how many tokens D.
+    """Print the best use of a budget of C FLOPs: how many parameters N, and how many tokens D.
 
     \b
     clearhead scaling plan --flops 5.76e23
@@ -165,8 +169,8 @@ def plan_command(flops: tuple[float, ...], source: str, law: str | None, draws: 
         if warning := found.beyond(budget):
             click.echo(f"clearhead: {warning}", err=True)
     if as_json:
-        told = {"law": found.law.name, "equation": found.equation(), "notes": list(found.notes)}
-        print_json(told | {"plans": [plan.to_dict() for plan in plans]})
+        summary = {"law": found.law.name, "equation": found.equation(), "notes": list(found.notes)}
+        print_json(summary | {"plans": [plan.to_dict() for plan in plans]})
         return
     click.echo(f"{found.equation()}  ({found.source})")
     for plan in plans:
@@ -182,11 +186,11 @@ def find_fit(source: str, law: str | None, draws: int, seed: int) -> Fit:
     path = Path(source)
     kept = path.suffix.lower() == ".json"
     if law is not None and (source in PUBLISHED or kept):
-        raise click.UsageError(f"--law is fitted to a table.csv, and {source} has its law already")
+        raise click.UsageError(f"--law needs a table.csv; {source} already has its law")
     if source in PUBLISHED:
         return PUBLISHED[source]
     if not path.is_file() and not path.suffix:
-        raise FitError(f"there are no constants {source!r}{nearest(source, PUBLISHED)}; or name a .json or a .csv")
+        raise FitError(f"there are no constants {source!r}{nearest(source, PUBLISHED)}; or give a .json or a .csv")
     if kept:
         return read_fit(path)
     return fit(read_table(path), law or "parametric", draws=draws, seed=seed)
@@ -213,14 +217,14 @@ def show_plan(plan: Plan) -> None:
 
 @command.command("sweep")
 @click.option(
-    "--data", multiple=True, metavar="PATH", help="As `clearhead train` takes it.  [default: Python's own library]"
+    "--data", multiple=True, metavar="PATH", help="Text, as for `clearhead train`.  [default: Python's own library]"
 )
 @click.option("--out", default="runs/sweep", show_default=True, metavar="DIR", help="The sweep's folder.")
 @click.option("--dims", default="8,16,24,32,48,64", show_default=True, help="Widths, multiples of 8.")
 @click.option("--budgets", default="3e10,6e10,1.2e11,3e11", show_default=True, help="FLOPs, 6·N·D.")
 @click.option("--layers", type=int, default=2, show_default=True, help="Blocks of every model.")
 @click.option("changes", "--set", multiple=True, metavar="PATH=VALUE", help="Change a field of the recipe.")
-@click.option("--resume", is_flag=True, help="Go on with the sweep in --out.")
+@click.option("--resume", is_flag=True, help="Continue the sweep in --out.")
 @figure_option
 @force_option
 @theme_option
@@ -235,10 +239,10 @@ def sweep_command(
     figure: str | None,
     theme: str,
 ) -> None:
-    """Train a small model of every width under every budget on your text, and fit every law to what comes out.
+    """Train a small model of every width under every budget on your text, and fit every law to the results.
 
-    The runs go to DIR, with table.csv for `clearhead scaling fit`. Tokens are bytes; N counts all parameters but the
-    table of embeddings. Ctrl-C saves and leaves; --resume goes on. As it stands it takes some minutes on two cores.
+    The runs go to DIR, with table.csv for `clearhead scaling fit`. Tokens are bytes; N counts all parameters except the
+    embedding table. Ctrl-C saves and stops; --resume continues. The defaults take some minutes on two cores.
 
     \b
     clearhead scaling sweep --data notes/
@@ -246,16 +250,16 @@ def sweep_command(
     """
     from clearhead.scaling import read_table
     from clearhead.scaling.sweep import Sweep, bytes_recipe, run_sweep
-    from clearhead.training.loop import Interrupted
+    from clearhead.training.loop import RunStopped
 
     recipe = apply_changes(bytes_recipe(), changes)
     widths, amounts = numbers("--dims", dims, int), numbers("--budgets", budgets, float)
-    asked = Sweep(dims=tuple(widths), budgets=tuple(amounts), layers=layers, recipe=recipe)
-    report = watching()
+    sweep = Sweep(dims=tuple(widths), budgets=tuple(amounts), layers=layers, recipe=recipe)
+    callbacks = sweep_callbacks()
     try:
-        table = run_sweep(asked, data, out, resume=resume, report=report)
-    except Interrupted as left:
-        report.say(str(left))
+        table = run_sweep(sweep, data, out, resume=resume, callbacks=callbacks)
+    except RunStopped as stopped:
+        callbacks.message(f"{stopped} To continue, repeat the command with --resume.")
         sys.exit(130)
     runs = read_table(table)
     fits = fit_all(runs, draws=1000, seed=0, as_json=False)
@@ -265,7 +269,7 @@ def sweep_command(
         draw(drawn[0], runs, figure, theme)
         click.echo(figure)
     elif figure is not None:
-        click.echo("clearhead: nothing was drawn, as these runs tell neither isoflop nor parametric", err=True)
+        click.echo("clearhead: no figure was drawn: these runs determine neither isoflop nor parametric", err=True)
 
 
 def numbers(option: str, text: str, kind: type) -> list[Any]:
@@ -276,9 +280,9 @@ def numbers(option: str, text: str, kind: type) -> list[Any]:
         raise click.UsageError(f"{option} takes {what} separated by commas, not {text!r}") from None
 
 
-def watching() -> Report:
-    """A line for each finished run, and where a person watches, one that tells of the run at work; all on stderr."""
-    from clearhead.training.loop import Report
+def sweep_callbacks() -> Callbacks:
+    """Print a line for each finished run, and on a terminal one for the current run; all on stderr."""
+    from clearhead.training.loop import Callbacks
 
     live = sys.stderr.isatty()
     fresh = "\r\x1b[K" if live else ""
@@ -288,4 +292,4 @@ def watching() -> Report:
             step = f"step {numbers['step']}/{numbers['steps']}  loss {numbers['train/loss']:.3f}"
             click.echo(f"{fresh}run {numbers['run']}/{numbers['runs']}  {step} ", nl=False, err=True)
 
-    return Report(say=lambda text: click.echo(f"{fresh}{text}", err=True), show=show)
+    return Callbacks(message=lambda text: click.echo(f"{fresh}{text}", err=True), step=show)

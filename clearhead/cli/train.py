@@ -1,26 +1,25 @@
-"""`clearhead train`: from a recipe and a corpus to a model."""
+"""`clearhead train`: train a model from a recipe and your data."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import apply_changes, find_config
+from .options import apply_changes, device_option, find_config, requested_device
 
 if TYPE_CHECKING:
     from clearhead.configs.train import RecipeConfig
-    from clearhead.training.loop import Report
+    from clearhead.training.loop import Callbacks
 
-QUIET_SECONDS = 10.0  # between two lines where there is no terminal
 SAMPLE_TOKENS = 200
-SAMPLE_WIDTH = 60  # of the line that tells of an evaluation
+RATE_FIELD = "optimizer.lr"
 
 
 @click.command("train")
@@ -29,36 +28,59 @@ SAMPLE_WIDTH = 60  # of the line that tells of an evaluation
     "--data",
     multiple=True,
     metavar="PATH",
-    help="Files, folders, globs, .jsonl, gzip, or - for stdin; may be given again.  [default: built-in data]",
+    help="Files, folders or globs: text, .jsonl, .csv, .parquet, .gz, .zst; - for stdin.  [default: built-in data]",
 )
 @click.option(
     "--validation",
     multiple=True,
     metavar="PATH",
-    help="What to hold out, given as --data is.  [default: a share of the data]",
+    help="Data to hold out, in the same forms as --data.  [default: a share of the data]",
 )
-@click.option("--steps", type=int, default=None, help="How many steps to train.")
-@click.option("--seed", type=int, default=None, help="Two runs with one seed are one run.")
-@click.option("changes", "--set", multiple=True, metavar="PATH=VALUE", help="Change a field of the recipe.")
+@click.option("--steps", type=int, default=None, help="Number of training steps.")
+@click.option("--lr", type=float, default=None, help="Peak learning rate; scales the rates of all parameter groups.")
+@click.option("--batch", type=int, default=None, help="Rows in a batch (tokens, for translation).")
+@click.option("--context", type=int, default=None, help="Tokens in a row.")
+@click.option("--layers", type=int, default=None, help="Number of blocks.")
+@click.option("--dim", type=int, default=None, help="Width of the model.")
+@click.option("--heads", type=int, default=None, help="Attention heads.")
+@click.option(
+    "--mixer",
+    default=None,
+    metavar="NAME",
+    help="Replace attention: full, window, longformer, linear, performer, mamba, lstm.",
+)
+@click.option("--vocabulary", type=int, default=None, help="Size of the byte-pair vocabulary.")
+@click.option("--seed", type=int, default=None, help="The same seed gives the same result.")
+@click.option("changes", "--set", multiple=True, metavar="PATH=VALUE", help="Change any field of the recipe.")
 @click.option("--out", default=None, metavar="DIR", help="The run's folder.  [default: runs/RECIPE]")
-@click.option("--resume", is_flag=True, help="Go on with the run in --out from its last checkpoint.")
-@click.option("checkpoint", "--from", default=None, metavar="MODEL", help="Train this checkpoint further.")
-@click.option("--lora", type=int, default=None, metavar="RANK", help="With --from: learn low-rank differences only.")
-@click.option("--shard", is_flag=True, help="Under torchrun: each process holds a part of the model.")
-@click.option("--recompute", is_flag=True, help="Less memory: compute blocks again for their gradients.")
-@click.option("--compile", "compiling", is_flag=True, help="torch.compile: slow to start, then faster.")
-@click.option("--tensorboard", is_flag=True, help="Write TensorBoard's event files too, into DIR/tensorboard.")
+@click.option("--resume", is_flag=True, help="Continue the run in --out; with --steps, train it longer.")
+@click.option("checkpoint", "--from", default=None, metavar="MODEL", help="Fine-tune this checkpoint.")
+@click.option("--lora", type=int, default=None, metavar="RANK", help="With --from: train low-rank adapters only.")
+@device_option
+@click.option("--shard", is_flag=True, help="Under torchrun: each process holds a part of the model (FSDP).")
+@click.option("--recompute", is_flag=True, help="Save memory: recompute activations in the backward pass.")
+@click.option("--compile", "compiling", is_flag=True, help="Use torch.compile: a slow start, then faster steps.")
+@click.option("--plot", is_flag=True, help="Draw the loss curve in the terminal while training.")
+@click.option("--tensorboard", is_flag=True, help="Also write TensorBoard event files to DIR/tensorboard.")
 @click.option(
     "--sample",
     default=None,
     metavar="TEXT",
-    help="At the end, print how the model goes on from TEXT, or translates it.",
+    help="When done, print the model's continuation (or translation) of TEXT.",
 )
 def command(
     recipe: str | None,
     data: tuple[str, ...],
     validation: tuple[str, ...],
     steps: int | None,
+    lr: float | None,
+    batch: int | None,
+    context: int | None,
+    layers: int | None,
+    dim: int | None,
+    heads: int | None,
+    mixer: str | None,
+    vocabulary: int | None,
     seed: int | None,
     changes: tuple[str, ...],
     out: str | None,
@@ -68,20 +90,22 @@ def command(
     shard: bool,
     recompute: bool,
     compiling: bool,
+    plot: bool,
     tensorboard: bool,
     sample: str | None,
 ) -> None:
-    """Train a model: RECIPE is a name from `clearhead recipes`, a recipe.json, or a clearhead.json to train as it is.
+    """Train a model. RECIPE is a name from `clearhead recipes`, a recipe.json, or a model's clearhead.json.
 
-    The run's folder becomes a checkpoint folder that every other command takes. Ctrl-C saves and leaves; --resume goes
-    on, and ends with the very weights of a run that was never stopped.
+    The run's folder works as a model in every other command, even while the run is stopped. Ctrl-C saves and stops;
+    --resume continues and ends with the same weights as a run that was never stopped.
 
     \b
     clearhead train lm --data notes/ --out runs/notes
-    clearhead train chars --data input.txt --steps 500
-    clearhead train chars --data input.txt --out runs/chars --resume
+    clearhead train lm --data notes/ --layers 4 --dim 128 --heads 4 --lr 0.01 --plot
+    clearhead train lm --data notes/ --mixer mamba --out runs/mamba
+    clearhead train --out runs/notes --data notes/ --resume --steps 2000
+    clearhead train --from MODEL --lora 8 --data chats.jsonl --out runs/tuned
     clearhead train translate --data train.en --data train.de --validation val.en --validation val.de
-    clearhead train --from MODEL --lora 8 --data notes/ --out runs/tuned
     torchrun --nproc-per-node 2 -m clearhead train lm --data notes/
     """
     if recipe is None and resume and out is not None and checkpoint is None and Path(out, "recipe.json").exists():
@@ -89,44 +113,87 @@ def command(
     recipe = recipe or ("lm" if checkpoint is None else "finetune")
     folder = Path(out or f"runs/{Path(recipe).stem}")
     from clearhead.configs.train import NextTokenConfig, PairsConfig
+    from clearhead.training.resize import Sizes
 
-    wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora, bool(data))
+    sizes = Sizes(
+        lr=lr, batch=batch, context=context, layers=layers, dim=dim, heads=heads, mixer=mixer, vocabulary=vocabulary
+    )
+    wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora, bool(data), sizes)
     if sample is not None and not isinstance(wanted.task, NextTokenConfig | PairsConfig):
-        raise click.UsageError(f"--sample is a text to go on from, and the task {wanted.task.kind()} writes none")
-    from clearhead.training.checkpoint import listed
-    from clearhead.training.distributed import FirstFailed
-    from clearhead.training.loop import Interrupted, Means, TrainingError, train
+        raise click.UsageError(f"--sample needs a model that writes text, and the task {wanted.task.kind()} does not")
+    from clearhead.training.checkpoint import list_checkpoints
+    from clearhead.training.distributed import FirstProcessFailed
+    from clearhead.training.loop import Execution, RunStopped, TrainingError, train
 
-    first = os.environ.get("RANK", "0") == "0"  # of several processes, the one that speaks
-    means = Means(shard=shard, recompute=recompute, compile=compiling)
-    with watching(wanted.steps, first) as report, events(folder if tensorboard and first else None, report):
+    from .train_display import show_progress
+
+    first = os.environ.get("RANK", "0") == "0"  # the process that prints
+    execution = Execution(device=requested_device(), shard=shard, recompute=recompute, compile=compiling)
+    tensorboard_folder = folder if tensorboard and first else None
+    with show_progress(wanted.steps, first, plot) as callbacks, tensorboard_events(tensorboard_folder, callbacks):
         try:
-            model = train(wanted, data, folder, validation=validation, resume=resume, report=report, means=means)
-        except Interrupted as left:
-            report.say(str(left))
+            model = train(
+                wanted, data, folder, validation=validation, resume=resume, callbacks=callbacks, execution=execution
+            )
+        except RunStopped as stopped:
+            callbacks.message(str(stopped))
+            callbacks.message(f"To continue:  {resume_command(folder, data, validation)}")
+            callbacks.message(f"To try it:    {try_commands(folder, wanted)[0]}")
             sys.exit(130)
-        except FirstFailed:
+        except FirstProcessFailed:
             sys.exit(1)
         except TrainingError as error:
-            kept = listed(folder / "checkpoints")
+            kept = list_checkpoints(folder / "checkpoints")
             last = f"{kept[-1]} is from before it" if kept else "there is no checkpoint yet"
-            raise ValueError(f"{error}; {last}") from None
+            raise ValueError(f"{error}; {last}. Try a lower --lr") from None
+        if first:
+            callbacks.message("Next:")
+            for line in try_commands(folder, wanted):
+                callbacks.message(f"  {line}")
     if sample is not None and first:
-        from clearhead.configs import EncoderDecoderConfig
-        from clearhead.models.load import load
-        from clearhead.tasks.translate import translate
-        from clearhead.tokenize import Tokenizer
-        from clearhead.training.text import continued
+        print_sample(model, folder, wanted, sample, shard)
 
-        if isinstance(wanted.model, EncoderDecoderConfig):
-            ((best,),) = translate(load(folder), [sample])
-            click.echo(best.text)
-            return
-        model = load(folder) if shard else model  # of which this process held a part
-        try:
-            click.echo(continued(model, Tokenizer.load(folder), sample, SAMPLE_TOKENS))
-        except ValueError as error:
-            raise ValueError(f"{folder} is trained, but cannot go on from --sample {sample!r}: {error}") from None
+
+def print_sample(model: Any, folder: Path, recipe: RecipeConfig, sample: str, shard: bool) -> None:
+    """Print how the trained model continues or translates a text."""
+    from clearhead.configs import EncoderDecoderConfig
+    from clearhead.models.load import load
+    from clearhead.tokenize import Tokenizer
+    from clearhead.training.text import continue_text
+
+    if isinstance(recipe.model, EncoderDecoderConfig):
+        from clearhead.tasks.translate import translate
+
+        ((best,),) = translate(load(folder), [sample])
+        click.echo(best.text)
+        return
+    model = load(folder) if shard else model  # with --shard this process holds only a part
+    try:
+        click.echo(continue_text(model, Tokenizer.load(folder), sample, SAMPLE_TOKENS))
+    except ValueError as error:
+        raise ValueError(f"{folder} is trained, but cannot continue --sample {sample!r}: {error}") from None
+
+
+def resume_command(folder: Path, data: tuple[str, ...], validation: tuple[str, ...]) -> str:
+    """The command that continues a stopped run."""
+    given = [part for path in data for part in ("--data", path)]
+    given += [part for path in validation for part in ("--validation", path)]
+    return shlex.join(["clearhead", "train", "--out", str(folder), *given, "--resume"])
+
+
+def try_commands(folder: Path, recipe: RecipeConfig) -> list[str]:
+    """What to type next with a model of this kind."""
+    path, kind = shlex.quote(str(folder)), recipe.task.kind()
+    by_task = {
+        "NextToken": [
+            f'clearhead generate {path} "Once"',
+            f'clearhead inspect {path} "Once upon a time" --out page.html',
+        ],
+        "MaskedTokens": [f'clearhead fill-mask {path} "A [MASK] day"', f'clearhead embed {path} "a text"'],
+        "Images": [f"clearhead classify {path} IMAGE.png", f"clearhead inspect {path} IMAGE.png --out page.html"],
+        "Pairs": [f"clearhead translate {path} SENTENCES.txt"],
+    }
+    return [*by_task[kind], f"clearhead plot {path}"]
 
 
 def find_recipe(
@@ -137,7 +204,9 @@ def find_recipe(
     checkpoint: str | None = None,
     lora: int | None = None,
     data: bool = True,
+    sizes: Any = None,
 ) -> RecipeConfig:
+    """The recipe with this name or in this file, with the changes of the command line."""
     from dataclasses import replace
 
     from clearhead.configs import (
@@ -149,6 +218,7 @@ def find_recipe(
     )
     from clearhead.configs.train import RecipeConfig
     from clearhead.training.recipes import bert_tiny, lm, recipe, transformer_base, vit_digits
+    from clearhead.training.resize import Sizes, resize, scale_rates
 
     path = Path(name)
     config: Any
@@ -162,20 +232,46 @@ def find_recipe(
         elif isinstance(config, EncoderDecoderConfig):
             config = replace(transformer_base(), model=config)
         if not isinstance(config, RecipeConfig):
-            raise click.UsageError(f"{name} describes a {config.kind()}, neither a recipe nor a model")
+            raise click.UsageError(f"{name} describes a {config.kind()}, which is neither a recipe nor a model")
     else:
         config = recipe(name, data)
     if checkpoint is not None:
-        config = beginning_with(config, checkpoint, lora)
+        config = start_from(config, checkpoint, lora)
     elif lora is not None:
-        raise click.UsageError("--lora needs a checkpoint to adapt: give it by --from")
-    config = apply_changes(config, changes)
+        raise click.UsageError("--lora needs a checkpoint to adapt: add --from MODEL")
+    config = resize(config, sizes or Sizes())
+    named = [change.partition("=")[0].strip() for change in changes]
+    before = config.optimizer
+    config = apply_changes(config, check_short_names(changes))
+    if RATE_FIELD in named and not any(path.startswith("optimizer") for path in named if path != RATE_FIELD):
+        config = replace(config, optimizer=scale_rates(before, config.optimizer.lr))
     given = {"steps": steps, "seed": seed}
     return replace(config, **{key: value for key, value in given.items() if value is not None})
 
 
-def beginning_with(config: RecipeConfig, checkpoint: str, lora: int | None) -> RecipeConfig:
-    """The recipe for a checkpoint's model and, of a text, its own tokenizer and no more than its length."""
+SHORT_NAMES = {
+    "lr": "--lr, or optimizer.lr",
+    "context": "--context, or task.context",
+    "layers": "--layers, or model.stack.repeats",
+    "dim": "--dim, or model.stack.dim",
+    "heads": "--heads, or model.stack.pattern.0.mixer.heads",
+    "vocabulary": "--vocabulary, or task.tokenizer.vocabulary",
+    "weight_decay": "optimizer.weight_decay",
+    "warmup": "schedule.warmup",
+}
+
+
+def check_short_names(changes: tuple[str, ...]) -> tuple[str, ...]:
+    """The changes; a short name such as `lr` is refused with the path that exists."""
+    for change in changes:
+        name = change.partition("=")[0].strip()
+        if name in SHORT_NAMES:
+            raise click.UsageError(f"a recipe has no field {name!r}; use {SHORT_NAMES[name]}")
+    return changes
+
+
+def start_from(config: RecipeConfig, checkpoint: str, lora: int | None) -> RecipeConfig:
+    """The recipe for a checkpoint: its model, its tokenizer, and at most its context."""
     from dataclasses import replace
 
     from clearhead.configs import LearnedConfig, SequenceModelConfig
@@ -196,20 +292,20 @@ def beginning_with(config: RecipeConfig, checkpoint: str, lora: int | None) -> R
 
 
 @contextlib.contextmanager
-def events(folder: Path | None, report: Report) -> Iterator[None]:
-    """The numbers as TensorBoard's event files too, in a run's folder, where they are asked for."""
+def tensorboard_events(folder: Path | None, callbacks: Callbacks) -> Iterator[None]:
+    """Also write the metrics as TensorBoard event files to a run's folder, if one is given."""
     if folder is None:
         yield
         return
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise click.UsageError("--tensorboard needs its package: pip install 'clearhead[tensorboard]'") from None
+        raise click.UsageError("--tensorboard needs a package: pip install 'clearhead[tensorboard]'") from None
     with contextlib.ExitStack() as opened:
-        show, writers = report.show, list[Any]()
+        show, writers = callbacks.step, list[Any]()
 
-        def both(numbers: dict[str, Any]) -> None:
-            if not writers:  # the first step is done, so there is a run
+        def write_and_show(numbers: dict[str, Any]) -> None:
+            if not writers:  # after the first step, so that a run that cannot start leaves no files
                 writers.append(opened.enter_context(SummaryWriter(str(folder / "tensorboard"))))
             (writer,) = writers
             for name, value in numbers.items():
@@ -219,76 +315,5 @@ def events(folder: Path | None, report: Report) -> Iterator[None]:
                     writer.add_scalar(name, value, numbers["step"])
             show(numbers)
 
-        report.show = both
+        callbacks.step = write_and_show
         yield
-
-
-def told(numbers: dict[str, Any]) -> str:
-    """How a step went: speed and share of what the machine can do."""
-    unit = next(name.removesuffix("_per_second") for name in numbers if name.endswith("_per_second"))
-    return f"{numbers[f'{unit}_per_second']:,.0f} {unit}/s  {numbers['peak']:.0%} of peak"
-
-
-@contextlib.contextmanager
-def watching(steps: int, first: bool = True) -> Iterator[Report]:
-    """A bar on a terminal; elsewhere a line now and then. All of it on stderr, and by the first process alone."""
-    from clearhead.training.loop import Report
-
-    if not first:
-        yield Report()
-        return
-    if not sys.stderr.isatty():
-        yield lines(steps)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.completed}/{task.total}"),
-        BarColumn(bar_width=None),
-        TextColumn("loss {task.fields[loss]}  val {task.fields[val]}  {task.fields[speed]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=steps, loss="·", val="·", speed="")
-
-        def say(text: str) -> None:
-            bar.console.print(text, highlight=False, markup=False)
-
-        def show(numbers: dict[str, Any]) -> None:
-            if "val/loss" in numbers:
-                bar.update(task, val=f"{numbers['val/loss']:.3f}")
-                say(f"step {numbers['step']}  {measured(numbers)}")
-            bar.update(task, completed=numbers["step"], loss=f"{numbers['train/loss']:.3f}", speed=told(numbers))
-
-        yield Report(say=say, show=show)
-
-
-def measured(numbers: dict[str, Any]) -> str:
-    """What an evaluation found, and the beginning of what the model wrote."""
-    names = {"val/loss": "val {:.4f}", "val/bpb": "{:.3f} bits/byte", "val/accuracy": "{:.1%} right"}
-    names |= {"val/bleu": "BLEU {:.2f}", "val/exact": "{:.1%} exact"}
-    found = "  ".join(form.format(numbers[name]) for name, form in names.items() if name in numbers)
-    sample = " ".join(numbers.get("sample", "").split())
-    return f"{found}  {sample[:SAMPLE_WIDTH]!r}" if sample else found
-
-
-def lines(steps: int) -> Report:
-    from clearhead.training.loop import Report
-
-    said: list[tuple[float, int]] = []  # when, and of which step; the first is what the time that is left goes by
-
-    def show(numbers: dict[str, Any]) -> None:
-        now, step = time.monotonic(), numbers["step"]
-        if said and now - said[-1][0] < QUIET_SECONDS and "val/loss" not in numbers:
-            return
-        said.append((now, step))
-        begun, done = said[0]
-        left = int((now - begun) / (step - done) * (steps - step)) if step > done else None
-        clock = "" if left is None else f"  {left // 60}:{left % 60:02d} left"
-        val = f"  {measured(numbers)}" if "val/loss" in numbers else ""
-        click.echo(f"step {step}/{steps}  loss {numbers['train/loss']:.4f}  {told(numbers)}{clock}{val}", err=True)
-
-    return Report(say=lambda text: click.echo(text, err=True), show=show)

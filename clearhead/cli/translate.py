@@ -1,4 +1,4 @@
-"""`clearhead translate`: a sentence per line, by an encoder–decoder."""
+"""`clearhead translate`: translate line by line with an encoder–decoder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clearhead.configs import LengthPenalty
     from clearhead.generate.complete import Completion
 
-BREAKS = str.maketrans("\n\r\t", "   ")  # a translation is one line, whatever it holds
+BREAKS = str.maketrans("\n\r\t", "   ")  # a translation stays on one line
 
 
 @click.command("translate")
@@ -36,14 +36,14 @@ BREAKS = str.maketrans("\n\r\t", "   ")  # a translation is one line, whatever i
     "-m",
     type=int,
     default=None,
-    help="Tokens to write at most.  [default: 32 and three times the source's]",
+    help="Most tokens to write.  [default: 32 plus three times the source]",
 )
 @click.option(
     "--attention",
     type=Picture(also=(".html", ".csv", ".npz")),
     default=None,
     metavar="FILE",
-    help="Draw what the first line's translation was written from: .html, .png, .svg, .pdf, .csv or .npz.",
+    help="Draw the attention of the first translation to its source: .html, .png, .svg, .pdf, .csv or .npz.",
 )
 @force_option
 @weights_option
@@ -60,10 +60,10 @@ def command(
     weights: str | None,
     as_json: bool,
 ) -> None:
-    """Print a translation for each line of FILE, or of standard input, in its order.
+    """Translate each line of FILE, or of standard input.
 
     MODEL is the checkpoint folder of an encoder–decoder: a run of `clearhead train translate`, or a Marian model.
-    An empty line stays empty. With -n, a line is its number, its score and its text, separated by tabs.
+    An empty line stays empty. With -n, an output line has the line number, the score and the text, split by tabs.
 
     \b
     clearhead translate runs/translate sentences.txt > translated.txt
@@ -74,7 +74,9 @@ def command(
     lines = read_lines(file)
     found = translate_texts(loaded, lines, beams, length_penalty, batch, n=n, max_new_tokens=max_new_tokens)
     if as_json:
-        print_json({"model": model, "lines": [told(line, best) for line, best in zip(lines, found, strict=True)]})
+        print_json(
+            {"model": model, "lines": [line_to_dict(line, best) for line, best in zip(lines, found, strict=True)]}
+        )
     else:
         for number, one in ((number, one) for number, best in enumerate(found, 1) for one in best):
             text = one.text.translate(BREAKS)
@@ -83,22 +85,22 @@ def command(
         draw(loaded, lines, found, attention)
 
 
-def told(line: str, best: list[Completion]) -> dict[str, Any]:
+def line_to_dict(line: str, best: list[Completion]) -> dict[str, Any]:
     translations = [{"text": one.text, "score": one.score, "reason": one.reason} for one in best]
     return {"source": line, "translations": translations}
 
 
 def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str) -> None:
-    """The alignment of the first line that holds anything; as a page, with every map behind it."""
+    """Draw the alignment of the first line that is not empty; a page holds every attention map too."""
     from clearhead.inspect.alignment import alignment, inspect_translation
 
     first = next((i for i, line in enumerate(lines) if line.strip()), None)
     if first is None:
-        raise ValueError("there is no line whose translation could be drawn: all are empty")
+        raise ValueError("there is no translation to draw: all lines are empty")
     looked = inspect_translation(model, lines[first], found[first][0])
     grid = alignment(looked, found[first][0])
     if Path(path).suffix.lower() == ".html":
         looked.save(path, grids=[grid])
     else:
         grid.save(path)
-    click.echo(f"drew line {first + 1} in {path}", err=True)
+    click.echo(f"drew line {first + 1} to {path}", err=True)

@@ -15,15 +15,15 @@ from .models import EncoderDecoderConfig, SequenceModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(Config):
-    """Loshchilov & Hutter 2019. Weights of one dimension are not decayed."""
+    """AdamW (Loshchilov & Hutter 2019). Parameters with one dimension are not decayed."""
 
     lr: float = 1e-3
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-8
     weight_decay: float = 0.1
-    embedding_lr: float | None = None  # None: as lr
-    head_lr: float | None = None
+    embedding_lr: float | None = None  # None: lr
+    head_lr: float | None = None  # None: lr
 
     def check(self) -> None:
         self.require_positive("lr", "eps", "embedding_lr", "head_lr")
@@ -32,11 +32,11 @@ class AdamWConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(Config):
-    """Momentum, each matrix of it made orthogonal (Jordan et al. 2024); AdamW for what is not a block's matrix."""
+    """Muon (Jordan et al. 2024) for the matrices of blocks; AdamW (`rest`) for embeddings, head, norms and biases."""
 
     lr: float = 0.02
     momentum: float = 0.95
-    iterations: int = 5  # of the Newton–Schulz kind, at most 5
+    iterations: int = 5  # Newton–Schulz iterations, at most 5
     weight_decay: float = 0.0
     rest: AdamWConfig = AdamWConfig(lr=0.01, beta1=0.8, eps=1e-10, weight_decay=0.0)
 
@@ -52,7 +52,7 @@ OptimizerConfig = AdamWConfig | MuonConfig
 
 @dataclass(frozen=True, kw_only=True)
 class CosineConfig(Config):
-    """Up over `warmup` steps, then down along a cosine to `floor` times the peak."""
+    """Linear warmup over `warmup` steps, then a cosine down to `floor` times the peak."""
 
     warmup: int = 100
     floor: float = 0.1
@@ -63,7 +63,7 @@ class CosineConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class StableConfig(Config):
-    """Up over `warmup` steps, level, then down over the last `decay` share of the run: warmup, stable, decay."""
+    """Warmup–stable–decay: linear warmup, constant, then linear decay over the last `decay` share of the run."""
 
     warmup: int = 20
     decay: float = 0.4
@@ -76,14 +76,14 @@ class StableConfig(Config):
     def factor(self, step: int, steps: int) -> float:
         decay = round(self.decay * steps)
         warmup = min(self.warmup, steps - decay)
-        if decay == 0:  # level to the end, as also where a run is too short to come down
+        if decay == 0:  # constant to the end, also if the run is too short to decay
             return min(1.0, step / max(warmup, 1))
         return schedules.warmup_stable_decay(step, steps=steps, warmup=warmup, decay=decay, floor=self.floor)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoamConfig(Config):
-    """Up over `warmup` steps, then down as 1/√step (Vaswani et al. 2017, equation 3), its peak scaled to 1."""
+    """Linear warmup, then 1/√step (Vaswani et al. 2017, equation 3), scaled to a peak of 1."""
 
     warmup: int = 4000
 
@@ -99,11 +99,11 @@ ScheduleConfig = CosineConfig | StableConfig | NoamConfig
 
 @dataclass(frozen=True, kw_only=True)
 class NextTokenConfig(Config):
-    """Text: every token is to be foretold from those before it."""
+    """Text: predict every token from the tokens before it."""
 
     tokenizer: TokenizerConfig = BytePairConfig()
-    context: int = 128
-    apart: bool = True  # documents do not read each other
+    context: int = 128  # tokens in a row
+    apart: bool = True  # tokens do not attend to other documents
 
     def check(self) -> None:
         self.require_positive("context")
@@ -111,14 +111,14 @@ class NextTokenConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedTokensConfig(Config):
-    """Text: a `share` of the tokens is to be told from all the others (Devlin et al. 2019, 3.1).
+    """Text: predict a `share` of the tokens from all the others (Devlin et al. 2019, 3.1).
 
-    Of these, 8 in 10 are hidden by the mask token, 1 in 10 is replaced by a random one, 1 in 10 stays as it is.
+    Of these, 80 % become the mask token, 10 % a random token, and 10 % stay unchanged.
     """
 
     tokenizer: TokenizerConfig = BytePairConfig()
     context: int = 128
-    apart: bool = True
+    apart: bool = True  # tokens do not attend to other documents
     share: float = 0.15
 
     def check(self) -> None:
@@ -128,24 +128,24 @@ class MaskedTokensConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class ImagesConfig(Config):
-    """Pictures: the class of each is to be told. A folder for each class, or scikit-learn's handwritten digits."""
+    """Images: predict the class of each. Data: a folder for each class, or scikit-learn's handwritten digits."""
 
-    shift: int = 0  # pixels by which a training picture may be moved, either way
-    flip: bool = False  # half of the training pictures are mirrored
+    shift: int = 0  # shift training images randomly by up to this many pixels
+    flip: bool = False  # mirror half of the training images
 
     def check(self) -> None:
         if self.shift < 0:
-            raise ConfigError(f"Images.shift is {self.shift}, but must not be negative")
+            raise ConfigError(f"Images.shift is {self.shift}, but must be at least 0")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairsConfig(Config):
-    """Pairs of texts: the second is to be written from the first. The recipe's `batch` counts tokens, padding and all,
-    of the longer side."""
+    """Pairs of texts: write the second from the first. The recipe's `batch` counts tokens of the longer side, padding
+    included."""
 
     tokenizer: TokenizerConfig = BytePairConfig(vocabulary=8000, space=True)  # one for both sides
-    length: int = 128  # tokens of either side; pairs that are longer are left out
-    judged: int = 2000  # held-out pairs, at most, that are translated at an evaluation
+    length: int = 128  # tokens of either side; longer pairs are skipped
+    judged: int = 2000  # held-out pairs to translate at an evaluation, at most
 
     def check(self) -> None:
         self.require_positive("length", "judged")
@@ -159,28 +159,29 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeConfig(Config):
-    """Everything that decides a run but the data: the same recipe, data and seed give the same weights."""
+    """Everything about a run except its data. The same recipe, data and seed give the same weights."""
 
-    model: SequenceModelConfig | EncoderDecoderConfig  # its vocabulary or classes become those of the data
+    model: SequenceModelConfig | EncoderDecoderConfig  # its vocabulary or classes are set from the data
     task: TaskConfig = NextTokenConfig()
-    start: str | None = None  # a checkpoint whose weights are trained further; None: fresh weights
-    adapter: LoRAConfig | None = None  # None: every weight learns
+    start: str | None = None  # a checkpoint to start from; None: fresh weights
+    adapter: LoRAConfig | None = None  # None: train every weight
     optimizer: OptimizerConfig = MuonConfig()
     schedule: ScheduleConfig = StableConfig()
     batch: int = 32
     steps: int = 1000
-    accumulate: int = 1  # a batch is read in this many parts
-    clip: float | None = 1.0  # the largest norm that the gradient may have
+    accumulate: int = 1  # split each batch into this many parts, to save memory
+    clip: float | None = 1.0  # largest norm of the gradient; None: no limit
     label_smoothing: float = 0.0
-    precision: Precision = "float32"  # bfloat16: matrix products only; weights and sums stay in float32
-    zero_out: bool = False  # what is added to the residual stream starts at zero, as does the head
-    validation: float = 0.1
+    precision: Precision = "float32"  # of matrix products; weights and sums stay in float32
+    zero_out: bool = False  # residual branches and the head start at zero
+    validation: float = 0.1  # share of the data to hold out
     evaluate_every: int = 250
-    evaluate_targets: int = 65536  # of the validation part, at most about so many
+    evaluate_targets: int = 65536  # held-out targets to score at an evaluation, at most about this many
     save_every: int = 250
-    average: int = 1  # the trained model is the mean of the last so many checkpoints
-    patience: int | None = None  # evaluations without a better one after which the run ends; None: it never gives up
+    average: int = 1  # the trained model is the mean of this many last checkpoints
+    patience: int | None = None  # end after this many evaluations without improvement; None: never
     seed: int = 1337
+    extended_at: int | None = None  # step at which a run was given more steps and its rate rises again
 
     def check(self) -> None:
         self.require_positive("batch", "steps", "accumulate", "clip")
@@ -189,6 +190,16 @@ class RecipeConfig(Config):
         if self.batch % self.accumulate:
             raise ConfigError(f"Recipe.batch={self.batch} is not a multiple of accumulate={self.accumulate}")
         if not -(2**63) <= self.seed < 2**64:
-            raise ConfigError(f"Recipe.seed is {self.seed}, but must be a number of 64 bits")
+            raise ConfigError(f"Recipe.seed is {self.seed}, but must fit in 64 bits")
         if self.adapter is not None and self.start is None:
-            raise ConfigError("Recipe.adapter needs a checkpoint to adapt: say which in start (--from)")
+            raise ConfigError("Recipe.adapter needs a checkpoint to adapt; name it in start (--from)")
+
+    def rate_factor(self, step: int) -> float:
+        """The learning rate of a step as a share of its peak.
+
+        After `extended_at`, the rate rises again over the schedule's warmup instead of jumping.
+        """
+        factor = self.schedule.factor(step, self.steps)
+        if self.extended_at is None or step <= self.extended_at:
+            return factor
+        return factor * min(1.0, (step - self.extended_at) / max(self.schedule.warmup, 1))

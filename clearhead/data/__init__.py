@@ -1,4 +1,4 @@
-"""From files to batches: documents, their split, token shards on disk, and windows over them. NumPy, no torch.
+"""From files to batches: documents, training and validation split, token shards on disk, windows. NumPy, no torch.
 
 corpus = documents(["notes/", "chats.jsonl.gz"])
 training, validation = split(corpus, share=0.1)
@@ -11,7 +11,7 @@ from .batches import IGNORED, Batch, Batches, windows
 from .build import build
 from .chat import CHAT_TEMPLATE, chat
 from .corpus import Corpus, DataError, Document
-from .masking import Hiding
+from .masking import TokenMasking
 from .python_corpus import standard_library
 from .shards import Shards
 from .sources import documents
@@ -19,5 +19,5 @@ from .split import split
 
 __all__ = [
     "Document", "Corpus", "DataError", "documents", "standard_library", "split", "chat", "CHAT_TEMPLATE",
-    "build", "Shards", "Batch", "Batches", "windows", "Hiding", "IGNORED",
+    "build", "Shards", "Batch", "Batches", "windows", "TokenMasking", "IGNORED",
 ]  # fmt: skip

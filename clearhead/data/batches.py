@@ -1,4 +1,4 @@
-"""Windows over token shards: random ones to train on, and all of them in order to evaluate with."""
+"""Windows over token shards: shuffled for training, in order for evaluation."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ import numpy as np
 from jaxtyping import Int
 
 from .corpus import DataError
-from .hashing import GOLDEN, keys, mix, shuffled
+from .hashing import GOLDEN, derive_keys, mix, permute
 from .shards import Shards
 
-IGNORED = -100  # a target on which no loss is taken, as torch's cross_entropy has it
-PLANNED = 64  # steps
+IGNORED = -100  # a target without loss, as in torch's cross_entropy
+PLANNED = 64  # steps whose rows are computed at once
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What a model reads and what it should say next: NumPy arrays, which `torch.from_numpy` takes without a copy."""
+    """Inputs and targets as NumPy arrays; `torch.from_numpy` does not copy them."""
 
     inputs: Int[np.ndarray, "B T"]
-    targets: Int[np.ndarray, "B T"]  # the token after each, or IGNORED
-    documents: Int[np.ndarray, "B T"] | None = None  # which of its row's documents each is of; None: rows are of one
+    targets: Int[np.ndarray, "B T"]  # the next token, or IGNORED
+    documents: Int[np.ndarray, "B T"] | None = None  # document number of each token; None: one document a row
 
 
 class Batches:
-    """Batches as a function of the step: nothing is kept, so resuming is asking for the next one.
+    """Batches as a function of the step. There is no state, so resuming means asking for the next step.
 
-    An epoch cuts the row of all tokens into stretches of `context` targets and shuffles them; where the first cut falls
-    is drawn anew for each, so words change their places in the windows. Every token but the first is a target once an
-    epoch. The first and last stretch are shorter; their windows reach into the neighbour's, whose targets they ignore:
+    An epoch cuts all tokens into stretches of `context` targets and shuffles them. The first cut moves from epoch to
+    epoch, so words change their positions in the windows. Every token but the first is a target once an epoch. The
+    first and last stretches are shorter; their windows overlap their neighbours' and ignore those targets:
 
         tokens    0 1 2 3 4 5 6 7 8 9      context 4, first cut after 2
         targets     1 2|3 4 5 6|7 8 9      three stretches
@@ -38,7 +38,7 @@ class Batches:
                       2 ─ ─ ─ 6
                             5 ─ ─ ─ 9      target 6 ignored
 
-    `apart`: tokens of different documents do not meet, so a document's first token is nobody's target.
+    With `apart`, tokens do not attend to other documents, so the first token of a document is not a target.
     """
 
     def __init__(self, shards: Shards, *, batch: int, context: int, seed: int, apart: bool = True) -> None:
@@ -48,16 +48,16 @@ class Batches:
         self.shards, self.batch, self.context, self.seed, self.apart = shards, batch, context, seed, apart
         targets = len(shards) - 1
         whole, rest = divmod(targets, context)
-        # All first cuts between these make the same number of stretches; of the two such ranges the wider one is taken.
+        # All first cuts in this range make the same number of stretches; of two such ranges, take the wider one.
         self.cuts = (max(rest, 1), context if rest else max(context - 1, 1))
         if whole and 2 * rest > context + 1:
             self.cuts = (1, rest - 1)
         self.rows = 1 - (self.cuts[0] - targets) // context
-        """In one epoch."""
+        """The number of rows in an epoch."""
         self._planned: tuple[int, Int[np.ndarray, "2 steps B"]] | None = None
 
     def at(self, step: int, rows: slice = slice(None)) -> Batch:
-        """The batch of a step, or some of its rows; row r depends on the seed and on step · batch + r alone."""
+        """The batch of a step, or some of its rows. Row r depends only on the seed and on step · batch + r."""
         block, inside = divmod(step, PLANNED)
         if self._planned is None or self._planned[0] != block:
             self._planned = block, self.plan(block)
@@ -65,11 +65,11 @@ class Batches:
         return take(self.shards, first - 1, first, last, self.context, self.apart)
 
     def plan(self, block: int) -> Int[np.ndarray, "2 steps B"]:
-        """First and last target of every row, for a block of steps at once: one step alone would take as long."""
+        """The first and last target of every row for a block of steps; computing one step alone takes as long."""
         number = np.arange(block * PLANNED * self.batch, (block + 1) * PLANNED * self.batch)
         epoch, place = np.divmod(number, self.rows)
-        key = keys(self.seed, epoch)
-        stretch = shuffled(place, self.rows, key)
+        key = derive_keys(self.seed, epoch)
+        stretch = permute(place, self.rows, key)
         low, high = self.cuts
         cut = low + (mix(key + GOLDEN) % np.uint64(high - low + 1)).astype(np.int64)
         first = np.where(stretch == 0, 1, 1 + cut + (stretch - 1) * self.context)
@@ -82,9 +82,9 @@ def windows(
 ) -> Iterator[Batch]:
     """Every token but the first as a target once, in order, for perplexity and bits per byte.
 
-    Each window begins `stride` after the one before and is scored on what is new in it. With a stride of `context`, the
-    default, a token is predicted from 1 to `context` tokens; with 1, from the full context always, at `context` times
-    the work.
+    Each window starts `stride` tokens after the one before; only its new tokens are targets. With the default stride,
+    `context`, a token is predicted from 1 to `context` tokens. With stride 1 it is always predicted from the full
+    context, for `context` times the work.
     """
     require_windows(shards, context)
     stride = context if stride is None else stride
@@ -114,7 +114,7 @@ def take(
     context: int,
     apart: bool,
 ) -> Batch:
-    """The windows that begin at `start`, moved back where they would pass the end; targets are `first` to `last`."""
+    """The windows that begin at `start`, moved back if they would pass the end, with targets from `first` to `last`."""
     length = min(context + 1, len(shards))
     start = np.clip(start, 0, len(shards) - length)
     tokens = shards.rows(start, length).astype(np.int64)
@@ -132,12 +132,12 @@ def take(
         if begins[:, 1:-1].any():
             documents = begins[:, :-1].cumsum(axis=1)
     if length <= context:  # the whole corpus is shorter than one window
-        inputs, targets, documents = padded(inputs, targets, documents, context)
+        inputs, targets, documents = pad_rows(inputs, targets, documents, context)
     return Batch(np.ascontiguousarray(inputs), targets, documents)
 
 
 def document_begins(shards: Shards, start: Int[np.ndarray, " B"], length: int) -> np.ndarray | None:
-    """True where a document begins after the first token of a row; None where none does in any row."""
+    """True where a document begins after the first token of a row; None if none does."""
     after = np.searchsorted(shards.document_starts, start, side="right")
     until = np.searchsorted(shards.document_starts, start + length - 1, side="right")
     rows = np.flatnonzero(until > after)
@@ -149,13 +149,13 @@ def document_begins(shards: Shards, start: Int[np.ndarray, " B"], length: int) -
     return begins
 
 
-def padded(
+def pad_rows(
     inputs: Int[np.ndarray, "B n"],
     targets: Int[np.ndarray, "B n"],
     documents: Int[np.ndarray, "B n"] | None,
     context: int,
 ) -> tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]:
-    """Rows of full length: what is added is a document of its own, with nothing to learn."""
+    """Rows padded to the full length; the padding is a document of its own without targets."""
     width = ((0, 0), (0, context - inputs.shape[1]))
     documents = np.zeros_like(inputs) if documents is None else documents
     return (

@@ -1,9 +1,10 @@
-"""Documents to token shards: on all cores, in bounded memory, and from where it stopped if it was stopped."""
+"""Write documents as token shards: on all cores, in bounded memory, and resumable."""
 
 from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,24 +18,24 @@ from typing import IO
 import numpy as np
 from tokenizers import Encoding
 
-from clearhead.files import open_own
+from clearhead.files import file_digest, open_own
 from clearhead.tokenize import Tokenizer, TokenizerError
 
 from .chat import ANSWER
 from .corpus import DataError, Document
 from .parts import PART, parts
-from .shards import REMOVE, Index, Shard, Shards, ignored_file, is_whole, token_file
+from .shards import DOCUMENTS, REMOVE, Index, Shard, Shards, find_damage, ignored_file, token_file
 
 Progress = Callable[[int, int], object]  # bytes of text and tokens so far
 
-BATCH = 4 * PART * (os.cpu_count() or 1)  # characters handed to the tokenizer's threads in one go
-SHARD_FILES = ("documents.bin", "tokens-*.bin", "tokens-*.ignored")
-IN_FLIGHT = 2  # batches being encoded while a third is written: no core waits for the last part of a batch
+SHARD_FILES = (DOCUMENTS, "tokens-*.bin", "tokens-*.ignored")
+BATCH = 4 * PART * (os.cpu_count() or 1)  # characters given to the tokenizer's threads at once
+IN_FLIGHT = 2  # batches encoded while a third is written, so no core waits
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of one piece of a document: what is encoded in one go."""
+    """A stretch of one piece of a document, encoded at once."""
 
     name: str
     text: str
@@ -51,18 +52,18 @@ def build(
     shard_tokens: int = 2**27,
     progress: Progress | None = None,
 ) -> Shards:
-    """Writes the shards of the documents, the end-of-text token after each where the tokenizer has one.
+    """Write the documents as shards, each followed by the end-of-text token if the tokenizer has one.
 
-    Killed at any moment and called again, it keeps the shards that were finished, reads past their text and goes on;
-    the files are the same to the byte. A folder made from other text or by another tokenizer is refused.
+    If it is killed and called again, it keeps the finished shards, skips their text and continues; the files are the
+    same to the byte. A folder made from other text or by another tokenizer is refused.
     """
     folder = Path(folder)
     dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"
-    index = begun(folder, Index(tokenizer=tokenizer.fingerprint, dtype=dtype, shard_tokens=shard_tokens))
+    index = resume_index(folder, Index(tokenizer=tokenizer.fingerprint, dtype=dtype, shard_tokens=shard_tokens))
     stream, text = all_parts(documents), hashlib.blake2b(digest_size=16)
     skip(stream, text, index, folder)
     if index.complete:
-        return Shards.open(folder)
+        return Shards.open(folder, verify=False)  # just verified
     try:
         folder.mkdir(parents=True, exist_ok=True)
         index.save(folder)  # marks the folder as ours before anything else is written there
@@ -77,18 +78,18 @@ def build(
             writer.close()
     except OSError as error:
         raise DataError(
-            f"cannot write token shards to {folder}: {error.strerror}; the shards that are finished are kept, and "
-            f"building again goes on after them"
+            f"cannot write token shards to {folder}: {error.strerror}; finished shards are kept, and running it again "
+            "continues after them"
         ) from None
     if not index.total("tokens"):
-        raise DataError("the corpus is empty: its text gives no tokens")
-    index.complete = True
+        raise DataError("the corpus is empty: its text has no tokens")
+    index.complete, index.documents = True, file_digest(folder / DOCUMENTS)
     index.save(folder)
-    return Shards.open(folder)
+    return Shards.open(folder, verify=False)
 
 
-def begun(folder: Path, new: Index) -> Index:
-    """What an earlier call left in the folder, as far as it is whole, or the new index."""
+def resume_index(folder: Path, new: Index) -> Index:
+    """The index that an earlier call left in the folder, as far as its shards are undamaged, or the new one."""
     old = Index.load(folder)
     if old is None:
         found = sorted(path for pattern in SHARD_FILES for path in folder.glob(pattern))
@@ -101,21 +102,25 @@ def begun(folder: Path, new: Index) -> Index:
         raise DataError(f"the token shards in {folder} were made by another tokenizer; {REMOVE}")
     if old.version != new.version:
         raise DataError(f"the token shards in {folder} are of version {old.version}, not {new.version}; {REMOVE}")
-    whole = [is_whole(folder, number, shard, old.dtype) for number, shard in enumerate(old.shards)]
-    if not all(whole):
-        old.shards, old.complete = old.shards[: whole.index(False)], False
+    if old.documents and old.documents != file_digest(folder / DOCUMENTS):
+        warnings.warn(f"{folder / DOCUMENTS} was changed; building the token shards again", stacklevel=2)
+        old.shards, old.complete, old.documents = [], False, ""
+    for number, shard in enumerate(old.shards):
+        if problem := find_damage(folder, number, shard, old.dtype):
+            warnings.warn(f"{problem}; building the token shards again from there", stacklevel=2)
+            old.shards, old.complete, old.documents = old.shards[:number], False, ""
+            break
     if old.complete:
         return old
     if old.shard_tokens != new.shard_tokens:
         raise DataError(
-            f"the token shards in {folder} were begun with {old.shard_tokens:,} tokens each, not {new.shard_tokens:,}; "
-            f"{REMOVE}"
+            f"the token shards in {folder} have {old.shard_tokens:,} tokens each, not {new.shard_tokens:,}; {REMOVE}"
         )
     return old
 
 
 def skip(stream: Iterator[Part], text: hashlib.blake2b, index: Index, folder: Path) -> None:
-    """Reads past the text of the finished shards, and makes sure that it is their text."""
+    """Skip the text of the finished shards, and check that it is the same text."""
     if not index.shards:
         return
     for part in islice(stream, index.total("parts")):
@@ -141,7 +146,7 @@ def all_parts(documents: Iterable[Document]) -> Iterator[Part]:
 
 
 def add_to_fingerprint(text: hashlib.blake2b, part: Part) -> int:
-    """The size of the part in bytes."""
+    """Add a part to the fingerprint of the text; its size in bytes."""
     data = part.text.encode()
     text.update(b"%d %d %d " % (part.begins, part.loss, len(data)))
     text.update(data)
@@ -149,7 +154,7 @@ def add_to_fingerprint(text: hashlib.blake2b, part: Part) -> int:
 
 
 def encode_in_parallel(stream: Iterator[Part], tokenizer: Tokenizer) -> Iterator[list[tuple[Part, list[int]]]]:
-    """Batches of parts with their ids, in order. The tokenizer's threads encode the next while one is written."""
+    """Batches of parts with their ids, in order, while the tokenizer's threads encode the next ones."""
 
     def result(batch: list[Part], encodings: Future[list[Encoding]]) -> list[tuple[Part, list[int]]]:
         return [(part, encoding.ids) for part, encoding in zip(batch, encodings.result(), strict=True)]
@@ -181,7 +186,7 @@ def encode(batch: list[Part], tokenizer: Tokenizer) -> list[Encoding]:
     try:
         return tokenizer.encodings([part.text for part in batch])
     except TokenizerError:
-        for part in batch:  # which one was it?
+        for part in batch:  # find the part that failed
             try:
                 tokenizer.encodings([part.text])
             except TokenizerError as error:
@@ -190,11 +195,11 @@ def encode(batch: list[Part], tokenizer: Tokenizer) -> list[Encoding]:
 
 
 class Writer:
-    """Appends to the shard at hand, and begins another after the part that fills it."""
+    """Appends to the current shard, and starts another when it is full."""
 
     def __init__(self, folder: Path, index: Index, end: int | None, text: hashlib.blake2b, files: ExitStack) -> None:
         self.folder, self.index, self.end, self.text, self.files = folder, index, end, text, files
-        self.documents = files.enter_context(open_own(folder / "documents.bin", "ab"))
+        self.documents = files.enter_context(open_own(folder / DOCUMENTS, "ab"))
         self.documents.truncate(index.total("documents") * np.dtype(np.int64).itemsize)
         self.bytes_before, self.tokens_before = index.total("bytes"), index.total("tokens")
         self.open()
@@ -204,8 +209,8 @@ class Writer:
         self.token_path, self.ignored_path = self.folder / token_file(number), self.folder / ignored_file(number)
         self.file = self.files.enter_context(open_own(part_of(self.token_path), "wb"))
         self.ignored: IO[bytes] | None = None
-        self.ids, self.starts = array("I"), array("q")  # not yet in the files
-        self.tokens = self.begun = self.bytes = self.scored_bytes = self.parts = 0
+        self.ids, self.starts = array("I"), array("q")  # not yet written
+        self.tokens = self.documents_begun = self.bytes = self.scored_bytes = self.parts = 0
 
     def add(self, part: Part, ids: list[int]) -> None:
         if self.tokens >= self.index.shard_tokens:
@@ -214,7 +219,7 @@ class Writer:
         size = add_to_fingerprint(self.text, part)
         if part.begins:
             self.starts.append(self.tokens_before + self.tokens)
-            self.begun += 1
+            self.documents_begun += 1
         if part.ends and self.end is not None:
             ids.append(self.end)
         self.ids.fromlist(ids)
@@ -227,11 +232,15 @@ class Writer:
         self.parts += 1
 
     def ignore(self, count: int) -> None:
-        """Marks the next tokens; all that is never marked is a hole in the file, which reads as zeros."""
+        """Mark the next tokens as ignored; what is never marked is a hole in the file, which reads as zeros."""
         if self.ignored is None:
             self.ignored = self.files.enter_context(open_own(part_of(self.ignored_path), "wb"))
         self.ignored.seek(self.tokens)
         self.ignored.write(b"\1" * count)
+
+    def paths(self) -> list[Path]:
+        """The files of the current shard."""
+        return [self.token_path, *([] if self.ignored is None else [self.ignored_path])]
 
     def flush(self) -> None:
         self.file.write(np.frombuffer(self.ids, dtype=np.uint32).astype(self.index.dtype).tobytes())
@@ -239,25 +248,26 @@ class Writer:
         self.ids, self.starts = array("I"), array("q")
 
     def close(self) -> None:
-        """The shard's files come to their names whole, and only then does the index speak of them."""
+        """Rename the shard's finished files, then add them to the index."""
         self.flush()
-        settle(self.documents)
-        settle(self.file)
+        sync(self.documents)
+        sync(self.file)
         self.file.close()
         part_of(self.token_path).replace(self.token_path)
         if self.ignored is not None:
             self.ignored.truncate(self.tokens)
-            settle(self.ignored)
+            sync(self.ignored)
             self.ignored.close()
             part_of(self.ignored_path).replace(self.ignored_path)
         shard = Shard(
             tokens=self.tokens,
-            documents=self.begun,
+            documents=self.documents_begun,
             bytes=self.bytes,
             scored_bytes=self.scored_bytes,
             parts=self.parts,
             text=self.text.hexdigest(),
             ignores=self.ignored is not None,
+            digests={path.name: file_digest(path) for path in self.paths()},
         )
         self.index.shards.append(shard)
         self.index.save(self.folder)
@@ -269,7 +279,7 @@ def part_of(path: Path) -> Path:
     return path.with_name(path.name + ".part")
 
 
-def settle(file: IO[bytes]) -> None:
-    """Onto the disk."""
+def sync(file: IO[bytes]) -> None:
+    """Flush the file to disk."""
     file.flush()
     os.fsync(file.fileno())

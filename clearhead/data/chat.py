@@ -1,4 +1,4 @@
-"""Conversations as text, and the lines of a `.jsonl` as documents."""
+"""Conversations as text, and lines of a `.jsonl` or rows of a table as documents."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from clearhead.typed_json import JSONError, decode_json
 from .corpus import DataError, Piece
 
 ANSWER = "<|assistant|>\n"
-"""What comes before an answer."""
+"""The text before an answer."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{{ '<|' + message['role'] + '|>\\n' + message['content'] + '<|end|>\\n' }}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>\\n' }}{% endif %}"
 )
-"""The same layout as Jinja, for `chat_template.jinja` beside a model that was trained on conversations."""
+"""The same layout in Jinja, saved as `chat_template.jinja` beside a model trained on conversations."""
 
 
 def chat(messages: list[dict[str, str]], answering: bool = False) -> tuple[Piece, ...]:
-    """A conversation in the layout of Phi-3, spelled out in ordinary characters, with the loss on the answers only.
+    """A conversation in the layout of Phi-3, in ordinary characters, with loss on the answers only.
 
         <|user|>
         What is two and two?<|end|>
         <|assistant|>
-        Four.<|end|>            <- the loss is taken on this line
+        Four.<|end|>            <- loss on this line
 
-    With `answering` it stops where the assistant is to speak.
+    With `answering`, the text ends where the assistant answers.
     """
     pieces: list[Piece] = []
-    asked = ""
+    question = ""
     for message in messages:
-        asked += f"<|{message['role']}|>\n"
-        said = f"{message['content']}<|end|>\n"
+        question += f"<|{message['role']}|>\n"
+        content = f"{message['content']}<|end|>\n"
         if message["role"] == "assistant":
-            pieces += [(asked, False), (said, True)]
-            asked = ""
+            pieces += [(question, False), (content, True)]
+            question = ""
         else:
-            asked += said
-    asked += ANSWER if answering else ""
-    return (*pieces, (asked, False)) if asked else tuple(pieces)
+            question += content
+    question += ANSWER if answering else ""
+    return (*pieces, (question, False)) if question else tuple(pieces)
 
 
 def parse_line(line: str, where: str) -> tuple[Piece, ...]:
@@ -51,8 +51,13 @@ def parse_line(line: str, where: str) -> tuple[Piece, ...]:
         raise DataError(str(error)) from None
     if not isinstance(record, dict):
         raise DataError(f"{where} is {kind_of(record)}, but must be an object with {KEYS}")
+    return parse_record(record, where)
+
+
+def parse_record(record: dict[str, Any], where: str) -> tuple[Piece, ...]:
+    """The pieces of one record: a line of a `.jsonl`, or a row of a table."""
     if "messages" in record:
-        return chat(checked_messages(record["messages"], where))
+        return chat(check_messages(record["messages"], where))
     if "prompt" in record and "completion" in record:
         return ((text_of(record, "prompt", where), False), (text_of(record, "completion", where), True))
     if "text" in record:
@@ -63,14 +68,14 @@ def parse_line(line: str, where: str) -> tuple[Piece, ...]:
 KEYS = "'text', or 'prompt' and 'completion', or 'messages'"
 
 
-def checked_messages(messages: Any, where: str) -> list[dict[str, str]]:
+def check_messages(messages: Any, where: str) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise DataError(f"{where}: 'messages' is {kind_of(messages)}, but must be a list of objects")
     for message in messages:
         for key in ("role", "content"):
             text_of(message, key, f"{where}: a message")
     if not any(message["role"] == "assistant" for message in messages):
-        raise DataError(f"{where}: no message is by the 'assistant', so there is no answer to learn from")
+        raise DataError(f"{where}: no message has the role 'assistant', so there is no answer to learn from")
     return messages
 
 
@@ -81,7 +86,7 @@ def text_of(record: dict[str, Any], key: str, where: str) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {key!r} holds half of a surrogate pair at place {error.start:,}") from None
+        raise DataError(f"{where}: {key!r} has half of a surrogate pair at position {error.start:,}") from None
     return value
 
 

@@ -1,4 +1,4 @@
-"""What a corpus is: documents that can be read as often as one likes, never all of them at once."""
+"""A corpus: documents that can be read many times, without holding all of them in memory."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from itertools import chain
 
 
 class DataError(ValueError):
-    """Data that cannot be used: the message names the place and the way out."""
+    """Data that cannot be used: the message says where and what to do."""
 
 
-Piece = tuple[str, bool]  # a text, and whether the loss is taken on it
+Piece = tuple[str, bool]  # a text, and whether it counts in the loss
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text in pieces. One that `continues` the document before it is a further part of a file too large to hold."""
+    """A text in pieces. A large file comes as several documents, each of which `continues` the one before."""
 
     name: str
     pieces: tuple[Piece, ...]
@@ -29,13 +29,13 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """`read()` starts from the beginning and gives the same documents in the same order; `summary` is for people."""
+    """`read()` yields the same documents in the same order each time; `summary` describes them in words."""
 
     read: Callable[[], Iterator[Document]]
     summary: str
 
     def __iter__(self) -> Iterator[Document]:
-        """The documents that hold any text."""
+        """The documents that are not empty."""
         filled = (document for document in self.read() if document.characters)
         first = next(filled, None)
         if first is None:
@@ -43,5 +43,5 @@ class Corpus:
         return chain([first], filled)
 
     def texts(self) -> Iterator[str]:
-        """All text, for a tokenizer to learn from."""
+        """All text, to train a tokenizer on."""
         return (text for document in self for text, _ in document.pieces)

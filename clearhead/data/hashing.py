@@ -1,4 +1,4 @@
-"""Numbers that look random and are a function of what goes in: integer arithmetic, the same on every machine."""
+"""Pseudo-random numbers as functions of their input: integer arithmetic, the same on every machine."""
 
 from __future__ import annotations
 
@@ -13,28 +13,29 @@ TURNS = np.arange(1, 2 * ROUNDS + 1, dtype=np.uint64) * GOLDEN
 
 
 def mix(x: UInt64[np.ndarray, "*n"]) -> UInt64[np.ndarray, "*n"]:
-    """SplitMix64's output function (Steele, Lea & Flood 2014, fig. 17): every bit of x turns about half of them."""
+    """SplitMix64's output function (Steele, Lea & Flood 2014, fig. 17): each bit of x changes half of all bits."""
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
 
 
-def keys(seed: int, numbers: Int[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
-    """A key for each number, another one for every seed."""
+def derive_keys(seed: int, numbers: Int[np.ndarray, " n"]) -> UInt64[np.ndarray, " n"]:
+    """A 64-bit key for each number, different for every seed."""
     start = mix(np.array([seed % 2**64], dtype=np.uint64) + GOLDEN)
     return mix((start ^ numbers.astype(np.uint64)) + GOLDEN)
 
 
-def mixed(seed: int, number: int) -> int:
-    return int(keys(seed, np.array([number]))[0])
+def derive_key(seed: int, number: int) -> int:
+    """The key of a single number."""
+    return int(derive_keys(seed, np.array([number]))[0])
 
 
-def shuffled(places: Int[np.ndarray, " n"], count: int, key: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
-    """Where a permutation of range(count), one for each key, sends each place: no table of the permutation is made.
+def permute(places: Int[np.ndarray, " n"], count: int, key: UInt64[np.ndarray, " n"]) -> Int[np.ndarray, " n"]:
+    """Where a random permutation of range(count), one for each key, sends each place, without a table of it.
 
-    A Feistel network over (row, column) pairs is a permutation of rows × columns ≥ count places whatever its function
-    (Luby & Rackoff 1988); walking on until the result is below count makes it one of count places (Black & Rogaway
-    2002, §4).
+    A Feistel network over (row, column) pairs permutes rows × columns ≥ count places, whatever its round function
+    (Luby & Rackoff 1988). Repeating it until the result is below count permutes count places (Black & Rogaway 2002,
+    §4).
     """
     rows = math.isqrt(count - 1) + 1
     columns = -(-count // rows)

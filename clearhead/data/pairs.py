@@ -1,8 +1,8 @@
-"""Pairs of sentences: read from files, and batched by how long they are."""
+"""Pairs of sentences: read from files, and batched by length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
@@ -12,29 +12,29 @@ from jaxtyping import Bool, Int
 
 from .batches import IGNORED
 from .corpus import Corpus, DataError, Document
-from .hashing import keys, shuffled
+from .hashing import derive_keys, permute
 from .shards import Shards
-from .sources import opened, undecodable
+from .sources import decode_lines, open_file
 from .split import exact_share, is_validation
 
 Pair = tuple[str, str]
-CELL = (2, 3)  # target and source tokens by which the lengths of a batch's pairs may differ without being told apart
+CELL = (2, 3)  # lengths of target and source are rounded to these multiples when pairs are sorted
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """`read()` gives source and target in the order of the files; `summary` is for people."""
+    """`read()` yields source and target in the order of the files; `summary` describes them in words."""
 
     read: Callable[[], Iterator[Pair]]
     summary: str
 
     def __iter__(self) -> Iterator[Pair]:
-        """Those of which neither side is empty."""
+        """The pairs without an empty side."""
         stripped = ((source.strip(), target.strip()) for source, target in self.read())
         return (pair for pair in stripped if all(pair))
 
     def split(self, share: float, seed: int) -> tuple[Pairs, Pairs]:
-        """Pairs to train on and to validate with: of every 1/share in a row, one drawn by the seed validates."""
+        """Pairs for training and validation: of every 1/share consecutive pairs, the seed holds out one."""
         exact = exact_share(share)
 
         def part(validates: bool) -> Iterator[Pair]:
@@ -44,25 +44,27 @@ class Pairs:
         return Pairs(lambda: part(False), self.summary), Pairs(lambda: part(True), self.summary)
 
     def side(self, number: int) -> Corpus:
-        """All sources (0) or all targets (1), a document each."""
+        """All sources (0) or all targets (1), each a document."""
         return Corpus(lambda: (Document(str(i), ((pair[number], True),)) for i, pair in enumerate(self)), self.summary)
 
     def texts(self) -> Iterator[str]:
-        """Both sides, for a tokenizer to learn from."""
+        """Both sides, to train a tokenizer on."""
         return (text for pair in self for text in pair)
 
 
 def pairs(paths: Sequence[str | Path]) -> Pairs:
-    """`.tsv` files of two columns, and other files two at a time: a source and the target that it is aligned with.
-    Each may be gzipped."""
+    """Pairs from `.tsv` files of two columns, and from other files two at a time: sources, then their targets.
+
+    Each file may be compressed with gzip or zstd.
+    """
     files = [Path(path) for path in paths]
     for path in files:
         if not path.is_file():
-            raise DataError(f"{path} is no file; pairs come as a .tsv, or as two files whose lines belong together")
+            raise DataError(f"{path} is not a file; give pairs as a .tsv, or as two files with matching lines")
     tables = [path for path in files if ".tsv" in path.suffixes]
     plain = [path for path in files if ".tsv" not in path.suffixes]
     if len(plain) % 2:
-        raise DataError(f"{plain[-1]} has no file beside it: give the source and the target, or a .tsv of both")
+        raise DataError(f"{plain[-1]} is alone: give a source and a target file, or a .tsv of both")
     aligned = list(zip(plain[::2], plain[1::2], strict=True))
 
     def read() -> Iterator[Pair]:
@@ -89,44 +91,33 @@ def read_aligned(source: Path, target: Path) -> Iterator[Pair]:
         if one is None or other is None:
             shorter, longer = (source, target) if one is None else (target, source)
             count = number + 1 + sum(1 for _ in both)
-            raise DataError(
-                f"{longer} has {count:,} lines, but {shorter} has {number:,}: they do not belong together line by line"
-            )
+            raise DataError(f"{longer} has {count:,} lines, but {shorter} has {number:,}: their lines do not match")
         yield one, other
 
 
 def lines(path: Path) -> Iterator[str]:
-    """The lines of a text file, gzipped or not."""
-    with opened(path) as file:
-        yield from lines_of(file, str(path))
-
-
-def lines_of(file: Iterable[bytes], name: str) -> Iterator[str]:
-    """Lines without what ends them: a line ends at a line feed and nowhere else."""
-    for number, line in enumerate(file, 1):
-        try:
-            yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise undecodable(f"{name}, line {number:,}", error, error.start) from None
+    """The lines of a text file, compressed or not."""
+    with open_file(path) as file:
+        yield from decode_lines(file, str(path))
 
 
 @dataclass(frozen=True)
 class PairBatch:
-    """Rows of pairs, padded. `inputs` is the target behind its start token, `targets` the token after each."""
+    """Padded rows of pairs. `inputs` is the start token and the target, `targets` the next token of each."""
 
     source: Int[np.ndarray, "B S"]
-    readable: Bool[np.ndarray, "B S"] | None  # None: every row is as long as the others
+    readable: Bool[np.ndarray, "B S"] | None  # None: all rows have the same length
     inputs: Int[np.ndarray, "B T"]
     targets: Int[np.ndarray, "B T"]
 
 
 class PairBatches:
-    """Batches of about so many tokens, padding counted, of pairs about as long as each other.
+    """Batches of about `tokens` tokens, padding included, of pairs of similar length.
 
-    Pairs lie in cells of about one length of target and source. An epoch takes the cells in order, the pairs of each in
-    an order of its own, cuts the row into batches, and shuffles these. The cuts depend on the cells alone, so every
-    epoch has as many batches, and a batch is a function of the step. Pairs longer than `length` on either side are
-    left out.
+    Pairs are sorted into cells by the lengths of target and source. An epoch takes the cells in order and shuffles the
+    pairs of each, cuts this sequence into batches, and shuffles the batches. The cuts depend on the cells alone, so
+    every epoch has the same number of batches, and a batch is a function of the step. Pairs longer than `length` on
+    either side are skipped.
     """
 
     def __init__(
@@ -135,13 +126,13 @@ class PairBatches:
         self.sides, self.seed, self.start = (source, target), seed, start
         self.lengths = np.stack([document_lengths(side) for side in self.sides])
         kept = np.flatnonzero((self.lengths <= length).all(axis=0))
-        self.left_out = self.lengths.shape[1] - len(kept)
+        self.skipped = self.lengths.shape[1] - len(kept)
         if not len(kept):
-            raise DataError(f"every one of {self.left_out:,} pairs for {use} is longer than {length} tokens")
+            raise DataError(f"every one of {self.skipped:,} pairs for {use} is longer than {length} tokens")
         target_cell, source_cell = (
             -(-self.lengths[side, kept] // size) for side, size in zip((1, 0), CELL, strict=True)
         )
-        # Sources grow along one cell of targets and shrink along the next, so that neighbours are always alike.
+        # Source lengths rise along one cell of targets and fall along the next, so that neighbours are alike.
         cell = target_cell * (2 * length) + np.where(target_cell % 2, source_cell, -source_cell)
         order = np.argsort(cell, kind="stable")
         self.kept, self.cells = kept[order], cell[order]
@@ -154,12 +145,14 @@ class PairBatches:
         return len(self.kept)
 
     def at(self, step: int, first: float = 0.0, last: float = 1.0) -> PairBatch:
-        """The batch of a step, or the part of its rows between two shares of it: at least one row, so that whoever
-        reads it has something to compute with; if it is another part's, nothing of it is a target."""
+        """The batch of a step, or the rows between two shares of it.
+
+        If the part is empty, it gets one row without targets, so that its reader has something to compute.
+        """
         epoch, place = divmod(step, len(self.cuts))
         if self._planned is None or self._planned[0] != epoch:
             self._planned = epoch, self.order(epoch)
-        which = int(shuffled(np.array([place]), len(self.cuts), keys(self.seed, np.array([epoch])))[0])
+        which = int(permute(np.array([place]), len(self.cuts), derive_keys(self.seed, np.array([epoch])))[0])
         begin, end = self.cuts[which]
         rows = [begin + round((end - begin) * share) for share in (first, last)]
         if rows[0] < rows[1]:
@@ -168,12 +161,12 @@ class PairBatches:
         return replace(other, targets=np.full_like(other.targets, IGNORED))
 
     def order(self, epoch: int) -> Int[np.ndarray, " n"]:
-        """The pairs by cell, those of one cell shuffled."""
-        return self.kept[np.lexsort((keys(self.seed + epoch + 1, self.kept), self.cells))]
+        """The pairs sorted by cell, and shuffled within each cell."""
+        return self.kept[np.lexsort((derive_keys(self.seed + epoch + 1, self.kept), self.cells))]
 
     def all(self) -> Iterator[PairBatch]:
-        """Every pair once, long and short batches mixed."""
-        mixed = np.argsort(keys(self.seed, np.arange(len(self.cuts))))
+        """Every pair once, with long and short batches mixed."""
+        mixed = np.argsort(derive_keys(self.seed, np.arange(len(self.cuts))))
         return (self.take(self.kept[slice(*self.cuts[which])]) for which in mixed)
 
     def take(self, numbers: Int[np.ndarray, " B"]) -> PairBatch:
@@ -185,7 +178,7 @@ class PairBatches:
     def rows(
         self, side: int, numbers: Int[np.ndarray, " B"]
     ) -> tuple[Int[np.ndarray, "B width"], Bool[np.ndarray, "B width"]]:
-        """One side of some pairs, padded with zeros, and what of it is real."""
+        """One side of some pairs, padded with zeros, and which tokens are real."""
         shards, lengths = self.sides[side], self.lengths[side, numbers]
         width = int(lengths.max(initial=1))
         readable = np.arange(width) < lengths[:, None]
@@ -201,7 +194,7 @@ def document_lengths(shards: Shards) -> Int[np.ndarray, " n"]:
 
 
 def cut(widths: Int[np.ndarray, " n"], tokens: int) -> list[tuple[int, int]]:
-    """Stretches of rows, each as many as fit `tokens` when padded to the widest of them, and at least one."""
+    """Stretches of rows, each with as many rows as fit into `tokens` when padded, and at least one."""
     found, begin, widest = [], 0, 0
     for end, width in enumerate(widths.tolist()):
         widest = max(widest, width)

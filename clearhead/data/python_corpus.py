@@ -1,4 +1,4 @@
-"""The corpus that every Python carries with it: the sources of its standard library, and the language reference."""
+"""The built-in corpus: the sources of Python's standard library, and its language reference."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from pathlib import Path
 
 from .corpus import Corpus, DataError, Document
 
-# Not written for people to read, or not the library's: tests, tables of characters, what is generated or installed.
-LEFT_OUT = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "encodings", "pydoc_data"}
-LEFT_OUT |= {"lib-dynload", "ensurepip"}
-LEFT_OUT_PREFIXES = ("_sysconfigdata", "config-")
+# Tests, tables of characters, generated and installed files: not text worth learning from.
+SKIPPED = {"test", "tests", "idle_test", "__pycache__", "site-packages", "dist-packages", "encodings", "pydoc_data"}
+SKIPPED |= {"lib-dynload", "ensurepip"}
+SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 
 
 def standard_library() -> Corpus:
@@ -22,7 +22,7 @@ def standard_library() -> Corpus:
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(sources(root), key=lambda path: path.relative_to(root).as_posix())
     if not files:
-        raise DataError(f"this Python has no sources of its standard library in {root}; name some text with --data")
+        raise DataError(f"this Python has no sources of its standard library in {root}; give your own text with --data")
     size = sum(path.stat().st_size for path in files)
     topics = language_reference()
     summary = (
@@ -32,7 +32,7 @@ def standard_library() -> Corpus:
 
     def read() -> Iterator[Document]:
         for path in files:
-            with tokenize.open(path) as file:  # a source says its own encoding (PEP 263)
+            with tokenize.open(path) as file:  # a source declares its own encoding (PEP 263)
                 yield Document(path.relative_to(root).as_posix(), ((file.read(), True),))
         for name, text in topics.items():
             yield Document(f"help({name!r})", ((text, True),))
@@ -42,16 +42,16 @@ def standard_library() -> Corpus:
 
 def sources(root: Path) -> Iterator[Path]:
     for place, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if kept(name)]
-        yield from (Path(place, name) for name in names if name.endswith(".py") and kept(name))
+        folders[:] = [name for name in folders if is_source(name)]
+        yield from (Path(place, name) for name in names if name.endswith(".py") and is_source(name))
 
 
-def kept(name: str) -> bool:
-    return name not in LEFT_OUT and not name.startswith(LEFT_OUT_PREFIXES)
+def is_source(name: str) -> bool:
+    return name not in SKIPPED and not name.startswith(SKIPPED_PREFIXES)
 
 
 def language_reference() -> dict[str, str]:
-    """What `help("for")` and the like print; empty where this Python comes without."""
+    """The topics of `help()`, such as `help("for")`; empty if this Python has none."""
     try:
         return dict(sorted(importlib.import_module("pydoc_data.topics").topics.items()))
     except ImportError:

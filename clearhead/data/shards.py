@@ -1,9 +1,9 @@
-"""Token shards on disk, read through memory maps: a corpus of any size costs no memory to open.
+"""Token shards on disk, read through memory maps, so that opening a large corpus takes no memory.
 
-tokens-00000.bin      token ids, uint16 where the vocabulary allows, else uint32
-tokens-00000.ignored  only where it is needed: 1 for each token on which no loss is taken, else 0
-documents.bin         int64: where each document begins in the whole
-index.json            what was made from what; written anew after each shard, so it never names what is not there
+tokens-00000.bin      token ids: uint16 if the vocabulary fits, else uint32
+tokens-00000.ignored  only if needed: 1 for each token without loss, else 0
+documents.bin         int64: where each document begins in the corpus
+index.json            sizes and digests of the files; rewritten after each shard, so it never lists a missing file
 """
 
 from __future__ import annotations
@@ -17,25 +17,27 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, UInt
 
-from clearhead.files import write_atomically
+from clearhead.files import file_digest, write_atomically
 from clearhead.typed_json import read_json
 
 from .corpus import DataError
 
-VERSION = 1
+VERSION = 2
+DOCUMENTS = "documents.bin"
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One finished file, and how far in the text it ends."""
+    """One finished file and its part of the text."""
 
     tokens: int
-    documents: int  # that begin in it
-    bytes: int  # of its text in UTF-8
-    scored_bytes: int  # of them, those on which the loss is taken
+    documents: int  # documents that begin in it
+    bytes: int  # size of its text in UTF-8
+    scored_bytes: int  # bytes of text with loss
     parts: int
-    text: str  # fingerprint of the text from the very beginning to the end of this shard
-    ignores: bool  # whether there is a file of ignored tokens beside it
+    text: str  # fingerprint of the text from the start of the corpus to the end of this shard
+    ignores: bool  # whether it has a file of ignored tokens
+    digests: dict[str, str]  # of its files, by name
 
 
 @dataclass
@@ -47,7 +49,8 @@ class Index:
     shard_tokens: int
     shards: list[Shard] = field(default_factory=list)
     complete: bool = False
-    chats: bool = False  # whether any of it is a conversation
+    documents: str = ""  # digest of documents.bin, once complete
+    chats: bool = False  # whether it has conversations
     version: int = VERSION
 
     @classmethod
@@ -66,7 +69,7 @@ class Index:
         return sum(getattr(shard, name) for shard in self.shards)
 
 
-REMOVE = "remove the folder to have it made anew, or name another"
+REMOVE = "remove the folder to build it again, or choose another"
 
 
 def token_file(number: int) -> str:
@@ -77,15 +80,22 @@ def ignored_file(number: int) -> str:
     return f"tokens-{number:05}.ignored"
 
 
-def is_whole(folder: Path, number: int, shard: Shard, dtype: str) -> bool:
+def find_damage(folder: Path, number: int, shard: Shard, dtype: str, verify: bool = True) -> str:
+    """What is wrong with a shard's files; "" if nothing is. With `verify`, their digests are compared too."""
     sizes = {token_file(number): shard.tokens * np.dtype(dtype).itemsize}
     if shard.ignores:
         sizes[ignored_file(number)] = shard.tokens
-    return all((folder / name).exists() and (folder / name).stat().st_size == size for name, size in sizes.items())
+    for name, size in sizes.items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != size:
+            return f"{path} is missing or cut short"
+        if verify and file_digest(path) != shard.digests.get(name):
+            return f"{path} was changed"
+    return ""
 
 
 class Shards:
-    """The tokens of a split as one long row, `len(shards)` of them, whichever files they are in."""
+    """The tokens of a split as one long row of `len(shards)` tokens, whichever files hold them."""
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder = folder
@@ -95,26 +105,29 @@ class Shards:
         self.scored_bytes = index.total("scored_bytes")
         self.chats = index.chats
         self.ends = np.cumsum([shard.tokens for shard in index.shards])
-        self.document_starts: Int[np.ndarray, " documents"] = mapped(folder / "documents.bin", np.int64)
-        self.arrays = [mapped(folder / token_file(n), index.dtype) for n in range(len(index.shards))]
+        self.document_starts: Int[np.ndarray, " documents"] = map_file(folder / DOCUMENTS, np.int64)
+        self.arrays = [map_file(folder / token_file(n), index.dtype) for n in range(len(index.shards))]
         self.ignored_arrays = [
-            mapped(folder / ignored_file(n), bool) if shard.ignores else None for n, shard in enumerate(index.shards)
+            map_file(folder / ignored_file(n), bool) if shard.ignores else None for n, shard in enumerate(index.shards)
         ]
 
     @classmethod
-    def open(cls, folder: str | Path) -> Shards:
+    def open(cls, folder: str | Path, *, verify: bool = True) -> Shards:
+        """Open the shards in a folder. With `verify`, read all files once and compare their digests."""
         folder = Path(folder)
         index = Index.load(folder)
         if index is None:
-            raise DataError(f"there are no token shards in {folder}: it has no index.json")
+            raise DataError(f"{folder} holds no token shards: it has no index.json")
         if not index.complete:
-            raise DataError(f"the token shards in {folder} were not finished; build them again to continue")
-        documents = folder / "documents.bin"
+            raise DataError(f"the token shards in {folder} are not finished; build them again to continue")
+        documents = folder / DOCUMENTS
         if not documents.exists() or documents.stat().st_size != 8 * index.total("documents"):
             raise DataError(f"{documents} is missing or cut short; {REMOVE}")
+        if verify and index.documents != file_digest(documents):
+            raise DataError(f"{documents} was changed; {REMOVE}")
         for number, shard in enumerate(index.shards):
-            if not is_whole(folder, number, shard, index.dtype):
-                raise DataError(f"{folder / token_file(number)} is missing or cut short; build the shards again")
+            if problem := find_damage(folder, number, shard, index.dtype, verify):
+                raise DataError(f"{problem}; build the token shards again")
         return cls(folder, index)
 
     def __len__(self) -> int:
@@ -122,7 +135,7 @@ class Shards:
 
     @cached_property
     def scored(self) -> int:
-        """The tokens on which the loss is taken."""
+        """The number of tokens with loss."""
         return len(self) - sum(int(np.count_nonzero(array)) for array in self.ignored_arrays if array is not None)
 
     @property
@@ -137,7 +150,7 @@ class Shards:
         return self._gather(self.arrays, starts, length)
 
     def ignored_rows(self, starts: Int[np.ndarray, " B"], length: int) -> Bool[np.ndarray, "B length"] | None:
-        """Where no loss is taken on these tokens; None where it is taken on all."""
+        """True for tokens without loss; None if all tokens have loss."""
         if all(array is None for array in self.ignored_arrays):
             return None
         arrays = [
@@ -161,7 +174,7 @@ class Shards:
         return found[0] if len(found) == 1 else np.concatenate(found)
 
 
-def mapped(path: Path, dtype: Any) -> np.ndarray:
-    if path.stat().st_size == 0:  # which cannot be mapped
+def map_file(path: Path, dtype: Any) -> np.ndarray:
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.zeros(0, dtype=dtype)
     return np.asarray(np.memmap(path, dtype=dtype, mode="r"))

@@ -1,4 +1,4 @@
-"""Which documents are for training and which for validation: the same ones whenever and wherever it is asked."""
+"""Split documents into training and validation: the same split every time and on every machine."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from itertools import count
 from typing import Literal
 
 from .corpus import Corpus, DataError, Document, Piece
-from .hashing import mixed
+from .hashing import derive_key
 
 Side = Literal["training", "validation"]
 
 
 def split(corpus: Corpus, share: float = 0.1, seed: int = 0) -> tuple[Corpus, Corpus]:
-    """Training and validation. Of every 1/share documents in a row, one drawn by the seed is for validation.
+    """The training and the validation part. Of every 1/share consecutive documents, the seed holds out one.
 
-    A corpus of fewer documents is split by position: of each document the first part trains and the last `share` of
-    its characters validates, as nanoGPT does with its one text (data/shakespeare_char/prepare.py at 6c40a08).
+    A corpus of fewer documents is split by position: the last `share` of the characters of each document validates, as
+    nanoGPT does with its single text (data/shakespeare_char/prepare.py at 6c40a08).
     """
     exact = exact_share(share)
-    lengths = lengths_of_few(corpus, math.ceil(1 / exact))
+    lengths = document_lengths_if_few(corpus, math.ceil(1 / exact))
 
     def read(side: Side) -> Iterator[Document]:
         return by_document(corpus, exact, seed, side) if lengths is None else by_position(corpus, exact, lengths, side)
@@ -33,15 +33,15 @@ def split(corpus: Corpus, share: float = 0.1, seed: int = 0) -> tuple[Corpus, Co
 
 
 def exact_share(share: float) -> Fraction:
-    """A share that leaves something to either side."""
+    """The share as a fraction; it must leave something for both parts."""
     exact = Fraction(share).limit_denominator(10**6)
     if not 0 < exact < 1:
-        raise DataError(f"the share for validation is {share}, but must be above 0 and below 1")
+        raise DataError(f"the validation share is {share}, but must be above 0 and below 1")
     return exact
 
 
-def lengths_of_few(corpus: Corpus, few: int) -> list[int] | None:
-    """The characters of each document, or None as soon as there are `few` documents or more."""
+def document_lengths_if_few(corpus: Corpus, few: int) -> list[int] | None:
+    """The characters of each document; None if there are `few` documents or more."""
     lengths: list[int] = []
     for document in corpus:
         if document.continues:
@@ -64,10 +64,10 @@ def by_document(corpus: Corpus, share: Fraction, seed: int, side: Side) -> Itera
 
 
 def is_validation(number: int, share: Fraction, seed: int) -> bool:
-    """Whether the document of this number is the one drawn from its run of about 1/share documents."""
+    """Whether the document with this number is the one chosen among its 1/share neighbours."""
     run = math.floor(number * share)
     first, after = math.ceil(run / share), math.ceil((run + 1) / share)
-    return number == first + mixed(seed, run) % (after - first)
+    return number == first + derive_key(seed, run) % (after - first)
 
 
 def by_position(corpus: Corpus, share: Fraction, lengths: list[int], side: Side) -> Iterator[Document]:
@@ -83,7 +83,7 @@ def by_position(corpus: Corpus, share: Fraction, lengths: list[int], side: Side)
 
 
 def clip(pieces: tuple[Piece, ...], start: int, stop: int) -> tuple[Piece, ...]:
-    """The pieces between two characters of the whole."""
+    """The pieces between two character positions of the whole text."""
     clipped: list[Piece] = []
     at = 0
     for text, loss in pieces:

@@ -32,7 +32,7 @@ from clearhead.configs.train import AdamWConfig, CosineConfig
 from clearhead.models.initialise import RESIDUAL_OUTPUTS
 from clearhead.models.model import SequenceModel, build
 from clearhead.nn.tap import Taps
-from clearhead.training.optimizer import AdamW, make_optimizer
+from clearhead.training.optimizer import NamedOptimizers, make_optimizer
 
 from .result import Progress, Result, Rows, no_progress, require, tidy
 from .training_loop import train_steps
@@ -203,7 +203,6 @@ def train_and_record(
 ) -> list[TrainingStep]:
     generator = torch.Generator().manual_seed(seed + 1)
     optimizer = make_optimizer(AdamWConfig(lr=lr, beta1=BETA1, beta2=BETA2, weight_decay=0.0), model)
-    assert isinstance(optimizer, AdamW), "an AdamW config makes an AdamW"
     schedule = CosineConfig(warmup=warm, floor=1.0)  # up, then level
     out = []
     for step, loss in train_steps(
@@ -218,8 +217,8 @@ def train_and_record(
     return out
 
 
-def adam_moments(optimizer: AdamW, step: int) -> tuple[float, float]:
-    state = optimizer.state()
+def adam_moments(optimizer: NamedOptimizers, step: int) -> tuple[float, float]:
+    state = optimizer.tensors()
     second = torch.cat([v.flatten() for name, v in state.items() if name.endswith("exp_avg_sq")]) / (1 - BETA2**step)
     first = torch.cat([v.flatten() for name, v in state.items() if name.endswith("exp_avg")]) / (1 - BETA1**step)
     moved = second > 0

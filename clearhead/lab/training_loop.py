@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.configs.train import AdamWConfig, CosineConfig, ScheduleConfig
-from clearhead.training.optimizer import Optimizer, make_optimizer
+from clearhead.training.optimizer import NamedOptimizers, make_optimizer
 
 
 def train_steps(
@@ -18,7 +18,7 @@ def train_steps(
     steps: int,
     lr: float = 1e-3,
     schedule: ScheduleConfig | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: NamedOptimizers | None = None,
     clip: float | None = 1.0,
 ) -> Iterator[tuple[int, float]]:
     """Yield (step, loss before the update) after each of `steps` updates. Gradients remain until the next step.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
     if not str(path):
         raise CheckpointError("a model is asked for by an empty name; give the folder of a checkpoint")
     here = Path(path)
+    if is_unfinished_run(here):
+        return unfinished_model(here)
     if here.exists() or here.parent.is_dir() or not isinstance(path, str) or not NAME.fullmatch(path):
         return here
     try:
@@ -42,3 +45,21 @@ def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
     except (OSError, ValueError) as error:
         said = str(error).strip().splitlines()
         raise CheckpointError(f"{path} is not a folder, and the Hub says: {said[0] if said else error!r}") from None
+
+
+def is_unfinished_run(folder: Path) -> bool:
+    """Whether a folder is a training run that has not written its final model yet."""
+    final = ("config.json", "clearhead.json", "adapter.json")
+    return (folder / "recipe.json").is_file() and not any((folder / name).exists() for name in final)
+
+
+def unfinished_model(run: Path) -> Path:
+    """The model of an unfinished run: the best so far, or the last one if none was evaluated yet."""
+    for name in ("best", "last"):
+        if any((run / name / file).exists() for file in ("config.json", "clearhead.json", "adapter.json")):
+            warnings.warn(f"{run} has not finished training; using its {name} model so far, {run / name}", stacklevel=2)
+            return run / name
+    raise CheckpointError(
+        f"{run} stopped before its first checkpoint, so it holds no model yet; continue it with: clearhead train --out "
+        f"{run} --resume, and the --data it was started with"
+    )

@@ -1,4 +1,4 @@
-"""How the loss falls with parameters, tokens and compute: laws fitted to runs, plans by them, sweeps that make them.
+"""Scaling laws: how the loss falls with parameters, tokens and compute. Fit laws to runs, plan budgets, train sweeps.
 
 found = fit(read_table("runs.csv"))
 print(found.equation(), found.plan(flops=1e21))
@@ -23,7 +23,7 @@ DRAWS = 1000
 
 
 def fit(table: Table, law: str = "parametric", *, draws: int = DRAWS, seed: int = 0) -> Fit:
-    """A law of `LAWS` fitted to runs, with intervals from so many draws; FitError where the runs cannot tell it."""
+    """Fit a law of `LAWS` to runs, with intervals from `draws` resamples; FitError if the runs do not determine it."""
     if law not in FITS:
         raise FitError(f"there is no law {law!r}; known are {', '.join(FITS)}")
     if draws < 1:

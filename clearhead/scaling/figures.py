@@ -1,4 +1,4 @@
-"""Runs and the law laid through them, as pictures: iso-FLOP curves, and the best size for each budget."""
+"""Figures of runs and fitted laws: iso-FLOP curves, and the best size for each budget."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .laws import LEVEL, Fit
 from .lines import lowest, lowest_point, parabola
 from .table import FLOPS, Table
 
-SHADES = {"light": (0.0, 0.85), "dark": (0.3, 1.0)}  # of the colour map: what is told from the paper
-BUDGETS, SHOWN = 12, 9  # more budgets than the first are none in common, and the second is how many are drawn
-LEGEND = 10  # budgets that have a line in it, at most
-INSET = 0.35  # how far a curve goes on beyond its runs, in ln N
+SHADES = {"light": (0.0, 0.85), "dark": (0.3, 1.0)}  # parts of the colour map that stand out from the background
+BUDGETS, SHOWN = 12, 9  # with more budgets than the first, the law is drawn at the second number of budgets
+LEGEND = 10  # most entries of the legend
+INSET = 0.35  # how far a curve extends beyond its runs, in ln N
 
 
 def draw_fit(fit: Fit, table: Table, path: str | Path, theme: str = "light") -> None:
-    """Of L(N) and L(D) the line; of the others the runs on the left and the best size for each budget on the right."""
+    """Draw a fit: for L(N) and L(D) the line; else the runs on the left and the best size per budget on the right."""
     if fit.law.name in ("size", "data"):
         with figure(5.6, 4.4, theme) as picture:
             draw_power(picture.subplots(), fit, table, theme)
@@ -36,17 +36,17 @@ def draw_fit(fit: Fit, table: Table, path: str | Path, theme: str = "light") -> 
 
 
 def shades(theme: str, count: int) -> list[Any]:
-    """From the smallest to the largest, in the order of lightness."""
+    """Colours from the smallest to the largest budget, in the order of lightness."""
     from matplotlib import colormaps
 
     return [colormaps[SEQUENTIAL](share) for share in np.linspace(*SHADES[theme], count)]
 
 
 def draw_isoflop(axis: Any, fit: Fit, table: Table, theme: str) -> None:
-    """Loss against N, a curve for each budget; a ring is its lowest point."""
+    """Loss against N, a curve for each budget; a ring marks its minimum."""
     ink, budgets = colours(theme)[-1], [at for at in table.budgets() if len(at) > 2]
     if fit.law.name == "parametric" and not 2 <= len(budgets) <= BUDGETS:
-        budgets = [np.array([], dtype=int)] * SHOWN  # no budgets in common: the law at some, through all runs
+        budgets = [np.array([], dtype=int)] * SHOWN  # no common budgets: draw the law at some budgets
         amounts = [float(flops) for flops in np.geomspace(*table.span, SHOWN)]
     else:
         amounts = [float(np.exp(np.log(table.flops[at]).mean())) for at in budgets]
@@ -67,7 +67,7 @@ def draw_isoflop(axis: Any, fit: Fit, table: Table, theme: str) -> None:
 
 
 def curve(fit: Fit, table: Table, at: Any, flops: float) -> tuple[Any, Any, tuple[float, float] | None]:
-    """What the fit says of a budget: N, the loss, and the lowest point, if there is one."""
+    """The fitted curve of a budget: N, the loss, and the minimum, if there is one."""
     if fit.law.name == "parametric":
         plan = fit.plan(flops)
         ends = (table.n[at].min(), table.n[at].max()) if len(at) else (plan.n / 8, plan.n * 8)
@@ -91,7 +91,7 @@ def draw_envelope(axis: Any, fit: Fit, table: Table, theme: str) -> None:
             middle = np.log(best[n])
             loss = np.exp(np.interp(middle, np.log(table.flops[at]), np.log(table.loss[at])))
             axis.plot(best[n], loss, "o", color=ink, markersize=9, fillstyle="none")
-    axis.set(title="training curves and who is best", xlabel="compute C, FLOPs", ylabel="loss, nats per token")
+    axis.set(title="training curves and the best size", xlabel="compute C, FLOPs", ylabel="loss, nats per token")
     axis.set(xscale="log", yscale="log")
     plain_ticks(axis)
     axis.grid(visible=True, linewidth=0.5)
@@ -148,7 +148,7 @@ def draw_power(axis: Any, fit: Fit, table: Table, theme: str) -> None:
 
 
 def plain_ticks(axis: Any) -> None:
-    """A loss is 2.5, not 2.5·10⁰."""
+    """Write losses as 2.5, not 2.5·10⁰."""
     from matplotlib.ticker import FuncFormatter, LogLocator
 
     axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 2.5, 3, 4, 5, 6, 8)))

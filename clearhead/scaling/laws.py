@@ -1,9 +1,8 @@
-"""A law with its constants and how far they may be off, and what it says of a budget."""
+"""Scaling laws, their constants with intervals, and what they predict for a budget."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,18 +15,18 @@ from clearhead.typed_json import read_json
 
 from .table import FLOPS
 
-LEVEL = 0.95  # the rate at which intervals are meant to hold what is true
+LEVEL = 0.95  # the share of intervals that contain the true value
 Interval = tuple[float, float]
-Told = Float[np.ndarray, "..."] | float
-"""Of many draws as many numbers, of one set of constants one."""
+Values = Float[np.ndarray, "..."] | float
+"""One number for one set of constants, or as many as there are draws."""
 
 
 class FitError(ValueError):
-    """Runs that cannot tell a law, or a file that holds none: the message says why and what would help."""
+    """Runs that do not determine a law, or a file without a fit: the message says why and what would help."""
 
 
 class Law:
-    """A formula with constants by name. Constants come as `... P`, so that many draws of them are told at once."""
+    """A formula with named constants. Constants have shape `... P`, so that many draws are computed at once."""
 
     name: ClassVar[str]
     keys: ClassVar[tuple[str, ...]]
@@ -36,16 +35,18 @@ class Law:
     def equation(self, values: Float[np.ndarray, "P"]) -> str:
         raise NotImplementedError
 
-    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Told:
-        """The N that a budget is best spent on; D is what is left of it."""
-        raise FitError(f"the law {self.name!r} says nothing of how a budget is shared: plan by another one")
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Values:
+        """The best number of parameters N for a budget; D follows from it."""
+        raise FitError(
+            f"the law {self.name!r} does not say how to split a budget; use --law parametric, isoflop or envelope"
+        )
 
-    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Told | None:
-        """None where the law does not tell it."""
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Values | None:
+        """The loss; None if the law does not predict it."""
         return None
 
-    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Told]:
-        """What follows from the constants and is asked for as often."""
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Values]:
+        """Other numbers that follow from the constants."""
         return {}
 
 
@@ -58,22 +59,22 @@ class Parametric(Law):
         e, a, b, alpha, beta = values
         return f"L(N, D) = {e:.4g} + {a:.4g}/N^{alpha:.3f} + {b:.4g}/D^{beta:.3f}"
 
-    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Told:
-        """Where the two falling terms fall alike: αA/N^α = βB/D^β under 6·N·D = C."""
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Values:
+        """The N where both terms fall equally fast: αA/N^α = βB/D^β with 6·N·D = C."""
         _, a, b, alpha, beta = np.moveaxis(values, -1, 0)
         return ((alpha * a) / (beta * b) * (flops / FLOPS) ** beta) ** (1 / (alpha + beta))
 
-    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Told | None:
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Values | None:
         e, a, b, alpha, beta = np.moveaxis(values, -1, 0)
         return e + a / n**alpha + b / d**beta
 
-    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Told]:
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Values]:
         alpha, beta = values[..., 3], values[..., 4]
         return {"a": beta / (alpha + beta), "b": alpha / (alpha + beta)}
 
 
 class Frontier(Law):
-    """N = k·C^a: the best size for each budget, found without a law of the loss (Hoffmann et al. 2022, 3.1 and 3.2)."""
+    """N = k·C^a: the best size for each budget, without a law of the loss (Hoffmann et al. 2022, 3.1 and 3.2)."""
 
     keys = ("k", "a")
 
@@ -81,10 +82,10 @@ class Frontier(Law):
         k, a = values
         return f"N = {k:.4g}·C^{a:.3f}, D = {1 / (FLOPS * k):.4g}·C^{1 - a:.3f}"
 
-    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Told:
+    def size(self, values: Float[np.ndarray, "*R P"], flops: float) -> Values:
         return np.exp(np.clip(np.log(values[..., 0]) + values[..., 1] * np.log(flops), -300, 300))
 
-    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Told]:
+    def derive(self, values: Float[np.ndarray, "*R P"]) -> dict[str, Values]:
         return {"b": 1 - values[..., 1]}
 
 
@@ -96,7 +97,7 @@ class IsoFlop(Frontier):
     name = "isoflop"
 
 
-class Power(Law):
+class PowerLaw(Law):
     """L(x) = (x_c/x)^α (Kaplan et al. 2020, 1.2)."""
 
     letter: ClassVar[str]
@@ -105,17 +106,17 @@ class Power(Law):
         return f"L({self.letter}) = ({values[0]:.4g}/{self.letter})^{values[1]:.4f}"
 
 
-class BySize(Power):
+class BySize(PowerLaw):
     name, keys, letter = "size", ("N_c", "alpha"), "N"
 
-    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Told | None:
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Values | None:
         return (values[..., 0] / n) ** values[..., 1]
 
 
-class ByData(Power):
+class ByData(PowerLaw):
     name, keys, letter = "data", ("D_c", "alpha"), "D"
 
-    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Told | None:
+    def loss(self, values: Float[np.ndarray, "*R P"], n: Any, d: Any) -> Values | None:
         return (values[..., 0] / d) ** values[..., 1]
 
 
@@ -123,19 +124,19 @@ LAWS: dict[str, Law] = {law.name: law for law in (Parametric(), IsoFlop(), Envel
 
 
 @dataclass(frozen=True)
-class Sensitive:
-    """A run without which an exponent leaves its interval."""
+class SensitiveRun:
+    """A run without which an exponent would leave its interval."""
 
     line: int
     n: float
     d: float
     loss: float
-    exponents: dict[str, float]  # as they would be without it
+    exponents: dict[str, float]  # their values without this run
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a budget is best spent. An interval is None where the fit has none."""
+    """The best use of a budget. An interval is None if the fit has none."""
 
     flops: float
     n: float
@@ -144,63 +145,63 @@ class Plan:
     intervals: dict[str, Interval | None]
 
     def to_dict(self) -> dict[str, Any]:
-        told = {"N": self.n, "D": self.d, "tokens_per_parameter": self.d / self.n, "loss": self.loss}
+        values = {"N": self.n, "D": self.d, "tokens_per_parameter": self.d / self.n, "loss": self.loss}
         return {"flops": self.flops} | {
-            name: {"value": value, "interval": self.intervals[name]} for name, value in told.items()
+            name: {"value": value, "interval": self.intervals[name]} for name, value in values.items()
         }
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A law's constants, and draws of them: what they would have been with other runs as good."""
+    """A law's constants, and draws of them: what they could have been with equally good other runs."""
 
     law: Law
     values: Float[np.ndarray, "P"]
-    draws: Float[np.ndarray, "R P"]  # none: no intervals
+    draws: Float[np.ndarray, "R P"]  # empty: no intervals
     source: str
-    compute: Interval | None = None  # from the smallest to the largest run
+    compute: Interval | None = None  # FLOPs of the smallest and the largest run
     notes: tuple[str, ...] = ()
-    sensitive: tuple[Sensitive, ...] = ()
-    optima: tuple[tuple[float, float], ...] = ()  # C and the best N that a straight line was laid through
+    sensitive: tuple[SensitiveRun, ...] = ()
+    optima: tuple[tuple[float, float], ...] = ()  # C and the best N, the points of the fitted line
 
-    def interval(self, draws: Told) -> Interval | None:
-        """The middle LEVEL of the draws."""
+    def interval(self, draws: Values) -> Interval | None:
+        """The central LEVEL share of the draws."""
         if not np.size(draws):
             return None
         low, high = np.quantile(draws, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
         return float(low), float(high)
 
     def constants(self) -> dict[str, tuple[float, Interval | None]]:
-        """Each with its interval, then what is derived from them."""
+        """Each constant with its interval, then the derived numbers."""
         value, draws = self.law.derive(self.values), self.law.derive(self.draws)
         own = {key: (float(self.values[i]), self.interval(self.draws[:, i])) for i, key in enumerate(self.law.keys)}
         return own | {key: (float(value[key]), self.interval(draws[key])) for key in value}
 
     def plan(self, flops: float) -> Plan:
         if not (np.isfinite(flops) and flops > 0):
-            raise FitError(f"a budget of {flops:g} FLOPs cannot be spent; it must be a number above 0")
+            raise FitError(f"the budget is {flops:g} FLOPs, but must be a number above 0")
 
-        def told(values: Float[np.ndarray, "*R P"]) -> dict[str, Any]:
+        def predict(values: Float[np.ndarray, "*R P"]) -> dict[str, Any]:
             n = self.law.size(values, flops)
             d = flops / (FLOPS * n)
             return {"N": n, "D": d, "tokens_per_parameter": d / n, "loss": self.law.loss(values, n, d)}
 
-        best, drawn = told(self.values), told(self.draws)
+        best, drawn = predict(self.values), predict(self.draws)
         if min(best["N"], best["D"]) < 1:
             spent = f"{best['N']:.3g} parameters and {best['D']:.3g} tokens"
-            raise FitError(f"{flops:g} FLOPs are too few: the law spends them on {spent}")
+            raise FitError(f"{flops:g} FLOPs are too few: the best use would be {spent}")
         intervals = {name: None if found is None else self.interval(found) for name, found in drawn.items()}
         loss = None if best["loss"] is None else float(best["loss"])
         return Plan(flops, float(best["N"]), float(best["D"]), loss, intervals)
 
     def beyond(self, flops: float) -> str | None:
-        """A warning where the budget is far from what was fitted."""
+        """A warning if the budget is far from the fitted runs."""
         if self.compute is None or self.compute[0] / 10 <= flops <= self.compute[1] * 10:
             return None
         low, high = self.compute
         return (
-            f"{flops:g} FLOPs lie far from the runs ({low:.3g} to {high:.3g}): "
-            "the interval tells how far the constants may be off, not whether the law holds there"
+            f"{flops:g} FLOPs are far from the runs ({low:.3g} to {high:.3g}): "
+            "the interval covers errors of the constants, not whether the law holds there"
         )
 
     def equation(self) -> str:
@@ -222,13 +223,13 @@ class Fit:
         }
 
     def save(self, path: str | Path) -> None:
-        """The same as JSON, with the draws, from which plans have their intervals."""
+        """Write the fit as JSON with its draws, so that plans have intervals."""
         draws = [[float(f"{value:.8g}") for value in draw] for draw in self.draws]
         write_atomically(Path(path), json.dumps(self.to_dict() | {"draws": draws}) + "\n")
 
 
 def read_fit(path: str | Path) -> Fit:
-    """What `save` wrote."""
+    """Read a fit that `save` wrote."""
     try:
         data = read_json(Path(path))
         law = LAWS[data["law"]]
@@ -236,12 +237,14 @@ def read_fit(path: str | Path) -> Fit:
         draws = np.array(data["draws"], dtype=float).reshape(-1, len(values))
         compute = None if data["compute"] is None else (float(data["compute"][0]), float(data["compute"][1]))
     except (ValueError, KeyError, TypeError, IndexError):
-        raise FitError(f"{path} holds no fit; `clearhead scaling fit TABLE.csv --save {path}` writes one") from None
+        raise FitError(
+            f"{path} is not a saved fit; write one with: clearhead scaling fit TABLE.csv --save {path}"
+        ) from None
     return Fit(law, values, draws, str(path), compute, tuple(data.get("notes", ())))
 
 
 def optimizer() -> Any:
-    """scipy's; loaded when something is fitted."""
+    """scipy.optimize, imported when something is fitted."""
     try:
         from scipy import optimize
     except ImportError:
@@ -252,7 +255,7 @@ def optimizer() -> Any:
 def straight_line(
     x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], draws: int, seed: int
 ) -> tuple[Float[np.ndarray, "2"], Float[np.ndarray, "R 2"]]:
-    """Intercept and slope of least squares, and draws of both from Student's t, which is exact for normal errors."""
+    """Intercept and slope by least squares, and draws of both from Student's t, exact for normal errors."""
     columns = np.stack([np.ones_like(x), x - x.mean()], axis=1)
     inverse = 1 / (columns**2).sum(0)  # the columns are orthogonal
     found = columns.T @ y * inverse
@@ -263,8 +266,3 @@ def straight_line(
     both = np.concatenate([found[None], found + spread * drawn])
     both[:, 0] -= both[:, 1] * x.mean()
     return both[0], both[1:]
-
-
-def listed(words: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)

@@ -1,4 +1,4 @@
-"""A table of runs: parameters N, tokens D and the loss they came to. Compute is C = 6·N·D (Kaplan et al. 2020, 2.1)."""
+"""A table of runs: parameters N, tokens D and the final loss. Compute is C = 6·N·D (Kaplan et al. 2020, 2.1)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-FLOPS = 6  # for each parameter and token: 2 forward, 4 backward
-SLACK = 0.1  # how far C may be from 6·N·D, and two runs of one budget from each other
+FLOPS = 6  # per parameter and token: 2 forward, 4 backward
+SLACK = 0.1  # relative difference allowed between C and 6·N·D, and between runs of one budget
 COLUMNS = ("N", "D", "C", "loss")
 
 
 class TableError(ValueError):
-    """A table that cannot be read: the message names the line, the value and the rule."""
+    """A table that cannot be read: the message gives the line, the value and the rule."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Runs, one in each place, and the line of the file that each stood on."""
+    """Runs, and the line of the file that each came from."""
 
     n: Float[np.ndarray, "n"]
     d: Float[np.ndarray, "n"]
@@ -47,7 +47,7 @@ class Table:
         return f"{len(self)} runs of {self.span[0]:.3g} to {self.span[1]:.3g} FLOPs"
 
     def budgets(self) -> list[Int[np.ndarray, "k"]]:
-        """The places of runs that took as much compute, within a tenth, the smallest budget first."""
+        """The places of runs with the same compute, within a tenth, smallest budget first."""
         order = np.argsort(self.flops, kind="stable")
         groups: list[list[int]] = []
         for place in order:
@@ -58,7 +58,7 @@ class Table:
         return [np.array(group) for group in groups]
 
     def curves(self) -> dict[float, Int[np.ndarray, "k"]]:
-        """For each N the places of its runs, by tokens, the smallest model first."""
+        """For each N the places of its runs, sorted by tokens, smallest model first."""
         return {
             float(n): (at := np.flatnonzero(self.n == n))[np.argsort(self.d[at], kind="stable")]
             for n in np.unique(self.n)
@@ -66,7 +66,7 @@ class Table:
 
 
 def read_table(path: str | Path) -> Table:
-    """A CSV with a line of names: loss and two of N, D and C; other columns are let be."""
+    """Read a CSV whose first line names the columns: loss and two of N, D and C. Other columns are ignored."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -76,21 +76,21 @@ def read_table(path: str | Path) -> Table:
     except csv.Error as error:
         raise TableError(f"{path} is not a CSV: {error}") from None
     if not rows or not any(rows[0]):
-        raise TableError(f"{path} is empty; its first line should name the columns, such as N,D,loss")
+        raise TableError(f"{path} is empty; its first line must name the columns, such as N,D,loss")
     places = columns(rows[0], path)
     found = [(at, row) for at, row in enumerate(rows[1:], start=2) if any(cell.strip() for cell in row)]
     if wide := [at for at, row in found if len(row) > len(rows[0])]:
-        raise TableError(f"{path}, line {wide[0]} has more cells than the first line has names: a comma too many?")
-    return made([numbers(row, places, path, at) for at, row in found], [at for at, _ in found], path)
+        raise TableError(f"{path}, line {wide[0]} has more cells than the first line; is there a comma too many?")
+    return build_table([numbers(row, places, path, at) for at, row in found], [at for at, _ in found], path)
 
 
 def make_table(rows: Sequence[Mapping[str, float]]) -> Table:
-    """From dictionaries with the keys of a table's columns."""
-    return made([dict(row) for row in rows], list(range(1, len(rows) + 1)), "the table")
+    """A table from dictionaries with the columns as keys."""
+    return build_table([dict(row) for row in rows], list(range(1, len(rows) + 1)), "the table")
 
 
 def columns(names: Sequence[str], path: str | Path) -> dict[str, int]:
-    """Where each column stands."""
+    """The position of each column."""
     seen = [name.strip().lower() for name in names]
     places = {name: seen.index(name.lower()) for name in COLUMNS if name.lower() in seen}
     twice = [name for name in places if seen.count(name.lower()) > 1]
@@ -112,16 +112,16 @@ def numbers(row: Sequence[str], places: Mapping[str, int], path: str | Path, lin
     return found
 
 
-def made(rows: Sequence[Mapping[str, float]], lines: Sequence[int], path: str | Path) -> Table:
-    """The table, with N or D from C where one is missing."""
+def build_table(rows: Sequence[Mapping[str, float]], lines: Sequence[int], path: str | Path) -> Table:
+    """The table; a missing N or D is computed from C."""
     if not rows:
         raise TableError(f"{path} holds no runs")
-    whole = [completed(row, f"{path}, line {line}") for row, line in zip(rows, lines, strict=True)]
+    whole = [complete_row(row, f"{path}, line {line}") for row, line in zip(rows, lines, strict=True)]
     n, d, loss = (np.array(column, dtype=float) for column in zip(*whole, strict=True))
     return Table(n, d, loss, np.array(lines))
 
 
-def completed(row: Mapping[str, float], where: str) -> tuple[float, float, float]:
+def complete_row(row: Mapping[str, float], where: str) -> tuple[float, float, float]:
     """N, D and the loss of a run."""
     for name, value in row.items():
         if not (math.isfinite(value) and value > 0):
@@ -132,6 +132,6 @@ def completed(row: Mapping[str, float], where: str) -> tuple[float, float, float
     d = row["D"] if "D" in row else row["C"] / (FLOPS * n)
     if abs(math.log(row["C"] / (FLOPS * n * d))) > math.log1p(SLACK):
         raise TableError(
-            f"{where}: C is {row['C']:g}, but 6·N·D is {FLOPS * n * d:g}; correct it, or leave the column C out"
+            f"{where}: C is {row['C']:g}, but 6·N·D is {FLOPS * n * d:g}; correct it, or remove the column C"
         )
     return n, d, row["loss"]

@@ -12,7 +12,7 @@ from msgspec import Meta
 from torch import Tensor
 
 from clearhead.configs import PatchEmbeddingConfig
-from clearhead.data.images import BILINEAR, open_picture
+from clearhead.data.images import BILINEAR, open_image
 
 Edge = Annotated[int, Meta(ge=1, le=2**15)]
 PREPROCESSING: dict[str, Any] = {
@@ -27,7 +27,7 @@ PREPROCESSING: dict[str, Any] = {
 
 def read_image(path: Path, embedding: PatchEmbeddingConfig, said: dict[str, Any]) -> Float[Tensor, "Ch Y X"]:
     """Resized, cropped, rescaled and normed; where nothing is said, as ViT was trained: to ±1, by bilinear resizing."""
-    image = open_picture(path, embedding.channels)
+    image = open_image(path, embedding.channels)
     if said.get("do_resize", True):
         image = image.resize(resized(image.size, said.get("size") or embedding.image), said.get("resample", BILINEAR))
     if said.get("do_center_crop", False):

@@ -1,1 +1,1 @@
-"""From a recipe and a corpus to a model that writes."""
+"""Training: recipes, tasks, the loop, optimizers, checkpoints and runs."""

@@ -1,12 +1,17 @@
-"""Checkpoints that survive a kill at any moment: written beside, checked by a digest, then renamed."""
+"""Checkpoints of a run that survive a kill at any moment: written to a temporary folder, then renamed.
+
+state.safetensors   weights and optimizer state; several files if the processes hold parts
+state.json          step, best score, and a digest of every file and of the step itself
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +23,9 @@ from torch import Tensor
 from clearhead.files import apply_umask, file_digest, flush_to_disk
 from clearhead.typed_json import read_json
 
-from .distributed import World, in_parts
+from .distributed import World, is_sharded
 
-KEPT = 2  # a run keeps the last two, so that one may be damaged
+KEPT = 2  # the last two are kept, in case one is damaged
 STATE, TENSORS = "state.json", "state.safetensors"
 
 
@@ -31,13 +36,19 @@ class State:
     step: int
     facts: dict[str, Any]
     digests: dict[str, str]
+    digest: str = ""
+
+    def compute_digest(self) -> str:
+        """A digest of everything else in the file."""
+        content = {"step": self.step, "facts": self.facts, "digests": self.digests}
+        return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=32).hexdigest()
 
 
 class ResumeError(ValueError):
-    """A run that cannot be gone on with: the message says why and the way out."""
+    """A run that cannot be resumed: the message says why and what to do."""
 
 
-def write(
+def write_checkpoint(
     folder: Path,
     step: int,
     tensors: dict[str, Tensor],
@@ -45,10 +56,10 @@ def write(
     world: World,
     keep: Callable[[], list[Path]] = list,
 ) -> Path:
-    """A new folder `step-N` under `folder`, whole or not at all; older ones than the last two go, if not to be kept.
+    """Write the folder `step-N`, whole or not at all. Keep the last two checkpoints and those in `keep`.
 
-    `tensors` is all that a run remembers, by name. The batch and the random numbers of a step are functions of the
-    seed and the step, so the data's place is the step. What the processes hold in parts is written in parts.
+    `tensors` is everything the run needs, by name: batches and random numbers are functions of the seed and the step.
+    Sharded tensors are written by each process.
     """
     final, part = folder / f"step-{step:08d}", folder / ".part"
     try:
@@ -60,14 +71,15 @@ def write(
         world.wait()
         if world.first:
             digests = {path.name: file_digest(path) for path in sorted(part.glob("*.safetensors"))}
-            state = {"step": step, "facts": facts, "digests": digests}
-            (part / STATE).write_text(json.dumps(state, indent=2))
+            state = State(step, facts, digests)
+            state.digest = state.compute_digest()
+            (part / STATE).write_text(json.dumps(asdict(state), indent=2))
             for path in part.iterdir():
                 flush_to_disk(path)
             shutil.rmtree(final, ignore_errors=True)
             part.rename(final)
             flush_to_disk(folder)
-            for old in set(listed(folder)[:-KEPT]) - set(keep()):
+            for old in set(list_checkpoints(folder)[:-KEPT]) - set(keep()):
                 shutil.rmtree(old, ignore_errors=True)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
@@ -77,20 +89,20 @@ def write(
 
 
 def write_tensors(folder: Path, tensors: dict[str, Tensor], world: World) -> None:
-    if any(map(in_parts, tensors.values())):
+    if any(map(is_sharded, tensors.values())):
         from torch.distributed.checkpoint import HuggingFaceStorageWriter, save
         from torch.distributed.checkpoint.api import CheckpointException
 
         try:
             save(tensors, storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
-        except CheckpointException as error:  # no Exception, and tells of every process
+        except CheckpointException as error:  # not an Exception; it holds the failures of all processes
             raise OSError("; ".join(str(failure) for failure, _ in error.failures.values())) from None
     elif world.first:
         save_file({name: value.detach().contiguous().clone() for name, value in tensors.items()}, folder / TENSORS)
         apply_umask(folder / TENSORS)
 
 
-def listed(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """The finished checkpoints, oldest first."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
@@ -99,39 +111,43 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def find_last(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a sentence for each newer one that is not."""
+def find_last_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest undamaged checkpoint, and a sentence for each newer one that is damaged."""
     complaints: list[str] = []
-    for path in reversed(listed(folder)):
-        damage = damage_of(path)
+    for path in reversed(list_checkpoints(folder)):
+        damage = find_damage(path)
         if not damage:
             return path, complaints
         complaints.append(f"{path} is damaged ({damage})")
     return None, complaints
 
 
-def damage_of(path: Path) -> str:
-    """What is wrong with a checkpoint; nothing where it is whole."""
+def find_damage(path: Path) -> str:
+    """What is wrong with a checkpoint; "" if nothing is."""
     try:
-        digests = read_json(path / STATE, State).digests
-        changed = [name for name, expected in digests.items() if file_digest(path / name) != expected]
+        state = read_json(path / STATE, State)
+        if state.digest != state.compute_digest() or state.step != step_of(path):
+            return f"{STATE} was changed"
+        changed = [name for name, expected in state.digests.items() if file_digest(path / name) != expected]
     except (OSError, ValueError) as error:
         return str(error)
-    return f"{changed[0]} is not what was written" if changed else ""
+    return f"{changed[0]} was changed" if changed else ""
 
 
 @torch.no_grad()
-def read(path: Path, into: dict[str, Tensor]) -> tuple[int, dict[str, Any]]:
-    """Write a checkpoint's tensors into those given; its step, and its facts. However many processes wrote it."""
+def read_checkpoint(path: Path, into: dict[str, Tensor]) -> tuple[int, dict[str, Any]]:
+    """Copy a checkpoint's tensors, written by any number of processes, into those given; its step and facts."""
     state = read_json(path / STATE, State)
-    if (path / TENSORS).exists() and not any(map(in_parts, into.values())):
+    if (path / TENSORS).exists() and not any(map(is_sharded, into.values())):
         found = load_file(path / TENSORS)
+        if missing := [name for name in into if name not in found]:
+            raise ResumeError(f"{path} has no {missing[0]}; it was written by another version, so it cannot be resumed")
         for name, tensor in into.items():
             tensor.copy_(found[name])
     else:
         from torch.distributed.checkpoint import HuggingFaceStorageReader, load
 
-        with warnings.catch_warnings():  # one process alone may read what several have written
+        with warnings.catch_warnings():  # a single process may read what several have written
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             load(into, storage_reader=HuggingFaceStorageReader(str(path)))
     return state.step, state.facts

@@ -1,4 +1,4 @@
-"""Loss curves of one run or of many, in one picture."""
+"""Loss curves of one or more runs in one figure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .run import Run
 
 
 def draw_curves(folders: Sequence[str | Path], path: str | Path) -> None:
-    """Training loss, smoothed, thin; validation loss with dots, against steps."""
+    """Draw the smoothed training loss (thin line) and the validation loss (dots) against steps."""
     with figure(8, 4.8) as picture:
         axis = picture.subplots()
         names = [Path(folder).name for folder in folders]
         for i, folder in enumerate(folders):
             lines = Run(folder).history()
             if not lines:
-                raise ResumeError(f"{folder} holds no metrics.jsonl, so there is no curve to draw")
+                raise ResumeError(f"{folder} has no metrics.jsonl, so there is no curve to draw")
             colour, name = COLOURS[i % len(COLOURS)], names[i] if names.count(names[i]) == 1 else str(folder)
             trained = [line for line in lines if "train/loss" in line]
-            losses = smoothed([line["train/loss"] for line in trained])
+            losses = smooth([line["train/loss"] for line in trained])
             label = f"{name}, training (smoothed)"
             axis.plot([line["step"] for line in trained], losses, color=colour, linewidth=1, label=label)
             measured = [(line["step"], line["val/loss"]) for line in lines if "val/loss" in line]
@@ -36,8 +36,8 @@ def draw_curves(folders: Sequence[str | Path], path: str | Path) -> None:
         save(picture, path)
 
 
-def smoothed(values: list[float], weight: float = 0.9) -> list[float]:
-    """An exponential mean, started without bias."""
+def smooth(values: list[float], weight: float = 0.9) -> list[float]:
+    """An exponential moving average with bias correction."""
     out, mean, total = [], 0.0, 0.0
     for value in values:
         mean, total = weight * mean + (1 - weight) * value, weight * total + 1 - weight

@@ -1,6 +1,6 @@
-"""The processes that train one model together: none but this one, or those that `torchrun` started.
+"""The processes that train one model together: only this one, or those that `torchrun` started.
 
-What only several processes need of torch is imported where it is needed: it takes a second.
+Parts of torch that only several processes need are imported when used, because importing them takes a second.
 """
 
 from __future__ import annotations
@@ -16,30 +16,36 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from clearhead.models.device import choose_device
+
 T = TypeVar("T")
 
 
-class FirstFailed(ValueError):
-    """What the others hear of, where the first process has said what is wrong."""
+class FirstProcessFailed(ValueError):
+    """Raised in the other processes if the first one, which reports the error, fails."""
 
 
 @dataclass(frozen=True)
 class World:
-    """Which of how many processes this is. `mesh` is None for one alone; `sharded`: each holds a part of the model."""
+    """This process's rank among `size` processes.
+
+    mesh     torch's DeviceMesh; None for a single process
+    sharded  each process holds a part of the model (FSDP)
+    """
 
     device: torch.device
     rank: int = 0
     size: int = 1
-    mesh: Any = None  # DeviceMesh
+    mesh: Any = None
     sharded: bool = False
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes files and prints."""
         return self.rank == 0
 
     def sum(self, numbers: list[float]) -> list[float]:
-        """Each number added up over the processes."""
+        """Each number summed over the processes."""
         if self.size == 1:
             return numbers
         total = torch.tensor(numbers, dtype=torch.float64)
@@ -48,32 +54,33 @@ class World:
         return total.tolist()
 
     def wait(self) -> None:
+        """Wait until all processes are here."""
         if self.size > 1:
             dist.barrier()
 
-    def first_alone(self, work: Callable[[], T]) -> T | None:
-        """The first process works while the others wait. Where it cannot, the others are told, and fail too."""
+    def first_only(self, work: Callable[[], T]) -> T | None:
+        """Do the work in the first process while the others wait. If it fails, all processes raise."""
         result: T | None = None
-        trouble: Exception | None = None
+        problem: Exception | None = None
         if self.first:
             try:
                 result = work()
             except Exception as error:
-                trouble = error
-        (failed,) = self.sum([float(trouble is not None)])
-        if trouble is not None:
-            raise trouble
+                problem = error
+        (failed,) = self.sum([float(problem is not None)])
+        if problem is not None:
+            raise problem
         if failed:
-            raise FirstFailed("the first process could not begin, and says why")
+            raise FirstProcessFailed("the first process could not start; its message says why")
         return result
 
-    def first_does(self, work: Callable[[], T]) -> T:
-        """The first process works while the others wait; they then do the same and find it done."""
-        result = self.first_alone(work)
+    def first_then_others(self, work: Callable[[], T]) -> T:
+        """Do the work in the first process, then in the others, which find its files ready."""
+        result = self.first_only(work)
         return cast(T, result) if self.first else work()
 
-    def share(self, objective: nn.Module, blocks: list[nn.Module]) -> nn.Module:
-        """The objective, trained by all: each holds all of it, or a part of every block."""
+    def wrap(self, objective: nn.Module, blocks: list[nn.Module]) -> nn.Module:
+        """The objective wrapped for training by all processes: FSDP if sharded, else DDP."""
         if self.sharded:
             from torch.distributed.fsdp import fully_shard
 
@@ -82,78 +89,74 @@ class World:
             return cast(nn.Module, fully_shard(objective, mesh=self.mesh))
         return DistributedDataParallel(objective) if self.size > 1 else objective
 
-    def adding_up(self, objective: nn.Module, last: bool) -> AbstractContextManager[None]:
-        """Gradients travel with the last part of a batch only."""
+    def gradient_sync(self, objective: nn.Module, last: bool) -> AbstractContextManager[None]:
+        """Exchange gradients with the last part of a batch only."""
         if self.sharded:
             cast(Any, objective).set_requires_gradient_sync(last)
         return objective.no_sync() if isinstance(objective, DistributedDataParallel) and not last else nullcontext()
 
 
 @contextmanager
-def world(shard: bool = False) -> Iterator[World]:
-    """The processes of `torchrun`, which says so in the environment, or this one alone."""
-    device = accelerator()
+def join_world(shard: bool = False, device: str = "auto") -> Iterator[World]:
+    """Join the processes of `torchrun`, which sets RANK; without it, this process is alone."""
+    place = choose_device(device)
     if "RANK" not in os.environ:
         if shard:
-            raise ValueError("a single process has nobody to share the model with; start it by torchrun")
-        yield World(device)
+            raise ValueError(
+                "--shard needs several processes; start them with: torchrun --nproc-per-node N -m clearhead train …"
+            )
+        yield World(place)
         return
-    if device.type == "cuda":
-        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(device)
+    if place.type == "cuda":
+        place = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(place)
     from torch.distributed.device_mesh import init_device_mesh
 
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
     try:
         size = dist.get_world_size()
-        yield World(device, dist.get_rank(), size, init_device_mesh(device.type, (size,)), shard)
+        yield World(place, dist.get_rank(), size, init_device_mesh(place.type, (size,)), shard)
     finally:
         dist.destroy_process_group()
 
 
-def accelerator() -> torch.device:
-    """A GPU where there is one."""
-    found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if found is None else found
-
-
-def in_parts(tensor: Tensor) -> bool:
-    """Whether each process holds a part of it only: torch's DTensor."""
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each process holds only a part of the tensor (torch's DTensor)."""
     return hasattr(tensor, "device_mesh")
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """All of a tensor that is held in parts; any other as it is."""
-    return cast(Any, tensor).full_tensor() if in_parts(tensor) else tensor
+def full_tensor(tensor: Tensor) -> Tensor:
+    """All of a sharded tensor; any other tensor unchanged."""
+    return cast(Any, tensor).full_tensor() if is_sharded(tensor) else tensor
 
 
-def local(tensor: Tensor) -> Tensor:
-    """What this process holds of it."""
-    return cast(Any, tensor).to_local() if in_parts(tensor) else tensor
+def local_shard(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor that this process holds; any other tensor unchanged."""
+    return cast(Any, tensor).to_local() if is_sharded(tensor) else tensor
 
 
-def put(tensor: Tensor, values: Tensor) -> None:
-    """Write the whole values into a tensor, of which each process keeps its part."""
-    if in_parts(tensor):
-        held: Any = tensor
-        held.copy_(spread(values, held.device_mesh, held.placements))
+def copy_full(tensor: Tensor, values: Tensor) -> None:
+    """Copy full values into a tensor; if it is sharded, each process keeps its part."""
+    if is_sharded(tensor):
+        target: Any = tensor
+        target.copy_(shard_tensor(values, target.device_mesh, target.placements))
     elif tensor is not values:
         tensor.copy_(values)
 
 
-def spread(values: Tensor, mesh: Any, placements: Any = None) -> Tensor:
-    """Each process keeps its part of values that all of them hold: of the first axis, unless said otherwise."""
+def shard_tensor(values: Tensor, mesh: Any, placements: Any = None) -> Tensor:
+    """Shard values that every process holds in full; default: along the first axis."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     return DTensor.from_local(values, mesh, [Replicate()]).redistribute(placements=placements or [Shard(0)])
 
 
-def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor, of which each process has worked out the part that it holds of `like`."""
+def gather_shards(part: Tensor, like: Tensor) -> Tensor:
+    """The full tensor, if each process has computed the part that it holds of `like`."""
     from torch.distributed.tensor import DTensor
 
-    if not in_parts(like):
+    if not is_sharded(like):
         return part
-    held: Any = like
-    parts = DTensor.from_local(part, held.device_mesh, held.placements, shape=like.shape, stride=like.stride())
+    target: Any = like
+    parts = DTensor.from_local(part, target.device_mesh, target.placements, shape=like.shape, stride=like.stride())
     return parts.full_tensor()

@@ -1,4 +1,4 @@
-"""Learning from pictures: which class is it?"""
+"""Learning from images: predict the class."""
 
 from __future__ import annotations
 
@@ -15,34 +15,39 @@ from torch import Tensor
 
 from clearhead.configs import ClassHeadConfig, ConfigError, PatchEmbeddingConfig, SequenceModelConfig
 from clearhead.configs.train import ImagesConfig, RecipeConfig
-from clearhead.data.hashing import keys, shuffled
-from clearhead.data.images import Pictures, augmented, digits, pictures
+from clearhead.data.hashing import derive_keys, permute
+from clearhead.data.images import ImageSet, augment, digits, image_folders
 from clearhead.models.folder import json_text
 from clearhead.models.model import SequenceModel
 
 from .run import Run
-from .task import Paths, Say, Sums, Task, TrainBatch, learns
+from .task import Paths, Say, Sums, Task, TrainBatch
 
-MIDDLE = 127.5  # a pixel of 0 to 255 becomes one of -1 to 1
+MIDDLE = 127.5  # maps pixels from 0…255 to −1…1
 
 
 class Images(Task):
-    unit = "pictures"
+    """Image classification."""
 
-    def __init__(self, recipe: RecipeConfig, config: SequenceModelConfig, source: Pictures) -> None:
+    unit = "images"
+
+    def __init__(self, recipe: RecipeConfig, config: SequenceModelConfig, source: ImageSet) -> None:
         assert isinstance(recipe.task, ImagesConfig)
         assert isinstance(config.embedding, PatchEmbeddingConfig)
         self.embedding = config.embedding
         self.recipe, self.task, self.source, self.config = recipe, recipe.task, source, config
         self.training, self.held_out = source.split(recipe.validation, recipe.seed)
-        self.guess = math.log(len(source.names))
+        self.chance_loss = math.log(len(source.names))
+
+    def size(self) -> int:
+        return len(self.training)
 
     def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
-        """Every picture once an epoch, each epoch in an order of its own."""
+        """Every image once an epoch, in another order each epoch."""
         number = step * self.recipe.batch + np.arange(self.recipe.batch)[rows]
         epoch, place = np.divmod(number, len(self.training))
-        chosen = self.training[shuffled(place, len(self.training), keys(self.recipe.seed, epoch))]
-        pixels = augmented(self.source.read(chosen), number, self.recipe.seed, self.task.shift, self.task.flip)
+        chosen = self.training[permute(place, len(self.training), derive_keys(self.recipe.seed, epoch))]
+        pixels = augment(self.source.read(chosen), number, self.recipe.seed, self.task.shift, self.task.flip)
         return self.to_torch(pixels, chosen)
 
     def validation(self) -> Iterator[TrainBatch]:
@@ -62,13 +67,13 @@ class Images(Task):
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
         return {"val/loss": loss, "val/accuracy": sums["right"] / max(count, 1)}
 
-    def facts(self) -> dict[str, Any]:
-        """The names of the classes."""
+    def config_extras(self) -> dict[str, Any]:
+        """The class names."""
         names = dict(enumerate(self.source.names))
         return {"id2label": {str(i): name for i, name in names.items()}, "label2id": {n: i for i, n in names.items()}}
 
-    def files(self) -> dict[str, str]:
-        """How a picture is made ready, where `transformers` looks for it."""
+    def extra_files(self) -> dict[str, str]:
+        """The preprocessing, in the file that `transformers` reads."""
         half = [0.5] * self.embedding.channels
         ready = {
             "image_processor_type": "ViTImageProcessor",
@@ -79,32 +84,29 @@ class Images(Task):
         return {"preprocessor_config.json": json_text(ready)}
 
 
-@learns(ImagesConfig)
 def images(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Images:
     if validation:
-        raise ConfigError("pictures are held out by a share: set `validation` of the recipe, and leave the files out")
+        raise ConfigError("images are held out by share: use --set validation=0.2 instead of --validation")
     config = recipe.model
     if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, PatchEmbeddingConfig):
-        raise ConfigError(f"a {config.kind()} of this shape does not read pictures")
+        raise ConfigError(f"a {config.kind()} of this shape does not read images")
     if not isinstance(config.head, ClassHeadConfig):
-        raise ConfigError("a model that is to tell classes needs a ClassHead")
+        raise ConfigError("a model that classifies images needs a ClassHead")
     size, channels = config.embedding.image, config.embedding.channels
     if channels not in (1, 3):
-        raise ConfigError(f"the model reads pictures of {channels} channels, but files have 1 (grey) or 3 (colour)")
-    source = pictures(paths, size, channels, run.folder) if paths else digits(size, channels)
+        raise ConfigError(f"the model reads images of {channels} channels, but files have 1 (grey) or 3 (colour)")
+    source = image_folders(paths, size, channels, run.folder) if paths else digits(size, channels)
     if recipe.start is not None and config.head.classes != len(source.names):
-        raise ConfigError(
-            f"the checkpoint tells {config.head.classes} classes apart, but the pictures are of {len(source.names)}"
-        )
+        raise ConfigError(f"the checkpoint has {config.head.classes} classes, but the images have {len(source.names)}")
     config = replace(config, head=replace(config.head, classes=len(source.names)))
     task = Images(recipe, config, source)
-    for part, use in ((task.training, "to train on"), (task.held_out, "to validate with")):
+    for part, use in ((task.training, "training"), (task.held_out, "validation")):
         if not len(part):
-            share = f"`validation` of the recipe sets the share that is held out, and is {recipe.validation}"
-            why = share if source.held_out is None else "all lie in folders of what is held out"
-            raise ConfigError(f"of {len(source):,} pictures none is left {use}: {why}")
+            share = f"the held-out share is {recipe.validation}; change it with --set validation=0.2"
+            why = share if source.held_out is None else "all are in folders of held-out images"
+            raise ConfigError(f"none of the {len(source):,} images is left for {use}: {why}")
     say(
-        f"{len(task.training):,} pictures of {len(source.names)} classes to train on, {len(task.held_out):,} to "
-        f"validate with, as {size} × {size} {'grey' if channels == 1 else 'colour'}"
+        f"{len(task.training):,} images of {len(source.names)} classes to train on, {len(task.held_out):,} to "
+        f"validate, resized to {size} × {size} {'grey' if channels == 1 else 'colour'}"
     )
     return task

@@ -1,4 +1,4 @@
-"""The loss of a vocabulary projection, without ever holding all logits."""
+"""Cross-entropy of a vocabulary projection without holding all logits in memory."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ CHUNK = 3 * 2**22  # logits held at once
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Σ over rows of −log softmax(x·Wᵀ + b)[target], by chunks of rows.
+    """Σ over rows of −log softmax(x·Wᵀ + b)[target], in chunks of rows.
 
-    The gradient of a chunk's logits is known as soon as its logits are, softmax − one-hot, so it is turned into the
-    gradients of x, W and b at once and the logits are dropped: three matrix products, as without chunks.
+    The gradient of a chunk's logits is softmax − one-hot, known as soon as the logits are. So each chunk's logits turn
+    into the gradients of x, W and b at once and are dropped: three matrix products, as without chunks.
     """
 
     @staticmethod
@@ -28,13 +28,13 @@ class LinearCrossEntropy(torch.autograd.Function):
         smoothing: float,
     ) -> Float[Tensor, ""]:
         rows = max(1, CHUNK // len(weight))
-        table = weight.to(x.dtype)  # under autocast, x is of fewer bits than the weight and its gradient
+        table = weight.to(x.dtype)  # under autocast, x has fewer bits than the weight
         needed = [t is not None and t.requires_grad for t in (x, weight, bias)]
         d_x = torch.empty_like(x) if any(needed) else None
         d_weight = torch.zeros_like(weight) if needed[1] else None
         d_bias = torch.zeros_like(bias) if needed[2] and bias is not None else None
         total = x.new_zeros((), dtype=torch.float32)
-        held = x.new_empty(min(rows, len(x)), len(weight))  # the logits of one chunk after the other
+        held = x.new_empty(min(rows, len(x)), len(weight))  # reused by every chunk
         for start in range(0, len(x), rows):
             chunk, wanted = x[start : start + rows], targets[start : start + rows]
             some = held[: len(chunk)]
@@ -51,7 +51,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             total += (largest + sums.log() - (1 - smoothing) * hit - smoothing * mean).sum()
             if d_x is None:
                 continue
-            # softmax − y is this, divided by the sums: rows of d_x and x are divided instead, which are shorter
+            # softmax − one-hot is this divided by the sums; dividing rows of d_x and x instead is cheaper
             powers.scatter_add_(1, wanted[:, None], (smoothing - 1) * sums)
             if smoothing:
                 powers -= sums * (smoothing / len(weight))
@@ -86,14 +86,14 @@ def linear_cross_entropy(
     ignore_index: int = -100,
     label_smoothing: float = 0.0,
 ) -> Float[Tensor, ""]:
-    """`functional.cross_entropy(linear(x, weight, bias), targets)`, the mean over targets that are not ignored."""
+    """Mean of `cross_entropy(linear(x, weight, bias), targets)` over the targets that are not `ignore_index`."""
     rows, flat = x.reshape(-1, x.shape[-1]), targets.reshape(-1)
     counted = flat != ignore_index
     if not bool(counted.all()):
         rows, flat = rows[counted], flat[counted]
     if torch.is_autocast_enabled(x.device.type):
         rows = rows.to(torch.get_autocast_dtype(x.device.type))
-    if not torch.is_grad_enabled():  # of which a parameter inside the function knows nothing
+    if not torch.is_grad_enabled():  # inside the function, parameters still ask for gradients
         rows, weight, bias = rows.detach(), weight.detach(), None if bias is None else bias.detach()
     total = LinearCrossEntropy.apply(rows, weight, bias, flat, label_smoothing)
     return total / max(len(flat), 1)

@@ -1,4 +1,4 @@
-"""What is minimised: the loss of a model on a batch."""
+"""The loss of a model on a batch, as one module."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .task import Sums, Task, TrainBatch
 
 
 class Objective(nn.Module):
-    """Model and loss as one module, so that whatever wraps it (several processes, a compiler) sees all of a step."""
+    """Model and loss in one module, so that DDP, FSDP and torch.compile see the whole step."""
 
     def __init__(self, model: nn.Module, task: Task, label_smoothing: float = 0.0, precision: str = "float32") -> None:
         super().__init__()
@@ -24,15 +24,15 @@ class Objective(nn.Module):
             return self.task.loss(self.model, batch, smoothing)
 
 
-def first_trouble(model: nn.Module, batch: TrainBatch) -> str | None:
-    """Where a loss that is not finite begins: the first value, in the order of computation, that is not."""
+def first_nonfinite(model: nn.Module, batch: TrainBatch) -> str | None:
+    """The first value in the order of computation that is NaN or infinite, in words; None if there is none."""
     from clearhead.nn.tap import Taps
 
+    weights = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
     taps = Taps(read=["*"])
     with torch.no_grad():
-        batch.read_by(model, taps=taps)
-    for path, value in taps.values.items():
-        if not bool(value.isfinite().all()):
-            return f"the first value that is not finite is {path}"
-    weights = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
-    return f"the weight {weights[0]} is not finite" if weights else None
+        batch.apply_model(model, taps=taps)
+    place = next((path for path, value in taps.values.items() if not bool(value.isfinite().all())), None)
+    if weights:
+        return f"the weight {weights[0]} is not finite"
+    return None if place is None else f"the first value that is not finite is {place}"

@@ -27,18 +27,18 @@ from clearhead.tokenize import Tokenizer, make
 
 from .loss import linear_cross_entropy
 from .run import Run
-from .task import Paths, Say, Sums, Task, TrainBatch, learns
-from .text import require_causal
+from .task import Paths, Say, Sums, Task, TrainBatch
+from .text import describe_tokenizer, require_causal
 
 Sides = tuple[Shards, Shards]
-"""Of sources and targets."""
-JUDGED_BATCH = 128  # sentences translated together
+"""Token shards of the sources and of the targets."""
+TRANSLATED_TOGETHER = 128  # sentences in a batch at an evaluation
 NAMES = ("training", "validation")
 
 
 @dataclass(frozen=True)
 class PairTrainBatch(TrainBatch):
-    """With what is read on the source's side."""
+    """A batch of pairs: targets as in TrainBatch, and the sources."""
 
     source: Int[Tensor, "B S"] | None = None
     readable: Bool[Tensor, "B S"] | None = None
@@ -51,16 +51,16 @@ class PairTrainBatch(TrainBatch):
         source, readable = (None if side is None else side.to(device) for side in (self.source, self.readable))
         return PairTrainBatch(self.inputs.to(device), self.targets.to(device), None, source, readable)
 
-    def read_by(self, model: EncoderDecoder, **options: Any) -> Tensor:
+    def apply_model(self, model: EncoderDecoder, **options: Any) -> Tensor:
         assert self.source is not None
         return model(self.source, self.inputs, source_readable=self.readable, **options)
 
 
 class Translation(Task):
-    """Every token of the target is to be foretold from the source and the target before it."""
+    """Predict every token of the target from the source and the target before it."""
 
     unit = "tokens"
-    judged_by = "val/bleu"
+    score_name = "val/bleu"
     tokenizer: Tokenizer
 
     def __init__(
@@ -69,13 +69,16 @@ class Translation(Task):
         assert isinstance(recipe.task, PairsConfig)
         assert tokenizer.end is not None
         self.recipe, self.task, self.tokenizer, self.end = recipe, recipe.task, tokenizer, tokenizer.end
-        self.config = fitted(recipe, tokenizer.vocabulary)
-        self.guess = math.log(tokenizer.vocabulary)
+        self.config = fit_config(recipe, tokenizer.vocabulary)
+        self.chance_loss = math.log(tokenizer.vocabulary)
         self.training = self.batches(training, NAMES[0], recipe.seed)
         self.held_out = self.batches(validation, NAMES[1], 0)
         short = self.held_out.lengths.max(axis=0) <= recipe.task.length
         self.known = list(islice(compress(held, short), recipe.task.judged))
         self.length: int = round(self.training.mean)
+
+    def size(self) -> int:
+        return round(len(self.training) * self.training.mean)
 
     def batches(self, sides: Sides, use: str, seed: int) -> PairBatches:
         return PairBatches(*sides, use, tokens=self.recipe.batch, length=self.task.length, seed=seed, start=self.end)
@@ -103,66 +106,70 @@ class Translation(Task):
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
         return {"val/loss": loss, "val/perplexity": bounded_exp(loss)}
 
-    def made(self, model: EncoderDecoder) -> dict[str, Any]:
-        """What was held out, translated greedily: BLEU, how much of it is right to the letter, and the first line."""
-        options: dict[str, Any] = {"beams": 1, "start": self.end, "ends": (self.end,), "batch": JUDGED_BATCH}
+    def write_samples(self, model: EncoderDecoder) -> dict[str, Any]:
+        """Translate held-out sentences greedily: BLEU, the share of exact matches, and the first translation."""
+        options: dict[str, Any] = {"beams": 1, "start": self.end, "ends": (self.end,), "batch": TRANSLATED_TOGETHER}
         found = translate(model, [source for source, _ in self.known], tokenizer=self.tokenizer, **options)
         written = [best.text for (best,) in found]
         wanted = [target for _, target in self.known]
         exact = sum(one == other for one, other in zip(written, wanted, strict=True)) / len(wanted)
-        return {"val/bleu": bleu(written, wanted).score, "val/exact": exact, "sample": written[0]}
+        return {
+            "val/bleu": bleu(written, wanted).score,
+            "val/exact": exact,
+            "prompt": self.known[0][0],
+            "sample": written[0],
+        }
 
-    def judged(self, numbers: dict[str, Any]) -> float:
+    def score(self, numbers: dict[str, Any]) -> float:
         return -numbers["val/bleu"] if "val/bleu" in numbers else numbers["val/loss"]
 
-    def files(self) -> dict[str, str]:
-        """The token that a target begins with, where `transformers` and `generate` look for it."""
-        begins = {"decoder_start_token_id": self.end, "eos_token_id": self.end, "num_beams": 5}
-        return {"generation_config.json": json_text(begins)}
+    def extra_files(self) -> dict[str, str]:
+        """The token that a target starts with, in the file that `transformers` and `generate` read."""
+        settings = {"decoder_start_token_id": self.end, "eos_token_id": self.end, "num_beams": 5}
+        return {"generation_config.json": json_text(settings)}
 
 
-@learns(PairsConfig)
 def translation(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Translation:
-    """Tokenizer and shards in the run's folder; what is there already is used again."""
+    """Prepare the tokenizer and the token shards; those in the run's folder are reused."""
     assert isinstance(recipe.task, PairsConfig)
-    import_extra("sacrebleu")  # by which it will be judged
+    import_extra("sacrebleu")  # fail now, not at the first evaluation
     parts = parts_of(recipe, paths, validation)
-    say(f"reading {parts[0].summary}")
+    say(f"Reading {parts[0].summary}")
     if (run.folder / "tokenizer.json").exists():
         tokenizer = Tokenizer.load(run.folder)
     else:
         tokenizer = make(recipe.task.tokenizer, parts[0].texts()).with_end()
         tokenizer.save(run.folder)
-        say(f"{'took' if recipe.start else 'made'} a tokenizer of {tokenizer.vocabulary:,} tokens")
+        describe_tokenizer(recipe, tokenizer, say)
     shards = [sides(part, tokenizer, run.tokens / name) for name, part in zip(NAMES, parts, strict=True)]
     task = Translation(recipe, tokenizer, shards[0], shards[1], parts[1])
-    left = task.training.left_out
-    longer = f" ({left:,} longer than {recipe.task.length} tokens left out)" if left else ""
-    say(f"{len(task.training):,} pairs to train on{longer}, {len(task.held_out):,} to validate with")
+    skipped = task.training.skipped
+    longer = f" ({skipped:,} longer than {recipe.task.length} tokens skipped)" if skipped else ""
+    say(f"{len(task.training):,} pairs to train on{longer}, {len(task.held_out):,} to validate")
     return task
 
 
 def parts_of(recipe: RecipeConfig, paths: Paths, validation: Paths) -> tuple[Pairs, Pairs]:
-    """What is trained on, and what validates: files of its own, or a share."""
+    """Pairs for training and for validation: separate files, or a share."""
     if not paths:
         if validation:
-            raise ConfigError("the built-in dates have their own to validate with; give --data beside --validation")
+            raise ConfigError("the built-in dates have their own validation pairs; give --data with --validation")
         return dates(recipe.validation, recipe.seed)
-    whole = some(pairs(paths))
+    everything = require_pairs(pairs(paths))
     if validation:
-        return whole, some(pairs(validation))
-    parts = whole.split(recipe.validation, recipe.seed)
+        return everything, require_pairs(pairs(validation))
+    parts = everything.split(recipe.validation, recipe.seed)
     if next(iter(parts[1]), None) is None:
         raise ConfigError(
-            f"of the pairs in {parts[0].summary} a share of {recipe.validation} holds out none; give --validation, or "
-            f"set `validation` of the recipe to more"
+            f"a share of {recipe.validation} of the pairs in {parts[0].summary} holds out none; give --validation, or "
+            "hold out more with --set validation=0.2"
         )
     return parts
 
 
-def some(known: Pairs) -> Pairs:
+def require_pairs(known: Pairs) -> Pairs:
     if next(iter(known), None) is None:
-        raise ConfigError(f"there is no pair in {known.summary}: in every line at least one side is empty")
+        raise ConfigError(f"there is no pair in {known.summary}: every line has an empty side")
     return known
 
 
@@ -170,11 +177,13 @@ def sides(part: Pairs, tokenizer: Tokenizer, folder: Path) -> Sides:
     return build(part.side(0), tokenizer, folder / "source"), build(part.side(1), tokenizer, folder / "target")
 
 
-def fitted(recipe: RecipeConfig, vocabulary: int) -> EncoderDecoderConfig:
-    """The recipe's model with the tokenizer's vocabulary. A checkpoint's model stays as it is."""
+def fit_config(recipe: RecipeConfig, vocabulary: int) -> EncoderDecoderConfig:
+    """The recipe's model with the tokenizer's vocabulary. A checkpoint's model stays unchanged."""
     config = recipe.model
     if not isinstance(config, EncoderDecoderConfig):
-        raise ConfigError(f"a {config.kind()} writes no text from another; pairs are learned by an EncoderDecoder")
+        raise ConfigError(
+            f"a {config.kind()} cannot learn from pairs; use an EncoderDecoder, such as the recipe translate"
+        )
     assert isinstance(recipe.task, PairsConfig)
     require_causal(config.decoder)
     tables = [config.source, *([] if config.target is None else [config.target])]
@@ -184,7 +193,7 @@ def fitted(recipe: RecipeConfig, vocabulary: int) -> EncoderDecoderConfig:
     if recipe.start is not None:
         known = min(config.head.vocabulary, *(table.vocabulary for table in tables))
         if known < vocabulary:
-            raise ConfigError(f"the tokenizer has {vocabulary:,} tokens, but the checkpoint knows {known:,}")
+            raise ConfigError(f"the tokenizer has {vocabulary:,} tokens, but the checkpoint has {known:,}")
         return config
     return replace(
         config,

@@ -1,4 +1,4 @@
-"""How fast this machine multiplies matrices, to tell what share of it a run gets."""
+"""How fast this machine multiplies matrices, to say what share of that speed a run reaches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ROUNDS = 5
 
 
 def matrix_peak(device: torch.device) -> float:
-    """FLOP/s of the fastest of a few products, each of a few milliseconds on two cores."""
+    """FLOP/s of the fastest of a few float32 matrix products, each some milliseconds on two cores."""
     a, b = (torch.ones(SIZE, SIZE, device=device) for _ in range(2))
     best = float("inf")
     for _ in range(ROUNDS + 1):

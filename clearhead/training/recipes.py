@@ -1,4 +1,4 @@
-"""Whole runs by name. Each is a function that returns a recipe; `clearhead recipes NAME` prints it as recipe.json."""
+"""Recipes by name: functions that return a whole training run. `clearhead recipes NAME` prints one as recipe.json."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from clearhead.models.vit import vit
 
 
 def lm() -> RecipeConfig:
-    """A LLaMA-style language model of 5M parameters with a byte-pair vocabulary: minutes on two cores."""
+    """A LLaMA-style language model of 5M parameters with a byte-pair vocabulary. Minutes on two cores."""
     return RecipeConfig(
         model=llama(dim=256, layers=6, heads=4, hidden=688, vocabulary=4096, tied=True),
         task=NextTokenConfig(tokenizer=BytePairConfig(vocabulary=4096), context=256),
@@ -54,14 +54,16 @@ def lm() -> RecipeConfig:
         batch=16,
         steps=240,
         evaluate_every=80,
+        evaluate_targets=32768,
         save_every=80,
     )
 
 
 def chars() -> RecipeConfig:
-    """Characters, as nanoGPT's CPU recipe has them, by a modern model of fewer parameters: a minute on two cores.
+    """A character-level model for the task of nanoGPT's CPU recipe, with fewer parameters. A minute on two cores.
 
-    Letters depend on their neighbours above all: short filters read those, and one layer of attention the rest.
+    Characters depend mostly on their neighbours: two layers of short convolutions read those, one layer of attention
+    reads the rest.
     """
     norm = RMSNormConfig(eps=1e-5)
     ffn = FeedForwardConfig(hidden=512, activation="relu2", bias=False)
@@ -81,13 +83,14 @@ def chars() -> RecipeConfig:
         schedule=StableConfig(warmup=10, decay=0.6),
         batch=12,
         steps=1000,
+        evaluate_targets=32768,
         clip=None,
         zero_out=True,
     )
 
 
 def gpt2_124m() -> RecipeConfig:
-    """GPT-2 as it was, with AdamW and a cosine: a recipe for a larger machine, or `--set` to a smaller size."""
+    """GPT-2 (124M) with AdamW and a cosine schedule, for a GPU; use --layers and --dim to make it smaller."""
     return RecipeConfig(
         model=gpt(dim=768, layers=12, heads=12, vocabulary=50257, length=1024),
         task=NextTokenConfig(tokenizer=BytePairConfig(vocabulary=50257), context=1024),
@@ -102,7 +105,7 @@ def gpt2_124m() -> RecipeConfig:
 
 
 def lstm() -> RecipeConfig:
-    """The recurrent baseline: `lm` with four LSTMs and nothing else for its blocks, of about as many parameters."""
+    """The recurrent baseline: `lm` with four LSTM layers instead of blocks, about as many parameters."""
     block = BlockConfig(mixer=LSTMConfig(hidden=384), norm=RMSNormConfig())
     model = SequenceModelConfig(
         embedding=TokenEmbeddingConfig(vocabulary=4096),
@@ -113,7 +116,7 @@ def lstm() -> RecipeConfig:
 
 
 def bert_tiny() -> RecipeConfig:
-    """A masked language model, BERT at a thirtieth of its size: tokens are hidden and told from all the others."""
+    """A masked language model, a thirtieth of BERT's size: predict masked tokens from all the others."""
     return RecipeConfig(
         model=bert(dim=256, layers=4, heads=4, vocabulary=4096, length=128, head=MaskedLMHeadConfig(vocabulary=4096)),
         task=MaskedTokensConfig(tokenizer=BytePairConfig(vocabulary=4095), context=128),
@@ -125,7 +128,7 @@ def bert_tiny() -> RecipeConfig:
 
 
 def vit_digits() -> RecipeConfig:
-    """A vision transformer; without --data it reads scikit-learn's 1,797 handwritten digits, to 98 % in a minute."""
+    """A vision transformer. Without --data it learns scikit-learn's 1,797 handwritten digits: 98 % in a minute."""
     return RecipeConfig(
         model=vit(dim=64, layers=4, heads=4, image=8, patch=2, channels=1, head=ClassHeadConfig(classes=10)),
         task=ImagesConfig(shift=1),
@@ -139,9 +142,9 @@ def vit_digits() -> RecipeConfig:
 
 
 def finetune() -> RecipeConfig:
-    """Train a checkpoint further (--from): AdamW with a small rate, every weight or LoRA's few (--lora RANK)."""
+    """Fine-tune a checkpoint (--from): AdamW with a small learning rate, all weights or LoRA (--lora RANK)."""
     return RecipeConfig(
-        model=llama(dim=64, layers=2, heads=2, hidden=128, vocabulary=4096),  # the checkpoint's takes its place
+        model=llama(dim=64, layers=2, heads=2, hidden=128, vocabulary=4096),  # replaced by the checkpoint's model
         task=NextTokenConfig(context=256),
         optimizer=AdamWConfig(lr=1e-4, weight_decay=0.01),
         schedule=CosineConfig(warmup=10, floor=0.1),
@@ -153,7 +156,7 @@ def finetune() -> RecipeConfig:
 
 
 def translate() -> RecipeConfig:
-    """A modern encoder–decoder of 2.6M parameters that writes one text from another: translation."""
+    """Translation: a modern encoder–decoder of 2.6M parameters."""
     adam = AdamWConfig(lr=0.008, beta2=0.98, weight_decay=0.0)
     return RecipeConfig(
         model=modern_transformer(dim=128, layers=4, heads=4, hidden=256, vocabulary=8000, dropout=0.25),
@@ -170,7 +173,7 @@ def translate() -> RecipeConfig:
 
 
 def dates() -> RecipeConfig:
-    """`translate` at the size of its built-in data: dates in 40 languages to ISO form and back, in minutes."""
+    """`translate` for its built-in data: dates in 40 languages to ISO form and back. Minutes on two cores."""
     adam = AdamWConfig(lr=0.01, beta2=0.98, weight_decay=0.0)
     return RecipeConfig(
         model=modern_transformer(dim=128, layers=2, heads=4, hidden=256, vocabulary=1024, dropout=0.0),
@@ -185,7 +188,7 @@ def dates() -> RecipeConfig:
 
 
 def translate_2017() -> RecipeConfig:
-    """The encoder–decoder of 2017 at the size that is published for 30,000 pairs, with Adam and its own schedule."""
+    """The Transformer of 2017 at the size published for 30,000 pairs, with Adam and its own schedule."""
     return RecipeConfig(
         model=transformer(dim=128, layers=4, heads=4, hidden=256, vocabulary=10000, dropout=0.3, bias=True),
         task=PairsConfig(tokenizer=BytePairConfig(vocabulary=10000, space=True)),
@@ -203,7 +206,7 @@ def translate_2017() -> RecipeConfig:
 
 
 def transformer_base() -> RecipeConfig:
-    """The base model of 2017 as it was trained (Vaswani et al., 5), for millions of pairs and a larger machine."""
+    """The base model of 2017 as it was trained (Vaswani et al., section 5): millions of pairs, on GPUs."""
     return RecipeConfig(
         model=preset("transformer-base"),
         task=PairsConfig(tokenizer=BytePairConfig(vocabulary=37000, space=True), length=256),
@@ -221,7 +224,7 @@ def transformer_base() -> RecipeConfig:
 
 
 def transformer_big() -> RecipeConfig:
-    """`transformer-base` at twice the width and three times the steps, as it was trained in 2017."""
+    """`transformer-base` with twice the width and three times the steps, as it was trained in 2017."""
     base, adam = transformer_base(), AdamWConfig(lr=5e-4, beta2=0.98, eps=1e-9, weight_decay=0.0)
     return replace(base, model=preset("transformer-big"), optimizer=adam, steps=300000, average=20)
 
@@ -243,12 +246,12 @@ RECIPES: dict[str, Callable[[], RecipeConfig]] = {
 
 
 BUILT_IN = {"translate": "dates"}
-"""For a task's built-in data, where that is much smaller than other people's."""
+"""The recipe to use for a task's built-in data, which is much smaller than real data."""
 
 
 def recipe(name: str, data: bool = True) -> RecipeConfig:
-    """By its name, for data of one's own or, without `data`, for what the task has built in."""
+    """The recipe with this name, for your own data, or without `data` for the built-in data."""
     name = name if data else BUILT_IN.get(name, name)
     if name not in RECIPES:
-        raise ConfigError(f"there is no recipe {name!r}{nearest(name, RECIPES)}")
+        raise ConfigError(f"there is no recipe {name!r}{nearest(name, RECIPES)}; `clearhead recipes` lists them")
     return RECIPES[name]()

@@ -1,11 +1,16 @@
-"""What is learned from what: a task turns paths into batches, a loss, and measures on what was held out."""
+"""Tasks: what a model learns from which data.
+
+A task turns paths into batches, computes the loss, and measures the model on held-out data. Its module is imported when
+a recipe asks for it, so training on plain text does not load translation or images.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -13,7 +18,7 @@ from torch import Tensor
 
 from clearhead.configs import ModelConfig
 from clearhead.configs.train import RecipeConfig
-from clearhead.data import IGNORED
+from clearhead.data.batches import IGNORED
 from clearhead.files import write_atomically
 from clearhead.models.adapter import save_adapter
 from clearhead.models.hub import find_checkpoint
@@ -25,12 +30,12 @@ from .run import Run
 
 Say = Callable[[str], None]
 Sums = dict[str, Tensor]
-"""What is counted beside the loss, such as right answers."""
+"""Counts beside the loss, such as the number of right answers."""
 
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """A batch on the device: what is read, what should come out, and which document each token is of."""
+    """A batch on the device: inputs, targets, and the document number of each token."""
 
     inputs: Tensor
     targets: Int[Tensor, "..."]
@@ -38,7 +43,7 @@ class TrainBatch:
 
     @property
     def count(self) -> int:
-        """How many targets the loss is the mean of."""
+        """The number of targets that the loss averages over."""
         return int((self.targets != IGNORED).sum())
 
     def part(self, rows: slice) -> TrainBatch:
@@ -49,88 +54,94 @@ class TrainBatch:
         documents = None if self.documents is None else self.documents.to(device)
         return TrainBatch(self.inputs.to(device), self.targets.to(device), documents)
 
-    def read_by(self, model: Any, **options: Any) -> Tensor:
-        """What the model says of it."""
+    def apply_model(self, model: Any, **options: Any) -> Tensor:
+        """The model's output for this batch."""
         return model(self.inputs, documents=self.documents, **options)
 
 
 class Task:
-    """One kind of data and of question. `config` is the recipe's model, fitted to the data; `guess` the loss of one
-    who knows nothing."""
+    """One kind of data and one kind of question.
+
+    config       the recipe's model, with the vocabulary or classes of the data
+    chance_loss  the loss of a model that guesses
+    unit         what speed counts: tokens, images
+    length       units in a row; None if a row is one unit
+    score_name   the metric that decides which model is best
+    """
 
     config: ModelConfig
-    guess: float
-    unit: str  # what is counted when speed is told
-    length: int | None = None  # units in a row; None: a row is one
+    chance_loss: float
+    unit: str
+    length: int | None = None
     tokenizer: Tokenizer | None = None
-    judged_by: str = "val/loss"  # by which one model is better than another; of what is made, only where it is made
+    score_name: str = "val/loss"
 
     def rows(self, batch: int) -> int:
-        """How many rows there are in the recipe's `batch`."""
+        """The number of rows in a recipe's `batch`."""
         return batch
 
+    def size(self) -> int | None:
+        """The number of units to train on, to count epochs; None if unknown."""
+        return None
+
     def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
-        """Some rows of a step's batch: a function of the seed and the step."""
+        """Some rows of the batch of a step: a function of the seed and the step."""
         raise NotImplementedError
 
     def validation(self) -> Iterator[TrainBatch]:
-        """Every target that was held out, once, in an order that never changes."""
+        """Every held-out target once, always in the same order."""
         raise NotImplementedError
 
     def loss(self, model: Any, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
-        """The mean loss over the targets, and what else is counted."""
+        """The mean loss over the targets, and other counts."""
         raise NotImplementedError
 
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
-        """The numbers that people know, of the mean loss and the sums over `count` targets."""
+        """Metrics computed from the mean loss and the sums over `count` targets."""
         raise NotImplementedError
 
-    def made(self, model: Any) -> dict[str, Any]:
-        """What the model makes of what it has learned: a `sample` to look at, and measures of it."""
+    def write_samples(self, model: Any) -> dict[str, Any]:
+        """Text that the model writes (`prompt`, `sample`), and metrics of it."""
         return {}
 
-    def judged(self, numbers: dict[str, Any]) -> float:
-        """What is to become small: of an evaluation, the number by which one model is better than another."""
+    def score(self, numbers: dict[str, Any]) -> float:
+        """The number to minimise when choosing the best model."""
         return numbers["val/loss"]
 
-    def facts(self) -> dict[str, Any]:
-        """What `config.json` is to say of the data."""
+    def config_extras(self) -> dict[str, Any]:
+        """Facts about the data for `config.json`."""
         return {}
 
-    def files(self) -> dict[str, str]:
-        """What else belongs beside a model's weights: texts, by the names of their files."""
+    def extra_files(self) -> dict[str, str]:
+        """Other files to save beside the weights: text by file name."""
         return {}
 
     def save(self, model: Model, folder: Path, recipe: RecipeConfig) -> None:
-        """The model and all that belongs to it, as an ordinary checkpoint; of adapters, the differences alone."""
-        belonging: dict[str, Any] = {"tokenizer": self.tokenizer, "extra": self.facts()}
+        """Save the model and its files as a checkpoint folder. With an adapter, save only the adapter's weights."""
+        options: dict[str, Any] = {"tokenizer": self.tokenizer, "extra": self.config_extras()}
         if recipe.adapter is None:
-            save(model, folder, force=True, **belonging)
+            save(model, folder, force=True, **options)
         else:
-            save_adapter(model, folder, find_checkpoint(str(recipe.start)), recipe.adapter, **belonging)
-        for name, text in self.files().items():
+            save_adapter(model, folder, find_checkpoint(str(recipe.start)), recipe.adapter, **options)
+        for name, text in self.extra_files().items():
             write_atomically(folder / name, text)
 
 
 Paths = Sequence[str | Path]
-Maker = Callable[[RecipeConfig, Paths, Paths, Run, Say], Task]
-MAKERS: dict[type, Maker] = {}
-M = TypeVar("M", bound=Maker)
+TASKS = {
+    "NextToken": "text.next_token",
+    "MaskedTokens": "text.masked_tokens",
+    "Images": "images.images",
+    "Pairs": "pairs.translation",
+}
+"""The function that prepares each kind of task: module and name."""
 
 
-def learns(config: type) -> Callable[[M], M]:
-    """Says which config a task is made from."""
+def prepare_task(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Task:
+    """Prepare the recipe's task on the files in `paths`, or on its built-in data if there are none.
 
-    def register(make: M) -> M:
-        MAKERS[config] = make
-        return make
-
-    return register
-
-
-def prepare(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> Task:
-    """The recipe's task on the files and folders in `paths`, or on its embedded data. What is there is used again.
-
-    What is in `validation` validates; where nothing is, a share of `paths` does.
+    Files in `validation` are held out; without them, a share of `paths` is. Tokens and tokenizers in the run's folder
+    are reused.
     """
-    return MAKERS[type(recipe.task)](recipe, paths, validation, run, say)
+    module, name = TASKS[recipe.task.kind()].split(".")
+    return getattr(import_module(f"clearhead.training.{module}"), name)(recipe, paths, validation, run, say)

@@ -1,4 +1,4 @@
-"""Learning from text: the next token, or tokens that are hidden."""
+"""Learning from text: predict the next token, or masked tokens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from clearhead.configs import (
     StackConfig,
     TokenEmbeddingConfig,
 )
-from clearhead.configs.data import CharactersConfig
+from clearhead.configs.data import BytePairConfig, CharactersConfig
 from clearhead.configs.train import MaskedTokensConfig, NextTokenConfig, RecipeConfig
 from clearhead.data import (
     CHAT_TEMPLATE,
@@ -29,8 +29,8 @@ from clearhead.data import (
     Batch,
     Batches,
     Corpus,
-    Hiding,
     Shards,
+    TokenMasking,
     build,
     documents,
     split,
@@ -44,13 +44,13 @@ from clearhead.tokenize import MASK, Tokenizer, make
 
 from .loss import linear_cross_entropy
 from .run import Run
-from .task import Paths, Say, Sums, Task, TrainBatch, learns
+from .task import Paths, Say, Sums, Task, TrainBatch
 
-PROMPT_TOKENS, SAMPLE_TOKENS = 8, 64
+PROMPT_CHARACTERS, SAMPLE_CHARACTERS = 24, 120
 
 
 class Text(Task):
-    """What the two tasks share: tokenizer, shards, windows over them."""
+    """What both text tasks share: tokenizer, token shards and windows over them."""
 
     unit = "tokens"
     tokenizer: Tokenizer
@@ -61,12 +61,15 @@ class Text(Task):
         assert isinstance(recipe.task, NextTokenConfig | MaskedTokensConfig)
         self.recipe, self.task, self.tokenizer = recipe, recipe.task, tokenizer
         self.training, self.held_out = training, validation
-        self.config = fitted(recipe, self.head, recipe.task.context, tokenizer.vocabulary)
-        self.guess = math.log(tokenizer.vocabulary)
-        self.length = min(self.task.context, max(len(training), len(validation)))  # a row is no longer than any text
+        self.config = fit_config(recipe, self.head, recipe.task.context, tokenizer.vocabulary)
+        self.chance_loss = math.log(tokenizer.vocabulary)
+        self.length = min(self.task.context, max(len(training), len(validation)))  # no row is longer than the text
         self.batches = Batches(
             training, batch=recipe.batch, context=self.length, seed=recipe.seed, apart=self.task.apart
         )
+
+    def size(self) -> int:
+        return len(self.training)
 
     def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
         return to_torch(self.batches.at(step, rows))
@@ -78,12 +81,12 @@ class Text(Task):
 
 
 class NextToken(Text):
-    """The loss of a language model; the vocabulary's logits are never all there at once."""
+    """The loss of a language model. The logits of the vocabulary are never all in memory at once."""
 
     head = LMHeadConfig
 
     def loss(self, model: SequenceModel, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
-        x, head = hidden(model, batch), model.head
+        x, head = hidden_states(model, batch), model.head
         assert head is not None
         weight = model.embedding.table if head.weight is None else head.weight
         loss = linear_cross_entropy(
@@ -91,23 +94,34 @@ class NextToken(Text):
         )
         return loss, {}
 
+    @property
+    def bytes_per_token(self) -> float:
+        return self.held_out.scored_bytes / self.held_out.scored
+
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
-        bytes_per_token = self.held_out.scored_bytes / self.held_out.scored
-        return {"val/loss": loss, "val/perplexity": bounded_exp(loss), "val/bpb": loss / math.log(2) / bytes_per_token}
+        bits_per_byte = loss / math.log(2) / self.bytes_per_token
+        return {"val/loss": loss, "val/perplexity": bounded_exp(loss), "val/bpb": bits_per_byte}
 
-    def made(self, model: SequenceModel) -> dict[str, Any]:
-        """How it goes on from the first words that it has not seen."""
-        prompt = [int(token) for token in self.held_out.tokens(0, min(PROMPT_TOKENS, len(self.held_out)))]
-        length = min(SAMPLE_TOKENS, self.task.context - len(prompt))
-        return {"sample": continued(model, self.tokenizer, prompt, length)}
+    def write_samples(self, model: SequenceModel) -> dict[str, Any]:
+        """A continuation of the first words of the held-out text."""
+        count = min(math.ceil(PROMPT_CHARACTERS / self.bytes_per_token), len(self.held_out), self.task.context - 1)
+        prompt = [int(token) for token in self.held_out.tokens(0, count)]
+        length = math.ceil(SAMPLE_CHARACTERS / self.bytes_per_token)
+        position = self.config.embedding.position
+        if isinstance(position, LearnedConfig):
+            length = min(length, position.length - len(prompt))
+        return {
+            "prompt": self.tokenizer.decode(prompt),
+            "sample": continue_text(model, self.tokenizer, prompt, length),
+        }
 
-    def files(self) -> dict[str, str]:
-        """The layout of conversations, where it has learned from any."""
+    def extra_files(self) -> dict[str, str]:
+        """The chat template, if the data has conversations."""
         return {"chat_template.jinja": CHAT_TEMPLATE} if self.training.chats else {}
 
 
 class MaskedTokens(Text):
-    """The loss on hidden tokens; only these need logits."""
+    """The loss on masked tokens. Only these need logits."""
 
     head = MaskedLMHeadConfig
 
@@ -116,26 +130,26 @@ class MaskedTokens(Text):
         assert isinstance(self.task, MaskedTokensConfig)
         mask = tokenizer.inner.token_to_id(MASK)
         if mask is None:
-            raise ConfigError(f"the tokenizer has no token {MASK}, by which a masked language model hides tokens")
-        self.hiding = Hiding(mask, tokenizer.vocabulary, self.task.share, recipe.seed)
+            raise ConfigError(f"the tokenizer has no token {MASK}, which a masked language model needs")
+        self.masking = TokenMasking(mask, tokenizer.vocabulary, self.task.share, recipe.seed)
 
     def batch(self, step: int, rows: slice = slice(None)) -> TrainBatch:
         first = rows.indices(self.recipe.batch)[0] + step * self.recipe.batch
-        return to_torch(self.hiding.hide(self.batches.at(step, rows), first))
+        return to_torch(self.masking.mask_tokens(self.batches.at(step, rows), first))
 
     def validation(self) -> Iterator[TrainBatch]:
         task, first = self.task, 0
         for window in windows(self.held_out, self.length, batch=self.recipe.batch, apart=task.apart):
-            yield to_torch(self.hiding.hide(window, first))
+            yield to_torch(self.masking.mask_tokens(window, first))
             first += len(window.inputs)
 
     def loss(self, model: SequenceModel, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
-        x, head = hidden(model, batch), model.head
+        x, head = hidden_states(model, batch), model.head
         assert head is not None
-        hidden_ones = batch.targets != IGNORED
-        wanted = batch.targets[hidden_ones]
+        masked = batch.targets != IGNORED
+        wanted = batch.targets[masked]
         context = make_context(1, len(wanted), x.device)
-        logits = head(x[hidden_ones][None], context, model.embedding.table)[0]
+        logits = head(x[masked][None], context, model.embedding.table)[0]
         loss = F.cross_entropy(logits.float(), wanted, label_smoothing=smoothing, reduction="sum")
         return loss / max(len(wanted), 1), {"right": (logits.argmax(dim=-1) == wanted).sum()}
 
@@ -143,64 +157,77 @@ class MaskedTokens(Text):
         return {"val/loss": loss, "val/perplexity": bounded_exp(loss), "val/accuracy": sums["right"] / max(count, 1)}
 
 
-@learns(NextTokenConfig)
 def next_token(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> NextToken:
-    return NextToken(recipe, *tokens(recipe, paths, validation, run, say))
+    return NextToken(recipe, *prepare_tokens(recipe, paths, validation, run, say))
 
 
-@learns(MaskedTokensConfig)
 def masked_tokens(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say) -> MaskedTokens:
-    return MaskedTokens(recipe, *tokens(recipe, paths, validation, run, say))
+    return MaskedTokens(recipe, *prepare_tokens(recipe, paths, validation, run, say))
 
 
-def tokens(
+def prepare_tokens(
     recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say: Say
 ) -> tuple[Tokenizer, Shards, Shards]:
-    """Tokenizer and shards in the run's folder; what is there already is used again."""
+    """The tokenizer and the token shards for training and validation; those in the run's folder are reused."""
     assert isinstance(recipe.task, NextTokenConfig | MaskedTokensConfig)
     config = recipe.task.tokenizer
-    corpus: Corpus = documents(paths, run.folder) if paths else standard_library()
-    say(f"reading {corpus.summary}")
-    held_out = documents(validation, run.folder) if validation else None
+    corpus: Corpus = documents(paths, run.folder, say) if paths else standard_library()
+    say(f"Reading {corpus.summary}")
+    held_out = documents(validation, run.folder, say) if validation else None
     parts = split(corpus, recipe.validation, recipe.seed) if held_out is None else (corpus, held_out)
     if (run.folder / "tokenizer.json").exists():
         tokenizer = Tokenizer.load(run.folder)
     else:
-        # characters are those of the whole text: one that only the validation part has must be known
+        # Characters come from the whole text: one that only the validation part has must be known too.
         known = parts if isinstance(config, CharactersConfig) else parts[:1]
         tokenizer = make(config, (text for part in known for text in part.texts()))
+        describe_tokenizer(recipe, tokenizer, say)
         if isinstance(recipe.task, MaskedTokensConfig):
             tokenizer = tokenizer.with_mask()
         tokenizer.save(run.folder)
-        say(f"{'took' if recipe.start else 'made'} a tokenizer of {tokenizer.vocabulary:,} tokens")
-    shards = [
+    training, validating = (
         build(part, tokenizer, run.tokens / name) for name, part in zip(("training", "validation"), parts, strict=True)
-    ]
-    say(f"{len(shards[0]):,} tokens to train on, {len(shards[1]):,} to validate with")
-    if len(shards[0]) <= recipe.task.context:
-        say(f"that is less than one row of task.context={recipe.task.context}, so rows are as long as the text")
-    return tokenizer, shards[0], shards[1]
+    )
+    say(f"{len(training):,} tokens to train on, {len(validating):,} to validate")
+    if len(training) <= recipe.task.context:
+        say(f"The text is shorter than the context of {recipe.task.context:,} tokens, so rows are as long as the text.")
+    return tokenizer, training, validating
 
 
-def fitted(
+def describe_tokenizer(recipe: RecipeConfig, tokenizer: Tokenizer, say: Say) -> None:
+    """Say how many tokens the vocabulary has, and if the text supports fewer than the recipe asks for."""
+    task = recipe.task
+    wanted = getattr(task, "tokenizer", None)
+    if isinstance(wanted, BytePairConfig) and tokenizer.vocabulary < wanted.vocabulary:
+        say(
+            f"The text is too small for a vocabulary of {wanted.vocabulary:,} tokens: using {tokenizer.vocabulary:,} "
+            "(--vocabulary sets another limit)"
+        )
+    else:
+        say(f"{'Using the checkpoint’s' if recipe.start else 'Made a'} tokenizer of {tokenizer.vocabulary:,} tokens")
+
+
+def fit_config(
     recipe: RecipeConfig, head: type[LMHeadConfig] | type[MaskedLMHeadConfig], context: int, vocabulary: int
 ) -> SequenceModelConfig:
-    """The recipe's model with the tokenizer's vocabulary. A checkpoint's model stays as it is."""
+    """The recipe's model with the tokenizer's vocabulary. A checkpoint's model stays unchanged."""
     config = recipe.model
     if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, TokenEmbeddingConfig):
         raise ConfigError(f"a {config.kind()} of this shape cannot be trained on plain text")
     if not isinstance(config.head, head):
         kind = "no head" if config.head is None else f"a {config.head.kind()} head"
-        raise ConfigError(f"the model has {kind}, but the task {recipe.task.kind()} needs a {head.kind()}")
+        raise ConfigError(f"the model has {kind}, but the task {recipe.task.kind()} needs a {head.kind()} head")
     if head is LMHeadConfig:
         require_causal(config.stack)
     position = config.embedding.position
     if isinstance(position, LearnedConfig) and position.length < context:
-        raise ConfigError(f"context={context}, but the model has {position.length} learned positions")
+        raise ConfigError(
+            f"context={context}, but the model has {position.length} learned positions; use --context {position.length}"
+        )
     if recipe.start is not None:
         if config.embedding.vocabulary < vocabulary:
             raise ConfigError(
-                f"the tokenizer has {vocabulary:,} tokens, but the checkpoint knows {config.embedding.vocabulary:,}"
+                f"the tokenizer has {vocabulary:,} tokens, but the checkpoint has {config.embedding.vocabulary:,}"
             )
         return config
     embedding = replace(config.embedding, vocabulary=vocabulary)
@@ -208,24 +235,24 @@ def fitted(
 
 
 def require_causal(stack: StackConfig) -> None:
-    """What foretells the next token must not have read it."""
+    """Refuse a language model that can see the tokens it must predict."""
     if not stack.causal:
         place, mixer = next((i, b.mixer) for i, b in enumerate(stack.blocks) if not b.mixer.mask.causal)
         raise ConfigError(
-            f"block {place} reads later tokens: its {mixer.kind()} has the mask {mixer.mask.kind()}, and so would be "
-            "given the very tokens that it is to foretell; make it Causal"
+            f"block {place} can see the tokens it must predict: its {mixer.kind()} has the mask {mixer.mask.kind()}; "
+            "make it Causal"
         )
 
 
-def hidden(model: SequenceModel, batch: TrainBatch) -> Float[Tensor, "B T D"]:
-    """What the head reads."""
+def hidden_states(model: SequenceModel, batch: TrainBatch) -> Float[Tensor, "B T D"]:
+    """The input of the head."""
     rows, length = batch.inputs.shape
     context = make_context(rows, length, batch.inputs.device, documents=batch.documents)
     return model.hidden(batch.inputs, context)
 
 
-def continued(model: Any, tokenizer: Tokenizer, prompt: str | list[int], steps: int) -> str:
-    """How a language model goes on from a text, or from tokens."""
+def continue_text(model: Any, tokenizer: Tokenizer, prompt: str | list[int], steps: int) -> str:
+    """The prompt and `steps` tokens that the model writes after it."""
     ids = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
     ids = ids or [tokenizer.end or 0]
     if steps < 1:

@@ -10,7 +10,7 @@ import pytest
 
 from clearhead.configs.data import CharactersConfig
 from clearhead.data import IGNORED, Batch, Batches, DataError, Document, Shards, build, windows
-from clearhead.data.hashing import keys, shuffled
+from clearhead.data.hashing import derive_keys, permute
 from clearhead.tokenize import make
 
 from .tools import by_bytes, plain
@@ -169,7 +169,7 @@ def test_shuffling_is_a_permutation_and_a_fair_one(count: int) -> None:
     places = np.arange(count)
     sums, trials = Counter(), 300
     for seed in range(trials):
-        result = shuffled(places, count, keys(seed, np.zeros(count, dtype=np.int64)))
+        result = permute(places, count, derive_keys(seed, np.zeros(count, dtype=np.int64)))
         assert sorted(result.tolist()) == places.tolist()
         sums[int(result[0]) * 4 // count] += 1
     if count >= 97:

@@ -172,12 +172,25 @@ def lose(folder: Path) -> None:
     (folder / "tokens-00002.bin").unlink()
 
 
-@pytest.mark.parametrize("damage", [shorten, lose])
-def test_a_damaged_shard_is_seen_and_made_again(damage: Callable[[Path], None], tmp_path: Path) -> None:
+def flip(folder: Path) -> None:
+    data = bytearray((folder / "tokens-00001.bin").read_bytes())
+    data[10] ^= 1
+    (folder / "tokens-00001.bin").write_bytes(data)
+
+
+def flip_documents(folder: Path) -> None:
+    data = bytearray((folder / "documents.bin").read_bytes())
+    data[8] ^= 1
+    (folder / "documents.bin").write_bytes(data)
+
+
+@pytest.mark.filterwarnings("ignore:.*building the token shards again")
+@pytest.mark.parametrize("damage", [shorten, lose, flip, flip_documents])
+def test_a_damaged_shard_is_detected_and_built_again(damage: Callable[[Path], None], tmp_path: Path) -> None:
     by_bytes(DOCUMENTS, tmp_path, shard_tokens=700)
     before = files(tmp_path)
     damage(tmp_path)
-    with pytest.raises(DataError, match=r"tokens-0000\d.bin is missing or cut short"):
+    with pytest.raises(DataError, match=r"(tokens-0000\d|documents)\.bin (is missing or cut short|was changed)"):
         Shards.open(tmp_path)
     by_bytes(DOCUMENTS, tmp_path, shard_tokens=700)
     assert files(tmp_path) == before
@@ -200,12 +213,12 @@ def test_other_text_or_tokenizer_is_refused(stop: int | None, tmp_path: Path, mo
 
 
 def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"there are no token shards in .*: it has no index\.json"):
+    with pytest.raises(DataError, match=r"holds no token shards: it has no index\.json"):
         Shards.open(tmp_path)
     by_bytes(plain("abc"), tmp_path)
     index = json.loads((tmp_path / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps(index | {"complete": False}))
-    with pytest.raises(DataError, match="were not finished; build them again to continue"):
+    with pytest.raises(DataError, match="are not finished; build them again to continue"):
         Shards.open(tmp_path)
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(DataError, match=r"index\.json is damaged or of another version"):
@@ -229,7 +242,7 @@ def test_a_full_disk_is_said_and_what_is_finished_is_kept(tmp_path: Path, monkey
     by_bytes(DOCUMENTS, tmp_path / "whole", shard_tokens=700)
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(
-        DataError, match=r"cannot write token shards to .*: No space left on device; the shards that are"
+        DataError, match=r"cannot write token shards to .*: No space left on device; finished shards are"
     ):
         by_bytes(DOCUMENTS, tmp_path / "full", shard_tokens=700)
     monkeypatch.setattr(os, "fsync", sync)

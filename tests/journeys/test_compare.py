@@ -210,7 +210,7 @@ def test_the_table_and_the_loss_at_equal_budget(tmp_path: Path) -> None:
 
 def test_an_interrupt_while_it_trains_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def leave(*given: object, **options: object) -> None:
-        raise loop.Interrupted("left at step 3 of 20; --resume goes on")
+        raise loop.RunStopped("Stopped at step 3 of 20")
 
     monkeypatch.setattr(loop, "train", leave)
     with pytest.raises(click.Abort):

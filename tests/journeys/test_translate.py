@@ -206,10 +206,10 @@ def test_the_alignment_is_the_mean_of_the_cross_attention(folder: str, tmp_path:
     for name in ("a.svg", "a.html", "a.csv"):
         result = run("translate", folder, "-m", "8", "--attention", str(tmp_path / name), typed="\nabc\n")
         assert result.returncode == 0, result.stderr
-        assert f"drew line 2 in {tmp_path / name}" in result.stderr
+        assert f"drew line 2 to {tmp_path / name}" in result.stderr
         assert (tmp_path / name).stat().st_size > 100
     assert "'.doc', but must end in one of" in run("translate", folder, "--attention", "a.doc", typed="x\n").stderr
-    assert "all are empty" in run("translate", folder, "--attention", "a.svg", typed="\n\n").stderr
+    assert "all lines are empty" in run("translate", folder, "--attention", "a.svg", typed="\n\n").stderr
 
 
 # ---- scores

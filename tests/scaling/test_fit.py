@@ -1,5 +1,4 @@
-"""Laws come back out of tables that they made, intervals hold the truth as often as they say, and what runs cannot
-tell is refused."""
+"""Fits recover the law behind a table, intervals cover the truth as often as they claim, and bad tables are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +53,7 @@ def test_no_start_of_the_papers_grid_finds_better(noisy: Problem) -> None:
     ).reshape(-1, 5)
     for e, a, b, alpha, beta in grid[::173]:
         start = np.array([e, a - alpha * noisy.log_n.mean(), b - beta * noisy.log_d.mean(), alpha, beta])
-        found = optimize.minimize(noisy.objective, start, jac=True, method="L-BFGS-B", bounds=noisy.edges())
+        found = optimize.minimize(noisy.objective, start, jac=True, method="L-BFGS-B", bounds=noisy.bounds())
         assert best <= found.fun * (1 + 1e-6)
 
 
@@ -64,9 +63,9 @@ def test_many_fits_at_once_are_each_the_best(noisy: Problem) -> None:
     losses = noisy.log_loss + 0.003 * rng.standard_normal((12, len(noisy.x)))
     counts = rng.integers(0, 3, losses.shape).astype(float)
     options = {"maxiter": 3000, "maxfun": 9000, "ftol": 1e-15}
-    for found, y, count in zip(noisy.again(theta, losses, counts), losses, counts, strict=True):
+    for found, y, count in zip(noisy.refit(theta, losses, counts), losses, counts, strict=True):
         ours = objective(noisy, found, y, count)
-        start, bounds = found + 0.01, noisy.edges()
+        start, bounds = found + 0.01, noisy.bounds()
         theirs = optimize.minimize(
             lambda at, y=y, c=count: objective(noisy, at, y, c), start, bounds=bounds, options=options
         )
@@ -134,7 +133,7 @@ def test_a_plan_is_the_closed_form_and_the_best_of_a_grid(name: str, flops: floa
     assert plan.d == pytest.approx((flops / 6) ** (alpha / (alpha + beta)) / size)
     assert plan.n == pytest.approx(best_size(BOTH[name], flops), rel=1e-3)
     assert plan.loss == pytest.approx(loss(BOTH[name], plan.n, plan.d))
-    assert (plan.intervals["N"] is None) == (name == "chinchilla"), "its paper tells no errors"
+    assert (plan.intervals["N"] is None) == (name == "chinchilla"), "its paper gives no errors"
 
 
 def test_published_errors_are_those_of_the_draws() -> None:
@@ -208,7 +207,7 @@ def refused(rows: list[dict[str, float]], law: str = "parametric") -> str:
     return message
 
 
-def test_what_the_runs_cannot_tell_is_refused() -> None:
+def test_runs_that_do_not_determine_a_law_are_refused() -> None:
     def rows(places: list[tuple[float, float]], law: tuple[float, ...] = CHINCHILLA) -> list[dict[str, float]]:
         return [{"N": n, "D": d, "loss": loss(law, n, d)} for n, d in places]
 
@@ -217,18 +216,18 @@ def test_what_the_runs_cannot_tell_is_refused() -> None:
     assert "there are 7" in refused(rows(grid[:7]))
     assert "N takes 1 value, " in refused(rows([(1e8, d) for d in np.geomspace(1e9, 1e11, 20)]))
     assert "D takes 2 values" in refused(rows([(n, d) for n in sizes for d in lengths[:2]]))
-    assert "go in step" in refused(rows([(n, 20 * n) for n in np.geomspace(1e7, 1e10, 20)]))
-    assert "one budget of compute; add runs of other budgets" in refused(
+    assert "grow together" in refused(rows([(n, 20 * n) for n in np.geomspace(1e7, 1e10, 20)]))
+    assert "one budget; add runs with other budgets" in refused(
         rows([(n, 1e18 / n) for n in np.geomspace(1e7, 1e10, 20)])
     )
     assert "no E" in refused(rows(grid, (1e-9, *CHINCHILLA[1:])))
-    assert "the best α is 0.01, at the edge" in refused(rows(grid, (1.69, 1e-9, *CHINCHILLA[2:])))
-    assert "the edge" in refused(rows(grid, (1.69, 1e45, 410.7, 6.0, 0.28)))
+    assert "the best α is 0.01, at the bound" in refused(rows(grid, (1.69, 1e-9, *CHINCHILLA[2:])))
+    assert "the bound" in refused(rows(grid, (1.69, 1e45, 410.7, 6.0, 0.28)))
     rng = np.random.default_rng(0)
     near = [(n, d) for n in np.geomspace(1e8, 1.3e8, 4) for d in np.geomspace(1e10, 1.3e10, 4)]
     blurred = [row | {"loss": row["loss"] * np.exp(0.01 * rng.standard_normal())} for row in rows(near)]
-    assert "cannot tell" in refused(blurred)
-    assert "budgets with a valley" in refused(rows(grid), "isoflop")
+    assert "do not determine" in refused(blurred)
+    assert "budgets with a minimum" in refused(rows(grid), "isoflop")
     assert "envelope needs 5" in refused(rows(grid[:15]), "envelope")
     assert "L(N)" in refused(rows(grid[:10]), "size")
     with pytest.raises(FitError, match="no law 'kaplan'"):
@@ -249,11 +248,11 @@ def test_a_fit_is_kept_with_what_plans_need(tmp_path: Path) -> None:
         assert "far from the runs" in (again.beyond(1e24) or "")
     for text in ("{", "[]", '{"law": "kaplan"}', '{"law": "isoflop", "k": {}}'):
         path.write_text(text)
-        with pytest.raises(FitError, match="holds no fit"):
+        with pytest.raises(FitError, match="is not a saved fit"):
             read_fit(path)
-    with pytest.raises(FitError, match="says nothing of how a budget"):
+    with pytest.raises(FitError, match="does not say how to split a budget"):
         fit(table, "size").plan(1e21)
-    with pytest.raises(FitError, match="cannot be spent"):
+    with pytest.raises(FitError, match="must be a number above 0"):
         found.plan(-1.0)
     with pytest.raises(FitError, match="1e-300 FLOPs are too few"):
         found.plan(1e-300)

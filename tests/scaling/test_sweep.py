@@ -1,4 +1,4 @@
-"""A sweep trains its family under the budgets that were asked for, and goes on where it was stopped."""
+"""A sweep trains its family under the budgets that were sweep for, and goes on where it was stopped."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from clearhead.cli.main import cli
 from clearhead.configs import ConfigError
 from clearhead.models.model import build
 from clearhead.scaling import read_table
-from clearhead.scaling.sweep import Sweep, bytes_recipe, member_config, multiplied, run_sweep
+from clearhead.scaling.sweep import Sweep, bytes_recipe, member_config, run_sweep
 from clearhead.training.checkpoint import ResumeError
-from clearhead.training.loop import Interrupted, Report
+from clearhead.training.loop import Callbacks, RunStopped
 
 from .test_table import write_table
 from .tools import CHINCHILLA, curves_table, isoflop_table
@@ -21,7 +21,7 @@ from .tools import CHINCHILLA, curves_table, isoflop_table
 TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 
 
-def asked(**changes: object) -> Sweep:
+def sweep(**changes: object) -> Sweep:
     recipe = bytes_recipe().changed("batch", 4).changed("task.context", 16).changed("evaluate_targets", 256)
     return Sweep(**{"dims": (8, 16), "budgets": (6e7, 1e8), "layers": 1, "recipe": recipe} | changes)  # type: ignore[arg-type]
 
@@ -30,14 +30,14 @@ def test_parameters_are_those_of_products() -> None:
     config = member_config(16, 2, 257)
     model = build(config)
     table = model.embedding.table.numel()
-    assert multiplied(config) == sum(p.numel() for p in model.parameters()) - table
+    assert matmul_parameters(config) == sum(p.numel() for p in model.parameters()) - table
 
 
 def test_a_stopped_sweep_goes_on_and_ends_alike(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     said: list[str] = []
-    whole = run_sweep(asked(), [text], tmp_path / "whole", report=Report(say=said.append))
+    whole = run_sweep(sweep(), [text], tmp_path / "whole", callbacks=Callbacks(message=said.append))
     table = read_table(whole)
     assert len(table) == 4
     assert [len(budget) for budget in table.budgets()] == [2, 2]
@@ -51,23 +51,23 @@ def test_a_stopped_sweep_goes_on_and_ends_alike(tmp_path: Path) -> None:
             raise KeyboardInterrupt
 
     stopped = tmp_path / "stopped"
-    with pytest.raises((KeyboardInterrupt, Interrupted)):
-        run_sweep(asked(), [text], stopped, report=Report(show=stop))
+    with pytest.raises((KeyboardInterrupt, RunStopped)):
+        run_sweep(sweep(), [text], stopped, callbacks=Callbacks(step=stop))
     assert len(read_table(stopped / "table.csv")) == 1
-    with pytest.raises(ConfigError, match="give --resume"):
-        run_sweep(asked(), [text], stopped)
-    with pytest.raises(ResumeError, match="was begun with another recipe: seed was 1337 and is 7"):
-        run_sweep(asked(recipe=asked().recipe.changed("seed", 7)), [text], stopped, resume=True)
+    with pytest.raises(ConfigError, match="add --resume"):
+        run_sweep(sweep(), [text], stopped)
+    with pytest.raises(ResumeError, match="was started with another recipe: seed was 1337 and is 7"):
+        run_sweep(sweep(recipe=sweep().recipe.changed("seed", 7)), [text], stopped, resume=True)
     with pytest.raises(ResumeError, match="there is no run in"):
-        run_sweep(asked(), [text], tmp_path / "nowhere", resume=True)
+        run_sweep(sweep(), [text], tmp_path / "nowhere", resume=True)
     first = (stopped / "6e+07-8" / "model.safetensors").stat().st_mtime_ns
-    again = run_sweep(asked(), [text], stopped, resume=True)
+    again = run_sweep(sweep(), [text], stopped, resume=True)
     assert again.read_text() == whole.read_text()
     assert (stopped / "6e+07-8" / "model.safetensors").stat().st_mtime_ns == first
-    with pytest.raises(ResumeError, match=r"6e\+07-8 was begun with another recipe"):
-        run_sweep(asked(layers=2, budgets=(4e7,)), [text], stopped, resume=True)
-    more = run_sweep(asked(dims=(8,), budgets=(4e7,)), [text], stopped, resume=True).read_text()
-    assert more.startswith(whole.read_text()), "runs that are not asked for again stay in the table"
+    with pytest.raises(ResumeError, match=r"6e\+07-8 was started with another recipe"):
+        run_sweep(sweep(layers=2, budgets=(4e7,)), [text], stopped, resume=True)
+    more = run_sweep(sweep(dims=(8,), budgets=(4e7,)), [text], stopped, resume=True).read_text()
+    assert more.startswith(whole.read_text()), "runs that are not sweep for again stay in the table"
     assert more.removeprefix(whole.read_text()).endswith(",4e+07-8\n")
 
 
@@ -75,11 +75,11 @@ def test_what_cannot_be_trained_is_said(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
     with pytest.raises(ConfigError, match="no budget is enough for 20 steps"):
-        run_sweep(asked(budgets=(1e5,)), [text], tmp_path / "out")
+        run_sweep(sweep(budgets=(1e5,)), [text], tmp_path / "out")
     with pytest.raises(ConfigError, match="at least one width"):
-        asked(dims=())
+        sweep(dims=())
     with pytest.raises(ValueError, match="layers"):
-        run_sweep(asked(layers=0), [text], tmp_path / "none")
+        run_sweep(sweep(layers=0), [text], tmp_path / "none")
 
 
 def test_a_figure_that_cannot_be_drawn_is_said_before_anything_is_trained(tmp_path: Path) -> None:
@@ -100,5 +100,5 @@ def test_the_figure_is_of_the_first_law_that_the_runs_tell(tmp_path: Path, monke
         result = CliRunner().invoke(cli, ["scaling", "sweep", "--figure", str(figure)])
         assert result.exit_code == 0, result.output
         assert figure.exists() == (str(figure) in result.stdout.split()) == (equation is not None)
-        assert ("nothing was drawn" in result.stderr) == (equation is None)
+        assert ("no figure was drawn" in result.stderr) == (equation is None)
         assert equation is None or f"<!-- {equation}" in figure.read_text()

@@ -60,7 +60,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("text", "words"), BAD.items())
-def test_bad_tables_are_said_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
+def test_bad_tables_are_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:
     with pytest.raises(TableError) as error:
         read_table(write(tmp_path / "t.csv", text))
     assert words in str(error.value)
@@ -109,15 +109,15 @@ def test_all_laws_are_told_or_why_not(tmp_path: Path) -> None:
     assert [law for law in told if "equation" in told[law]] == ["parametric", "isoflop", "size", "data"]
     shown = call("fit", table, "--law", "all", "--draws", "20")
     assert "N = " in shown
-    assert "envelope: these runs" in shown
+    assert "envelope: a training curve" in shown
 
 
-def test_bad_sources_and_options_are_said(tmp_path: Path) -> None:
+def test_bad_sources_and_options_are_refused(tmp_path: Path) -> None:
     for arguments, words in {
         ("plan", "--flops", "1e21", "--from", "chinchila"): "did you mean 'chinchilla'?",
-        ("plan", "--flops", "0"): "cannot be spent",
-        ("plan", "--flops", "1e21", "--law", "isoflop"): "--law is fitted to a table.csv, and reanalysis has its law",
-        ("plan", "--flops", "1e21", "--from", "fit.json", "--law", "size"): "and fit.json has its law already",
+        ("plan", "--flops", "0"): "must be a number above 0",
+        ("plan", "--flops", "1e21", "--law", "isoflop"): "--law needs a table.csv; reanalysis already has its law",
+        ("plan", "--flops", "1e21", "--from", "fit.json", "--law", "size"): "fit.json already has its law",
         ("plan", "--flops", "much"): "not a valid float",
         ("plan", "--flops", "1e20", "--from", str(tmp_path / "none.csv")): "No such file",
         ("fit", str(tmp_path / "none.csv")): "No such file",
@@ -146,5 +146,5 @@ def test_every_law_has_its_picture(tmp_path: Path, law: str, theme: str) -> None
 def test_a_comma_too_many_is_said(tmp_path: Path) -> None:
     path = tmp_path / "runs.csv"
     path.write_text("N,D,loss\n1e6,1e7,3.5\n1e6,1,000,3.0\n")
-    with pytest.raises(TableError, match="line 3 has more cells than the first line has names"):
+    with pytest.raises(TableError, match="line 3 has more cells than the first line"):
         read_table(path)

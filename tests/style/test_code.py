@@ -30,7 +30,7 @@ LAYERS = (
     {"measure"},
     {"tasks"},
     {"inspect"},
-    {"training"},
+    {"training", "optim"},
     {"lab", "scaling"},
     {"checker"},
     {"serve"},

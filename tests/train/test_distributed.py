@@ -1,4 +1,4 @@
-"""Several processes make of a run what one makes of it."""
+"""Several processes give the same run as one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 import clearhead
 from clearhead.configs import dumps
-from clearhead.training.loop import Means, train
+from clearhead.training.loop import Execution, train
 from clearhead.training.run import Run
 
 from .test_pairs import tiny, write_table
@@ -109,5 +109,5 @@ def test_what_the_first_process_refuses_is_said_once(corpus: Path, tmp_path: Pat
 
 
 def test_one_process_cannot_shard(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="start it by torchrun"):
-        train(small(), [corpus], tmp_path / "run", means=Means(shard=True))
+    with pytest.raises(ValueError, match="start them with: torchrun"):
+        train(small(), [corpus], tmp_path / "run", execution=Execution(shard=True))

@@ -1,4 +1,4 @@
-"""What does not change what is learned: recomputing, precision, what is kept and shown."""
+"""How a run is carried out: recomputation, precision, best model, progress."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ import pytest
 import torch
 
 import clearhead
-from clearhead.cli import runs
+from clearhead.cli import runs, train_display
 from clearhead.cli import train as cli_train
 from clearhead.configs import dumps
 from clearhead.training import curves
-from clearhead.training.loop import Means, Report, train
+from clearhead.training.loop import Callbacks, Execution, train
 from clearhead.training.run import Run
 
 from .tools import same, small, start, weights
 
 
 def test_recomputing_gives_the_same_weights(corpus: Path, tmp_path: Path) -> None:
-    for name, means in (("plain", Means()), ("again", Means(recompute=True))):
-        model = train(small(steps=4), [corpus], tmp_path / name, means=means)
+    for name, execution in (("plain", Execution()), ("again", Execution(recompute=True))):
+        model = train(small(steps=4), [corpus], tmp_path / name, execution=execution)
         assert not any("forward" in vars(block) for block in model.stack.layers())
     assert same(tmp_path / "plain", tmp_path / "again")
 
@@ -32,7 +32,7 @@ def test_recomputing_gives_the_same_weights(corpus: Path, tmp_path: Path) -> Non
 def test_the_best_model_is_kept_beside_the_last(corpus: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     numbers: list[dict] = []
-    train(small(evaluate_every=3), [corpus], out, report=Report(show=numbers.append))
+    train(small(evaluate_every=3), [corpus], out, callbacks=Callbacks(step=numbers.append))
     best = min((line for line in numbers if "val/loss" in line), key=lambda line: line["val/loss"])
     assert same(out, out / "best") == (best["step"] == 12)
     clearhead.load(out / "best")
@@ -42,11 +42,11 @@ def test_the_best_model_is_kept_beside_the_last(corpus: Path, tmp_path: Path) ->
 def test_the_time_that_is_left_goes_by_steps_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    clock = iter([100.0, 120.0])
-    monkeypatch.setattr(cli_train.time, "monotonic", lambda: next(clock))
-    report = cli_train.lines(30)
+    clock = iter([90.0, 100.0, 120.0, 120.0])
+    monkeypatch.setattr(train_display.time, "monotonic", lambda: next(clock))
+    callbacks = train_display.line_callbacks(30)
     for step in (10, 20):  # a run that was resumed, a hundred seconds after it was called
-        report.show({"step": step, "train/loss": 1.0, "tokens_per_second": 9.0, "peak": 0.1})
+        callbacks.step({"step": step, "train/loss": 1.0, "tokens_per_second": 9.0, "peak": 0.1})
     first, second = capsys.readouterr().err.splitlines()
     assert "left" not in first
     assert second.endswith("0:20 left")
@@ -87,7 +87,7 @@ def test_tensorboard_reads_the_numbers(corpus: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_written_for_tensorboard_before_there_is_a_step(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    with cli_train.events(tmp_path / "run", Report()):
+    with cli_train.tensorboard_events(tmp_path / "run", Callbacks()):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -102,8 +102,8 @@ def test_lower_precision_is_tried_and_said_where_it_fails(
 
     monkeypatch.setattr(loop, "precision_works", lambda dtype: Probe(dtype=dtype, outcome="killed", detail="SIGILL"))
     said: list[str] = []
-    train(small(steps=2, precision="bfloat16"), [corpus], tmp_path / "run", report=Report(say=said.append))
-    assert any("bfloat16 kills the process (SIGILL); going on in float32" in text for text in said)
+    train(small(steps=2, precision="bfloat16"), [corpus], tmp_path / "run", callbacks=Callbacks(message=said.append))
+    assert any("bfloat16 kills the process (SIGILL); training in float32" in text for text in said)
 
 
 def test_bfloat16_learns_as_float32_does(corpus: Path, tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_bfloat16_learns_as_float32_does(corpus: Path, tmp_path: Path) -> None:
         command = [sys.executable, "-m", "clearhead", "train", str(file), "--data", str(corpus), "--out", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
         assert done.returncode == 0, done.stderr
-        assert "going on in float32" not in done.stderr or precision == "float32"
+        assert "training in float32" not in done.stderr or precision == "float32"
         losses[precision] = [line["train/loss"] for line in Run(out).history()]
     assert losses["bfloat16"] != losses["float32"]
     assert losses["bfloat16"][-1] == pytest.approx(losses["float32"][-1], rel=0.1)
@@ -127,11 +127,17 @@ def test_where_nothing_can_compile_a_run_says_so_and_goes_on(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clearhead.measure.machine import Compile
-    from clearhead.training import loop
+    from clearhead.training import compiling
 
-    monkeypatch.setattr(loop, "look_for_compiler", lambda: Compile(compiler=None, headers=True))
+    monkeypatch.setattr(compiling, "look_for_compiler", lambda: Compile(compiler=None, headers=True))
     said: list[str] = []
-    train(small(steps=2), [corpus], tmp_path / "a", means=Means(compile=True), report=Report(say=said.append))
+    train(
+        small(steps=2),
+        [corpus],
+        tmp_path / "a",
+        execution=Execution(compile=True),
+        callbacks=Callbacks(message=said.append),
+    )
     train(small(steps=2), [corpus], tmp_path / "b")
     assert any("torch.compile needs a C++ compiler" in text for text in said)
     assert same(tmp_path / "a", tmp_path / "b")
@@ -141,13 +147,19 @@ def test_where_compiling_fails_a_run_says_why_and_goes_on(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from clearhead.measure.machine import Compile
-    from clearhead.training import loop
+    from clearhead.training import compiling
 
     def broken(function: object) -> object:
         raise RuntimeError("no working compiler found\nand much more")
 
     said: list[str] = []
     monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr(loop, "look_for_compiler", lambda: Compile(compiler="g++", headers=True))
-    train(small(steps=1), [corpus], tmp_path / "a", means=Means(compile=True), report=Report(say=said.append))
-    assert "torch.compile does not work here: no working compiler found; going on without" in " ".join(said)
+    monkeypatch.setattr(compiling, "look_for_compiler", lambda: Compile(compiler="g++", headers=True))
+    train(
+        small(steps=1),
+        [corpus],
+        tmp_path / "a",
+        execution=Execution(compile=True),
+        callbacks=Callbacks(message=said.append),
+    )
+    assert "torch.compile does not work here: no working compiler found; training without it" in " ".join(said)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from copy import deepcopy
+
+import pytest
 import torch
+from torch import nn
 
 import clearhead
 from clearhead.configs import (
@@ -15,7 +20,8 @@ from clearhead.configs import (
 from clearhead.configs.train import AdamWConfig, MuonConfig
 from clearhead.models.llama import llama
 from clearhead.models.model import build_empty
-from clearhead.training.optimizer import fused_rows, make_optimizer, orthogonal, parts
+from clearhead.optim import AdamW, Muon, matrices, orthogonal
+from clearhead.training.optimizer import fused_rows, make_optimizer
 from tests.invariants.cases import MIXERS, block, sequence
 
 FUSED = (AttentionConfig, LinearAttentionConfig, LinformerConfig, LongformerConfig, ShortConvConfig)
@@ -49,7 +55,7 @@ def test_muon_moves_every_matrix_by_its_own_orthogonal_direction() -> None:
         moved = p.detach() - before[name]
         if ".blocks." in name and p.dim() > 1:
             rows = fused_rows(model).get(name)
-            for change, gradient in zip(parts(moved, rows), parts(p.grad, rows), strict=True):
+            for change, gradient in zip(matrices(moved, rows), matrices(p.grad, rows), strict=True):
                 tall = change.shape[0] > change.shape[1]
                 side = gradient.T if tall else gradient
                 wanted = orthogonal(side[None], 5)[0] * -0.1 * ((side.shape[1] / side.shape[0]) ** 0.5 if tall else 1)
@@ -59,14 +65,73 @@ def test_muon_moves_every_matrix_by_its_own_orthogonal_direction() -> None:
 
 
 def test_fused_qkv_is_three_matrices_and_experts_are_many() -> None:
-    assert [tuple(m.shape) for m in parts(torch.zeros(96, 32), (32, 32, 32))] == [(32, 32)] * 3
-    assert [tuple(m.shape) for m in parts(torch.zeros(5, 24, 32))] == [(24, 32)] * 5
-    assert [tuple(m.shape) for m in parts(torch.zeros(96, 32))] == [(96, 32)]
+    assert [tuple(m.shape) for m in matrices(torch.zeros(96, 32), (32, 32, 32))] == [(32, 32)] * 3
+    assert [tuple(m.shape) for m in matrices(torch.zeros(5, 24, 32))] == [(24, 32)] * 5
+    assert [tuple(m.shape) for m in matrices(torch.zeros(96, 32))] == [(96, 32)]
     grouped = llama(dim=32, layers=1, heads=4, kv_heads=2, hidden=96, vocabulary=50)
     optimizer = make_optimizer(MuonConfig(), clearhead.build(grouped))
-    found = sorted((name.split(".")[-2], i) for group in optimizer.groups for name, i, _ in group.places)
-    assert found == [("down", 0), ("gate", 0), ("out", 0), ("qkv", 0), ("qkv", 1), ("qkv", 2), ("up", 0)]
-    assert sorted(tuple(group.momentum.shape) for group in optimizer.groups) == [(2, 16, 32), (2, 32, 32), (3, 32, 96)]
+    muon = optimizer.optimizers[0]
+    stacks = [stack for group in muon.param_groups for stack in muon.stacks(group)]
+    names = [(optimizer.names[id(p)].split(".")[-2], i) for stack in stacks for p, i, _ in stack.places]
+    assert sorted(names) == [("down", 0), ("gate", 0), ("out", 0), ("qkv", 0), ("qkv", 1), ("qkv", 2), ("up", 0)]
+    momenta = [tuple(value.shape) for state in muon.state.values() for value in state.values()]
+    assert sorted(momenta) == [(1, 32, 32), (1, 32, 32), (2, 16, 32), (3, 32, 96)]
+
+
+def loss_after_steps(make: Callable[[nn.Module], list[torch.optim.Optimizer]], steps: int = 30) -> list[float]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    x, y = torch.randn(64, 8), torch.randn(64, 4)
+    optimizers, losses = make(model), []
+    for _ in range(steps):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_the_optimizers_work_in_a_plain_torch_loop() -> None:
+    def both(model: nn.Module) -> list[torch.optim.Optimizer]:
+        weights, biases = ([p for p in model.parameters() if (p.dim() == 2) == matrix] for matrix in (True, False))
+        return [Muon(weights, lr=0.05), AdamW(biases, lr=0.01)]
+
+    losses = loss_after_steps(both)
+    assert losses[-1] < 0.8 * losses[0]
+    losses = loss_after_steps(lambda model: [AdamW(model.parameters(), lr=0.01)])
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_adamw_decays_by_dimension_whatever_the_names() -> None:
+    matrix, gain = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3))
+    optimizer = AdamW([("gain.weight", gain), ("scale", matrix)], lr=0.1, weight_decay=0.5)
+    matrix.grad, gain.grad = torch.zeros_like(matrix), torch.zeros_like(gain)
+    optimizer.step()
+    assert torch.allclose(matrix, torch.full_like(matrix, 0.95))
+    assert torch.equal(gain, torch.ones_like(gain))
+
+
+def test_muon_continues_from_a_state_dict_to_the_bit_and_refuses_vectors() -> None:
+    torch.manual_seed(0)
+    gradients = [torch.randn(6, 4) for _ in range(4)]
+    one, other = nn.Parameter(torch.zeros(6, 4)), nn.Parameter(torch.zeros(6, 4))
+    first = Muon([one], lr=0.1)
+    for gradient in gradients[:2]:
+        one.grad = gradient.clone()
+        first.step()
+    second = Muon([other], lr=0.5)
+    second.load_state_dict(deepcopy(first.state_dict()))
+    other.data.copy_(one.data)
+    for gradient in gradients[2:]:
+        for parameter, optimizer in ((one, first), (other, second)):
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    assert torch.equal(one, other)
+    with pytest.raises(ValueError, match=r"but got a parameter of shape \(3,\); give it to AdamW"):
+        Muon([nn.Parameter(torch.zeros(3))])
 
 
 def test_fused_rows_are_all_the_rows_of_a_matrix() -> None:
@@ -110,14 +175,14 @@ def test_state_saved_and_loaded_goes_on_to_the_bit() -> None:
 
         optimizer = make_optimizer(config, model)
         advance(optimizer, model, gradients[:2])
-        saved = {k: v.clone() for k, v in optimizer.state().items()}
+        saved = {k: v.clone() for k, v in optimizer.tensors().items()}
         weights = {k: v.clone() for k, v in model.state_dict().items()}
         advance(optimizer, model, gradients[2:])
         other = clearhead.build(clearhead.preset("tiny-llama"))
         other.load_state_dict(weights)
         resumed = make_optimizer(config, other)
         with torch.no_grad():
-            for name, tensor in resumed.state().items():
+            for name, tensor in resumed.tensors().items():
                 tensor.copy_(saved[name])
         advance(resumed, other, gradients[2:])
         for a, b in zip(model.parameters(), other.parameters(), strict=True):

@@ -26,12 +26,12 @@ from clearhead.models.presets import preset
 from clearhead.models.transformer import modern_transformer, transformer
 from clearhead.schedules import noam
 from clearhead.tasks.translate import translate
-from clearhead.training.checkpoint import listed
-from clearhead.training.loop import Interrupted, Report, Trainer, TrainingError, train
-from clearhead.training.pairs import Translation, fitted
+from clearhead.training.checkpoint import list_checkpoints
+from clearhead.training.loop import Callbacks, RunStopped, Trainer, TrainingError, train
+from clearhead.training.pairs import Translation, fit_config
 from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
-from clearhead.training.task import prepare
+from clearhead.training.task import prepare_task
 
 from ..journeys.test_generate import run
 from .tools import same, weights
@@ -75,7 +75,7 @@ def table(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", ["translate", "translate-2017"])
 def test_the_loss_is_the_mean_over_real_targets_of_sentences_read_alone(name: str, tmp_path: Path) -> None:
     table = write_table(tmp_path / "numbers.tsv", 9)
-    task = prepare(tiny(name), [table], (), Run(tmp_path / "run"), lambda text: None)
+    task = prepare_task(tiny(name), [table], (), Run(tmp_path / "run"), lambda text: None)
     torch.manual_seed(0)
     model = clearhead.build(task.config).eval()
     batch = next(batch for batch in map(task.batch, range(9)) if batch.readable is not None)  # one with padding
@@ -109,25 +109,25 @@ def test_stopped_and_resumed_equals_uninterrupted_and_the_model_is_the_mean_of_i
 ) -> None:
     config = tiny(average=3)
     said: list[str] = []
-    train(config, [table], tmp_path / "whole", report=Report(say=said.append))
-    paths = listed(tmp_path / "whole" / "checkpoints")
+    train(config, [table], tmp_path / "whole", callbacks=Callbacks(message=said.append))
+    paths = list_checkpoints(tmp_path / "whole" / "checkpoints")
     assert [path.name[-2:] for path in paths] == ["06", "09", "12"]
-    assert any(text.startswith("the mean of the last 3 checkpoints: val/loss") for text in said), said
+    assert any(text.startswith("Mean of the last 3 checkpoints: val/loss") for text in said), said
     found = [load_file(path / "state.safetensors") for path in paths]
     for name, mean in weights(tmp_path / "whole").items():
         torch.testing.assert_close(mean, torch.stack([one[f"weights.{name}"] for one in found]).mean(dim=0))
     out = tmp_path / "broken"
     for step in (5, 8, 11):  # each leaves a checkpoint between those that count
-        asks = Report(show=lambda n, step=step: asked_at(step, n))
-        with pytest.raises(Interrupted):
-            train(config, [table], out, resume=out.exists(), report=asks)
-    assert "step-00000011" in [path.name for path in listed(out / "checkpoints")]
+        asks = Callbacks(step=lambda n, step=step: asked_at(step, n))
+        with pytest.raises(RunStopped):
+            train(config, [table], out, resume=out.exists(), callbacks=asks)
+    assert "step-00000011" in [path.name for path in list_checkpoints(out / "checkpoints")]
     train(config, [table], out, resume=True)
     assert same(tmp_path / "whole", out)
     with (paths[1] / "state.safetensors").open("r+b") as file:
         file.write(b"x")
-    train(config, [table], tmp_path / "whole", resume=True, report=Report(say=said.append))
-    assert any("is damaged (state.safetensors is not what was written); the mean is taken" in text for text in said)
+    train(config, [table], tmp_path / "whole", resume=True, callbacks=Callbacks(message=said.append))
+    assert any("is damaged (state.safetensors was changed); averaging without it" in text for text in said)
     for name, mean in weights(tmp_path / "whole").items():
         torch.testing.assert_close(mean, (found[0][f"weights.{name}"] + found[2][f"weights.{name}"]) / 2)
 
@@ -139,8 +139,8 @@ def test_a_run_that_gets_no_better_gives_up_and_stays_so(
     monkeypatch.setattr(Translation, "judged", lambda self, numbers: next(judged))
     config = tiny(steps=100, evaluate_every=2, patience=2)
     said: list[str] = []
-    train(config, [table], tmp_path / "run", report=Report(say=said.append))
-    assert any("no better for 2 evaluations: left off at step 8" in text for text in said)
+    train(config, [table], tmp_path / "run", callbacks=Callbacks(message=said.append))
+    assert any("No improvement for 2 evaluations: ended at step 8" in text for text in said)
     before = weights(tmp_path / "run")
     train(config, [table], tmp_path / "run", resume=True)
     assert Run(tmp_path / "run").history()[-1]["step"] == 8
@@ -158,26 +158,26 @@ def test_accumulating_gives_the_same_step(table: Path, tmp_path: Path) -> None:
 def test_files_to_validate_with_are_all_that_is_held_out(table: Path, tmp_path: Path) -> None:
     held = tmp_path / "held.tsv"
     held.write_text("abc\tnull eins zwei\nj\tneun\n")
-    task = prepare(tiny(), [table], [held], Run(tmp_path / "run"), lambda text: None)
+    task = prepare_task(tiny(), [table], [held], Run(tmp_path / "run"), lambda text: None)
     assert (len(task.training), len(task.held_out)) == (600, 2)
     assert task.known == [("abc", "null eins zwei"), ("j", "neun")]
-    with pytest.raises(ConfigError, match=r"of the pairs in .*numbers\.tsv a share of 0\.0001 holds out none"):
-        prepare(tiny(validation=0.0001), [table], (), Run(tmp_path / "none"), lambda text: None)
-    with pytest.raises(DataError, match=r"the share for validation is 0\.0, but must be above 0"):
-        prepare(tiny(validation=0.0), [table], (), Run(tmp_path / "none"), lambda text: None)
+    with pytest.raises(ConfigError, match=r"a share of 0\.0001 of the pairs in .*numbers\.tsv holds out none"):
+        prepare_task(tiny(validation=0.0001), [table], (), Run(tmp_path / "none"), lambda text: None)
+    with pytest.raises(DataError, match=r"the validation share is 0\.0, but must be above 0"):
+        prepare_task(tiny(validation=0.0), [table], (), Run(tmp_path / "none"), lambda text: None)
     empty = tmp_path / "empty.tsv"
     empty.write_text("a\t\n\tb\n")
     for data, more in (([empty], ()), ([table], [empty])):
-        with pytest.raises(ConfigError, match=r"there is no pair in .*empty\.tsv: in every line .* side is empty"):
-            prepare(tiny(), data, more, Run(tmp_path / "none"), lambda text: None)
-    with pytest.raises(ConfigError, match="the built-in dates have their own to validate with"):
-        prepare(tiny(), [], [held], Run(tmp_path / "other"), lambda text: None)
+        with pytest.raises(ConfigError, match=r"there is no pair in .*empty\.tsv: every line has an empty side"):
+            prepare_task(tiny(), data, more, Run(tmp_path / "none"), lambda text: None)
+    with pytest.raises(ConfigError, match="the built-in dates have their own validation pairs"):
+        prepare_task(tiny(), [], [held], Run(tmp_path / "other"), lambda text: None)
 
 
 def test_only_pairs_that_are_read_are_judged(table: Path, tmp_path: Path) -> None:
     held = tmp_path / "held.tsv"
     held.write_text(f"{'a' * 40}\tnull\nj\tneun\nab\t{'x' * 40}\nb\teins\n")
-    task = prepare(tiny(**{"task.length": 32}), [table], [held], Run(tmp_path / "run"), lambda text: None)
+    task = prepare_task(tiny(**{"task.length": 32}), [table], [held], Run(tmp_path / "run"), lambda text: None)
     assert task.known == [("j", "neun"), ("b", "eins")]
 
 
@@ -186,7 +186,7 @@ def test_what_judges_is_asked_for_before_anything_is_made(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(ValueError, match=r"needs sacrebleu: pip install 'clearhead\[translate\]'"):
-        prepare(tiny(), [table], (), Run(tmp_path / "run"), lambda text: None)
+        prepare_task(tiny(), [table], (), Run(tmp_path / "run"), lambda text: None)
     assert not (tmp_path / "run" / "tokenizer.json").exists()
 
 
@@ -213,37 +213,37 @@ def test_the_built_in_dates_are_learned(tmp_path: Path) -> None:
 
 
 def test_a_loss_that_is_not_finite_is_located(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Trainer.update
+    original = Trainer.train_step
 
     def poisoned(self: Trainer) -> tuple[float, float]:
         with torch.no_grad():
             self.model.encoder.blocks[0].ffn.up.weight[0, 0] = torch.nan
         return original(self)
 
-    monkeypatch.setattr(Trainer, "update", poisoned)
+    monkeypatch.setattr(Trainer, "train_step", poisoned)
     with pytest.raises(TrainingError, match=r"loss of step 1 is nan: .* encoder\.blocks\.0\.ffn\.up"):
         train(tiny(), [table], tmp_path / "run")
 
 
 def test_a_model_without_a_decoder_is_refused(table: Path, tmp_path: Path) -> None:
     config = replace(tiny(), model=recipe("chars").model)
-    with pytest.raises(ConfigError, match="a SequenceModel writes no text from another"):
+    with pytest.raises(ConfigError, match="a SequenceModel cannot learn from pairs"):
         train(config, [table], tmp_path / "run")
 
 
 def test_a_checkpoint_that_knows_too_little_is_refused() -> None:
-    with pytest.raises(ConfigError, match="the tokenizer has 300 tokens, but the checkpoint knows 257"):
-        fitted(replace(tiny(), start="runs/mine"), 300)
-    assert fitted(replace(tiny(), start="runs/mine"), 257) == tiny().model
+    with pytest.raises(ConfigError, match="the tokenizer has 300 tokens, but the checkpoint has 257"):
+        fit_config(replace(tiny(), start="runs/mine"), 300)
+    assert fit_config(replace(tiny(), start="runs/mine"), 257) == tiny().model
     learned = tiny(**{"model.source.position": {"kind": "Learned", "length": 64}})
     with pytest.raises(ConfigError, match="length=128, but the model has 64 learned positions"):
-        fitted(learned, 257)
+        fit_config(learned, 257)
 
 
 def test_a_decoder_that_reads_later_tokens_is_refused() -> None:
     seeing = tiny(**{"model.decoder.pattern.0.mixer.mask": {"kind": "Full"}})
-    with pytest.raises(ConfigError, match="block 0 reads later tokens: its Attention has the mask Full"):
-        fitted(seeing, 257)
+    with pytest.raises(ConfigError, match="block 0 can see the tokens it must predict"):
+        fit_config(seeing, 257)
 
 
 def test_the_modern_recipe_has_no_more_parameters_than_the_published_one() -> None:
@@ -287,11 +287,11 @@ def test_the_rates_of_2017_are_those_of_its_equation() -> None:
 def test_a_batch_of_the_built_in_dates_holds_several_languages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The built-in dates are a mixture: texts that share a length share a batch, whatever their languages."""
     pytest.importorskip("babel")
-    with pytest.raises(DataError, match="the share for validation is 0"):
+    with pytest.raises(DataError, match="the validation share is 0"):
         dates(0.0)
     monkeypatch.setattr("clearhead.data.dates.COUNT", 6000)
     config = recipe("dates").changed("task.judged", 10)
-    task = prepare(config, (), (), Run(tmp_path / "run"), lambda text: None)
+    task = prepare_task(config, (), (), Run(tmp_path / "run"), lambda text: None)
     assert isinstance(task, Translation)
     tags = [{task.tokenizer.decode(row.tolist()).split()[0] for row in task.batch(step).source} for step in range(12)]
     assert max(len(found & set(LANGUAGES)) for found in tags) > 10

@@ -1,4 +1,4 @@
-"""Tasks beside the next token: hidden tokens, and pictures."""
+"""Tasks other than the next token: masked tokens and images."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ import torch
 import clearhead
 from clearhead.cli.train import find_recipe
 from clearhead.configs import ConfigError, PatchEmbeddingConfig
-from clearhead.data import Batch, DataError, Hiding, chat
-from clearhead.data.images import augmented, digits, pictures, read_picture
+from clearhead.data import Batch, DataError, TokenMasking, chat
+from clearhead.data.images import augment, digits, image_folders, read_image_file
 from clearhead.generate.template import ChatTemplate
 from clearhead.tasks.images import read_image
 from clearhead.tokenize import Tokenizer
 from clearhead.training.loop import train
 from clearhead.training.recipes import recipe
 from clearhead.training.run import Run
-from clearhead.training.task import prepare
+from clearhead.training.task import prepare_task
 
 from .tools import small
 
 # ---- conversations
 
 
-def test_a_model_of_conversations_can_be_conversed_with_and_is_judged_by_its_answers(tmp_path: Path) -> None:
+def test_a_chat_model_has_a_template_and_is_scored_on_its_answers(tmp_path: Path) -> None:
     data, out = tmp_path / "chats.jsonl", tmp_path / "run"
     said = [("user", "what comes after one?"), ("assistant", "two")]
     messages = [{"role": role, "content": content} for role, content in said]
@@ -43,12 +43,12 @@ def test_a_model_of_conversations_can_be_conversed_with_and_is_judged_by_its_ans
     assert last["val/bpb"] == pytest.approx(last["val/loss"] / np.log(2) * (answer + 1) / answer)
 
 
-# ---- hidden tokens
+# ---- masked tokens
 
 
-def test_hidden_tokens_are_a_share_and_of_these_eight_in_ten_masks() -> None:
+def test_eighty_percent_of_the_chosen_tokens_are_masked() -> None:
     tokens = np.full((64, 512), 7)
-    hidden = Hiding(mask=999, vocabulary=1000, share=0.15, seed=0).hide(Batch(tokens, tokens), first=0)
+    hidden = TokenMasking(mask=999, vocabulary=1000, share=0.15, seed=0).mask_tokens(Batch(tokens, tokens), first=0)
     asked = hidden.targets != -100
     assert asked.mean() == pytest.approx(0.15, abs=0.01)
     assert (hidden.targets[asked] == 7).all()
@@ -59,25 +59,27 @@ def test_hidden_tokens_are_a_share_and_of_these_eight_in_ten_masks() -> None:
     assert len(np.unique(shown)) > 200  # the last tenth is anything
 
 
-def test_what_is_hidden_in_a_row_is_a_function_of_its_number() -> None:
+def test_masking_depends_on_the_row_number_alone() -> None:
     tokens = np.random.default_rng(0).integers(0, 50, (8, 32))
-    hiding = Hiding(mask=51, vocabulary=52, share=0.3, seed=3)
-    whole = hiding.hide(Batch(tokens, tokens), first=8)
-    half = hiding.hide(Batch(tokens[4:], tokens[4:]), first=12)
+    masking = TokenMasking(mask=51, vocabulary=52, share=0.3, seed=3)
+    whole = masking.mask_tokens(Batch(tokens, tokens), first=8)
+    half = masking.mask_tokens(Batch(tokens[4:], tokens[4:]), first=12)
     assert (whole.inputs[4:] == half.inputs).all()
     assert (whole.targets[4:] == half.targets).all()
     assert (whole.targets[0] != whole.targets[1]).any()
 
 
-def test_padding_is_never_hidden() -> None:
+def test_padding_is_never_masked() -> None:
     tokens, documents = np.ones((4, 64), dtype=np.int64), np.zeros((4, 64), dtype=np.int64)
     documents[:, 32:] = -1
-    hidden = Hiding(mask=9, vocabulary=10, share=0.9, seed=0).hide(Batch(tokens, tokens, documents), first=0)
+    hidden = TokenMasking(mask=9, vocabulary=10, share=0.9, seed=0).mask_tokens(
+        Batch(tokens, tokens, documents), first=0
+    )
     assert (hidden.targets[:, 32:] == -100).all()
     assert (hidden.targets[:, :32] != -100).any()
 
 
-def test_the_bert_recipe_learns_what_is_hidden(tmp_path: Path) -> None:
+def test_the_bert_recipe_learns_masked_tokens(tmp_path: Path) -> None:
     corpus = tmp_path / "text.txt"
     corpus.write_text("abcdefghij" * 1000)
     changes = {
@@ -105,14 +107,14 @@ def test_the_bert_recipe_learns_what_is_hidden(tmp_path: Path) -> None:
 # ---- pictures
 
 
-def test_the_vit_recipe_tells_digits_apart(tmp_path: Path) -> None:
+def test_the_vit_recipe_classifies_digits(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     config = recipe("vit").changed("steps", 80).changed("model.stack.repeats", 2).changed("task.shift", 0)
     config = config.changed("schedule.warmup", 10)
     train(config, (), tmp_path / "run")
     last = Run(tmp_path / "run").history()[-1]
     assert last["val/accuracy"] > 0.7
-    assert last["pictures_per_second"] > 0
+    assert last["images_per_second"] > 0
     about = json.loads((tmp_path / "run" / "config.json").read_text())
     assert about["id2label"]["7"] == "7"
     from transformers import AutoModelForImageClassification
@@ -139,7 +141,7 @@ def folders(root: Path, split: bool = False) -> Path:
 
 
 def test_pictures_come_from_folders_one_for_each_class(tmp_path: Path) -> None:
-    found = pictures([folders(tmp_path)], size=8, channels=3)
+    found = image_folders([folders(tmp_path)], size=8, channels=3)
     assert found.names == ("dark", "light")
     pixels = found.read(np.array([0, 23]))
     assert pixels.shape == (2, 3, 8, 8)
@@ -151,12 +153,12 @@ def test_pictures_come_from_folders_one_for_each_class(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_other_classes_is_refused(tmp_path: Path) -> None:
     config = replace(recipe("vit"), start="runs/digits")
-    with pytest.raises(ConfigError, match="the checkpoint tells 10 classes apart, but the pictures are of 2"):
-        prepare(config, [folders(tmp_path)], (), Run(tmp_path / "run"), lambda text: None)
+    with pytest.raises(ConfigError, match="the checkpoint has 10 classes, but the images have 2"):
+        prepare_task(config, [folders(tmp_path)], (), Run(tmp_path / "run"), lambda text: None)
 
 
 def test_folders_named_train_and_val_are_the_split(tmp_path: Path) -> None:
-    found = pictures([folders(tmp_path, split=True)], size=8, channels=1)
+    found = image_folders([folders(tmp_path, split=True)], size=8, channels=1)
     training, validation = found.split(0.5, seed=1)
     assert (len(training), len(validation)) == (18, 6)
 
@@ -164,8 +166,8 @@ def test_folders_named_train_and_val_are_the_split(tmp_path: Path) -> None:
 def test_a_picture_that_is_none_is_named(tmp_path: Path) -> None:
     folders(tmp_path)
     (tmp_path / "dark" / "0.png").write_bytes(b"not a picture")
-    with pytest.raises(DataError, match=r"0\.png cannot be read as a picture"):
-        pictures([tmp_path], size=8, channels=3)
+    with pytest.raises(DataError, match=r"0\.png cannot be read as an image"):
+        image_folders([tmp_path], size=8, channels=3)
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("a.png", np.uint16), ("a.pgm", np.int32), ("a.tif", np.float32)])
@@ -176,7 +178,7 @@ def test_a_ramp_of_many_bits_stays_a_ramp(name: str, dtype: type, tmp_path: Path
     ramp = np.tile(share if dtype is np.float32 else share * 65535, (8, 1)).astype(dtype)
     Image.fromarray(ramp).save(tmp_path / name)
     for channels in (1, 3):
-        read = read_picture(tmp_path / name, 8, channels)
+        read = read_image_file(tmp_path / name, 8, channels)
         np.testing.assert_allclose(read, np.broadcast_to(share * 255, (channels, 8, 8)), atol=1)
         said = read_image(tmp_path / name, PatchEmbeddingConfig(image=8, patch=4, channels=channels), {})
         np.testing.assert_allclose(said.numpy(), np.broadcast_to(share * 2 - 1, (channels, 8, 8)), atol=0.01)
@@ -189,7 +191,7 @@ def test_hidden_pictures_are_passed_over(tmp_path: Path) -> None:
         place.write_bytes(b"not a picture")
     (root / "runs").mkdir()
     (root / "runs" / "loss.png").write_bytes(b"the run's own")
-    found = pictures([root], size=8, channels=3, besides=root / "runs")
+    found = image_folders([root], size=8, channels=3, besides=root / "runs")
     assert (found.names, len(found)) == (("dark", "light"), 24)
 
 
@@ -198,15 +200,15 @@ def test_a_picture_that_is_too_large_is_named(tmp_path: Path, monkeypatch: pytes
 
     folders(tmp_path)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10)
-    with pytest.raises(DataError, match=r"dark/0\.png cannot be read as a picture: .*exceeds limit"):
-        pictures([tmp_path], size=8, channels=3)
+    with pytest.raises(DataError, match=r"dark/0\.png cannot be read as an image: .*exceeds limit"):
+        image_folders([tmp_path], size=8, channels=3)
 
 
 def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"pictures are read by pillow: pip install 'clearhead\[vision\]'"):
-        pictures([tmp_path], size=8, channels=3)
+    with pytest.raises(DataError, match=r"reading images needs pillow: pip install 'clearhead\[vision\]'"):
+        image_folders([tmp_path], size=8, channels=3)
     with pytest.raises(DataError, match=r"pip install 'clearhead\[vision\]'"):
         digits(8, 1)
 
@@ -214,45 +216,45 @@ def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 def test_how_pictures_are_read_is_said_and_can_be_set(tmp_path: Path) -> None:
     said: list[str] = []
     data, run = [folders(tmp_path / "pictures")], Run(tmp_path / "run")
-    prepare(recipe("vit"), data, (), run, said.append)
+    prepare_task(recipe("vit"), data, (), run, said.append)
     changes = ("model.embedding.image=64", "model.embedding.patch=8", "model.embedding.channels=3")
-    task = prepare(find_recipe("vit", changes), data, (), run, said.append)
-    told = "19 pictures of 2 classes to train on, 5 to validate with, as"
-    assert said == [f"{told} 8 × 8 grey", f"{told} 64 × 64 colour"]
+    task = prepare_task(find_recipe("vit", changes), data, (), run, said.append)
+    sizes = "19 images of 2 classes to train on, 5 to validate, resized to"
+    assert said == [f"{sizes} 8 × 8 grey", f"{sizes} 64 × 64 colour"]
     model = clearhead.build(task.config)
     assert model(task.batch(0, slice(2)).inputs).shape == (2, 2)
 
 
 @pytest.mark.parametrize(("share", "split", "sentence"), [
-    (0.0, False, "of 24 pictures none is left to validate with: `validation` of the recipe .* and is 0.0"),
-    (0.99, False, "of 24 pictures none is left to train on: `validation` of the recipe .* and is 0.99"),
-    (0.5, True, "of 24 pictures none is left to train on: all lie in folders of what is held out"),
+    (0.0, False, "none of the 24 images is left for validation: the held-out share is 0.0"),
+    (0.99, False, "none of the 24 images is left for training: the held-out share is 0.99"),
+    (0.5, True, "none of the 24 images is left for training: all are in folders of held-out images"),
 ])  # fmt: skip
 def test_pictures_of_which_none_are_left_are_refused(share: float, split: bool, sentence: str, tmp_path: Path) -> None:
     place = tmp_path / "pictures" / ("val" if split else "")
     folders(place)
     config = replace(recipe("vit"), validation=share)
     with pytest.raises(ConfigError, match=sentence):
-        prepare(config, [tmp_path / "pictures"], (), Run(tmp_path / "run"), lambda text: None)
+        prepare_task(config, [tmp_path / "pictures"], (), Run(tmp_path / "run"), lambda text: None)
 
 
 def test_one_class_alone_is_refused(tmp_path: Path) -> None:
     root = folders(tmp_path / "pictures")
     (root / "dark").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"there is only the class 'light' in .* at least two classes"):
-        pictures([root], size=8, channels=3)
-    with pytest.raises(DataError, match="lies in no class's folder"):
-        pictures([root / "light"], size=8, channels=3)
+        image_folders([root], size=8, channels=3)
+    with pytest.raises(DataError, match="is not in the folder of a class"):
+        image_folders([root / "light"], size=8, channels=3)
     with pytest.raises(DataError, match="nothing is not a folder"):
-        pictures([tmp_path / "nothing"], size=8, channels=3)
+        image_folders([tmp_path / "nothing"], size=8, channels=3)
 
 
 def test_augmenting_moves_and_mirrors_by_the_pictures_number() -> None:
     pytest.importorskip("sklearn")
     pixels = digits(8, 1).read(np.arange(64))
-    moved = augmented(pixels, np.arange(64), seed=0, shift=1, flip=True)
-    assert (augmented(pixels[32:], np.arange(32, 64), seed=0, shift=1, flip=True) == moved[32:]).all()
-    assert (augmented(pixels, np.arange(64), seed=0, shift=0, flip=False) == pixels).all()
+    moved = augment(pixels, np.arange(64), seed=0, shift=1, flip=True)
+    assert (augment(pixels[32:], np.arange(32, 64), seed=0, shift=1, flip=True) == moved[32:]).all()
+    assert (augment(pixels, np.arange(64), seed=0, shift=0, flip=False) == pixels).all()
     for before, after in zip(pixels, moved, strict=True):
         padded = np.pad(before, ((0, 0), (1, 1), (1, 1)))
         windows = [padded[:, y : y + 8, x : x + 8] for y in range(3) for x in range(3)]

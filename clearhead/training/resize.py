@@ -1,0 +1,157 @@
+"""Change the size of a recipe by the few numbers that people ask for: layers, width, heads, context, learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from clearhead.configs import (
+    AdamWConfig,
+    BlockConfig,
+    ConfigError,
+    EncoderDecoderConfig,
+    LearnedConfig,
+    MuonConfig,
+    OptimizerConfig,
+    ParallelBlockConfig,
+    RecipeConfig,
+    SequenceModelConfig,
+    StackConfig,
+)
+from clearhead.configs.base import nearest
+from clearhead.configs.data import BytePairConfig
+from clearhead.configs.train import ImagesConfig, PairsConfig
+
+Block = BlockConfig | ParallelBlockConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What to change in a recipe; None leaves it unchanged.
+
+    lr          the main learning rate; all others are scaled by the same factor
+    vocabulary  the tokens of a byte-pair vocabulary
+    mixer       a name from `clearhead compare`: full, window, longformer, linear, performer, mamba, lstm …
+    """
+
+    lr: float | None = None
+    batch: int | None = None
+    context: int | None = None
+    layers: int | None = None
+    dim: int | None = None
+    heads: int | None = None
+    mixer: str | None = None
+    vocabulary: int | None = None
+
+
+def resize(recipe: RecipeConfig, sizes: Sizes) -> RecipeConfig:
+    """The recipe with other sizes. Feed-forward layers keep their width relative to `dim`."""
+    for field in fields(sizes):
+        value = getattr(sizes, field.name)
+        if isinstance(value, int | float) and not value > 0:
+            raise ConfigError(f"--{field.name} is {value}, but must be positive")
+    shape = (sizes.layers, sizes.dim, sizes.heads, sizes.mixer)
+    if recipe.start is not None and any(value is not None for value in (*shape, sizes.vocabulary)):
+        raise ConfigError(
+            "with --from the model is the checkpoint's; leave out --layers, --dim, --heads, --mixer, --vocabulary"
+        )
+    if sizes.vocabulary is not None:
+        recipe = resize_vocabulary(recipe, sizes.vocabulary)
+    if sizes.context is not None:
+        recipe = resize_context(recipe, sizes.context)
+    if any(value is not None for value in shape):
+        recipe = replace(recipe, model=resize_model(recipe, sizes))
+    if sizes.lr is not None:
+        recipe = replace(recipe, optimizer=scale_rates(recipe.optimizer, sizes.lr))
+    return recipe if sizes.batch is None else replace(recipe, batch=sizes.batch)
+
+
+def scale_rates(optimizer: OptimizerConfig, lr: float) -> OptimizerConfig:
+    """The optimizer with `lr` as its main learning rate and all its other rates scaled by the same factor."""
+    factor = lr / optimizer.lr
+
+    def scale(config: AdamWConfig) -> dict[str, float]:
+        rates = {name: getattr(config, name) for name in ("lr", "embedding_lr", "head_lr")}
+        return {name: rate * factor for name, rate in rates.items() if rate is not None}
+
+    if isinstance(optimizer, MuonConfig):
+        return replace(optimizer, lr=lr, rest=replace(optimizer.rest, **scale(optimizer.rest)))
+    return replace(optimizer, **scale(optimizer) | {"lr": lr})
+
+
+def resize_vocabulary(recipe: RecipeConfig, vocabulary: int) -> RecipeConfig:
+    tokenizer = getattr(recipe.task, "tokenizer", None)
+    if not isinstance(tokenizer, BytePairConfig):
+        kind = recipe.task.kind() if tokenizer is None else tokenizer.kind()
+        raise ConfigError(f"--vocabulary sets the size of a byte-pair vocabulary, but this recipe has {kind}")
+    return recipe.changed("task.tokenizer.vocabulary", vocabulary)
+
+
+def resize_context(recipe: RecipeConfig, context: int) -> RecipeConfig:
+    """Longer or shorter rows; learned positions grow with them."""
+    if isinstance(recipe.task, ImagesConfig):
+        raise ConfigError("--context is the number of tokens in a row, and images have none")
+    recipe = recipe.changed("task.length" if isinstance(recipe.task, PairsConfig) else "task.context", context)
+    model = recipe.model
+    position = model.embedding.position if isinstance(model, SequenceModelConfig) else None
+    if recipe.start is None and isinstance(position, LearnedConfig) and position.length < context:
+        recipe = recipe.changed("model.embedding.position.length", context)
+    return recipe
+
+
+def resize_model(recipe: RecipeConfig, sizes: Sizes) -> SequenceModelConfig | EncoderDecoderConfig:
+    model, context = recipe.model, getattr(recipe.task, "context", 0)
+    if isinstance(model, EncoderDecoderConfig):
+        if sizes.mixer is not None:
+            raise ConfigError("--mixer replaces the mixers of a language model, not of an encoder–decoder")
+        stacks = {name: resize_stack(getattr(model, name), sizes, context) for name in ("encoder", "decoder")}
+        return replace(model, **stacks)
+    return replace(model, stack=resize_stack(model.stack, sizes, context))
+
+
+def resize_stack(stack: StackConfig, sizes: Sizes, context: int) -> StackConfig:
+    dim, repeats = sizes.dim or stack.dim, stack.repeats
+    pattern = tuple(resize_block(block, sizes, dim / stack.dim, context) for block in stack.pattern)
+    if sizes.mixer is not None:
+        pattern = pattern[:1]  # blocks differ by their mixers, and now all have the same
+        repeats = len(stack.pattern) * stack.repeats
+    if sizes.layers is not None:
+        repeats, rest = divmod(sizes.layers - len(stack.first), len(pattern))
+        if rest or repeats < 1:
+            raise ConfigError(
+                f"--layers is {sizes.layers}, but this model repeats a pattern of {len(pattern)} blocks; give a "
+                f"multiple of {len(pattern)}"
+            )
+    return replace(stack, dim=dim, pattern=pattern, repeats=repeats)
+
+
+def resize_block(block: Block, sizes: Sizes, wider: float, context: int) -> Block:
+    """A block with other heads, another mixer, and a feed-forward layer that grows with the width."""
+    changes: dict[str, Any] = {}
+    heads = sizes.heads or getattr(block.mixer, "heads", None) or 4
+    if sizes.mixer is not None:
+        changes["mixer"] = named_mixer(sizes.mixer, heads)(context)
+    elif sizes.heads is not None and hasattr(block.mixer, "heads"):
+        changes["mixer"] = replace(block.mixer, **{"heads": heads} | drop_kv_heads(block.mixer))
+    cross = getattr(block, "cross", None)
+    if sizes.heads is not None and cross is not None:
+        changes["cross"] = replace(cross, **{"heads": heads} | drop_kv_heads(cross))
+    hidden = getattr(block.ffn, "hidden", None)
+    if hidden is not None and wider != 1:
+        changes["ffn"] = replace(block.ffn, hidden=max(8, round(hidden * wider / 8) * 8))  # type: ignore[arg-type, type-var]
+    return replace(block, **changes)
+
+
+def drop_kv_heads(mixer: Any) -> dict[str, None]:
+    """With another number of heads, every head has its own keys and values."""
+    return {"kv_heads": None} if hasattr(mixer, "kv_heads") else {}
+
+
+def named_mixer(name: str, heads: int) -> Callable[[int], Any]:
+    from clearhead.measure.growth import Size, mixers
+
+    known = mixers(Size(heads=heads))
+    if name not in known:
+        raise ConfigError(f"there is no mixer {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+    return known[name]
