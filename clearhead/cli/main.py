@@ -29,6 +29,7 @@ GROUPS = {
     "Use": {
         "generate": "Generate text from prompts.",
         "chat": "Chat with a model in the terminal.",
+        "serve": "Serve models over HTTP with the OpenAI API.",
         "translate": "Translate text line by line with an encoder–decoder.",
         "embed": "Compute embeddings of texts.",
         "classify": "Classify texts or images.",

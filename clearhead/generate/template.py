@@ -27,7 +27,7 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         import jinja2
 
-        self.tokens = tokens
+        self.tokens, self.source = tokens, source
         try:
             self.template = environment().from_string(source)
         except jinja2.TemplateError as error:
@@ -54,6 +54,12 @@ class ChatTemplate:
             return self.template.render(given | dict(self.tokens) | more)
         except (jinja2.TemplateError, TypeError, ArithmeticError, RecursionError, LookupError) as error:
             raise TemplateError(f"the chat template rejects this conversation: {error}") from None
+
+    def uses(self, name: str) -> bool:
+        """Whether the template reads a variable, such as `tools`."""
+        from jinja2 import meta
+
+        return name in meta.find_undeclared_variables(self.template.environment.parse(self.source))
 
     def turn_end(self) -> str:
         """The text that the template puts after an answer, such as `<|im_end|>`; it ends the model's turn."""

@@ -57,7 +57,7 @@ def test_a_line_is_translated_alone_or_in_company_in_its_place(folder: str, tmp_
     assert found == alone
     assert [not line for line in found] == [not line.strip() for line in LINES]
     assert len(set(found)) > 3
-    assert run("translate", folder, "-m", "12", said=file.read_text(encoding="utf-8")).stdout == result.stdout
+    assert run("translate", folder, "-m", "12", typed=file.read_text(encoding="utf-8")).stdout == result.stdout
     assert run("translate", folder, typed="").stdout == ""
 
 
@@ -146,7 +146,7 @@ def test_a_translation_is_one_line_whatever_it_holds(folder: str, monkeypatch: p
 def test_standard_input_is_read_as_files_are(folder: str) -> None:
     empty = run("translate", folder, "-m", "4", typed="\n")
     assert empty.stdout == "\n"
-    marked, plain = (run("translate", folder, "-m", "4", said=text).stdout for text in ("\ufeffabc\n", "abc\r\n"))
+    marked, plain = (run("translate", folder, "-m", "4", typed=text).stdout for text in ("\ufeffabc\n", "abc\r\n"))
     assert marked == plain
 
 

@@ -109,7 +109,7 @@ def test_templates_are_sandboxed() -> None:
         ChatTemplate("{{ messages.append(1) }}", {}).render(TALK)
     with pytest.raises(TemplateError, match="rejects this conversation: users first"):
         ChatTemplate("{{ raise_exception('users first') }}", {}).render(TALK)
-    with pytest.raises(TemplateError, match="is not Jinja"):
+    with pytest.raises(TemplateError, match="has a Jinja syntax error"):
         ChatTemplate("{% for %}", {})
 
 

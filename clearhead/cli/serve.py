@@ -1,0 +1,106 @@
+"""`clearhead serve`: an HTTP server with the OpenAI API."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .options import cache_option, load_writer, weights_option
+
+if TYPE_CHECKING:
+    from clearhead.configs import Cache
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@click.command("serve")
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="Port; 0: any free one.")
+@click.option(
+    "--api-key-file", type=click.Path(), default=None, help="File with the API key.  [default: $CLEARHEAD_API_KEY]"
+)
+@click.option("--origin", "origins", multiple=True, metavar="URL", help="Web page that may call the API (CORS).")
+@click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True, help="Texts written at once.")
+@click.option("--context", type=click.IntRange(min=2), default=None, help="Tokens per text.  [default: the model's]")
+@click.option("--queue", type=click.IntRange(min=1), default=64, show_default=True, help="Requests that may wait.")
+@click.option("--memory", type=float, default=0.25, show_default=True, help="GB of the prefix cache; 0 turns it off.")
+@click.option("--timeout", type=float, default=None, help="Seconds after which a request fails.  [default: none]")
+@click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds to finish requests on SIGTERM.")
+@click.option("--log-prompts", is_flag=True, help="Log the bodies of requests. By default nothing of them is logged.")
+@weights_option
+@cache_option
+def command(
+    models: tuple[str, ...],
+    host: str,
+    port: int,
+    api_key_file: str | None,
+    origins: tuple[str, ...],
+    rows: int,
+    context: int | None,
+    queue: int,
+    memory: float,
+    timeout: float | None,
+    grace: float,
+    log_prompts: bool,
+    weights: str | None,
+    cache: Cache | None,
+) -> None:
+    """Serve models over HTTP with the OpenAI API.
+
+    MODEL is a checkpoint folder, a run or a GGUF file; NAME=PATH gives it another name. The server answers
+    /v1/completions, /v1/chat/completions, /v1/embeddings and /v1/models, and has a chat page at /. The same request
+    gives the same answer under any load.
+
+    \b
+    clearhead serve runs/mine
+    clearhead serve small=runs/mine big=path/to/llama --port 9000 --rows 16
+    clearhead serve path/to/model --host 0.0.0.0 --api-key-file key.txt
+    """
+    try:
+        import uvicorn
+
+        from clearhead.serve.run import ServeOptions, build_server, listen
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"serving needs {error.name}: pip install 'clearhead[serve]'") from None
+    assert uvicorn
+    key = read_key(api_key_file)
+    if host not in LOOPBACK and key is None:
+        raise click.UsageError(f"--host {host} opens the server to other machines; protect it with --api-key-file FILE")
+    loaded = {}
+    for given in models:
+        name, path = split_name(given)
+        if name in loaded:
+            raise click.UsageError(f"two models are named {name}; write NAME=PATH to tell them apart")
+        loaded[name] = load_writer(path, weights or "float32" if needs_matrices(path, weights) else weights, cache)
+    options: dict[str, Any] = {"rows": rows, "length": context, "queue": queue, "cache_bytes": int(memory * 1e9)}
+    server = build_server(loaded, timeout=timeout, **options)
+    settings = ServeOptions(host, port, key, origins, grace, log_prompts)
+    listen(server, settings, lambda text: click.echo(text, err=True))
+
+
+def needs_matrices(path: str, weights: str | None) -> bool:
+    """Whether to store the matrices for the kernels, whose results do not depend on the batch."""
+    return weights is None and not path.endswith(".gguf")
+
+
+def split_name(given: str) -> tuple[str, str]:
+    """The public name and the path of a model."""
+    name, equals, path = given.partition("=")
+    return (name, path) if equals and name and not Path(given).exists() else (Path(given).name or given, given)
+
+
+def read_key(file: str | None) -> str | None:
+    """The API key from a file or the environment."""
+    if file is None:
+        return os.environ.get("CLEARHEAD_API_KEY") or None
+    try:
+        key = Path(file).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise click.UsageError(f"--api-key-file {file}: {error.strerror}") from None
+    if not key:
+        raise click.UsageError(f"--api-key-file {file} is empty")
+    return key

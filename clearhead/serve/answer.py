@@ -1,0 +1,69 @@
+"""Parts of answers: log-probabilities and usage, in the shapes of the OpenAI API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from clearhead.tokenize import Tokenizer
+
+from .job import Job, TokenScore
+
+
+def token_text(tokenizer: Tokenizer | None, token: int) -> str:
+    """The text of one token as it reads inside a text; the name of a special token."""
+    if tokenizer is None:
+        return str(token)
+    anchor = tokenizer.encode("a")[-1:] if not tokenizer.alphabet else []
+    before, whole = tokenizer.decode(anchor), tokenizer.decode([*anchor, token])
+    text = whole[len(before) :] if whole.startswith(before) else tokenizer.decode([token])
+    return text or tokenizer.name(token) or ""
+
+
+def completion_logprobs(tokenizer: Tokenizer | None, scores: Sequence[TokenScore], offset: int) -> dict[str, Any]:
+    """The `logprobs` of a completion choice; `offset` is where its first token begins in the text."""
+    tokens = [token_text(tokenizer, score.token) for score in scores]
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(token)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [score.logprob for score in scores],
+        "top_logprobs": [top_logprobs(tokenizer, score) for score in scores],
+        "text_offset": offsets,
+    }
+
+
+def top_logprobs(tokenizer: Tokenizer | None, score: TokenScore) -> dict[str, float] | None:
+    """The alternatives by text. Of two tokens with the same text, the more likely one is listed."""
+    if score.logprob is None:
+        return None
+    found: dict[str, float] = {}
+    for token, logprob in score.top:
+        found.setdefault(token_text(tokenizer, token), logprob)
+    return found
+
+
+def chat_logprobs(tokenizer: Tokenizer | None, scores: Sequence[TokenScore]) -> dict[str, Any]:
+    """The `logprobs` of a chat choice."""
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        text = token_text(tokenizer, token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+
+    content = [
+        entry(score.token, score.logprob) | {"top_logprobs": [entry(*other) for other in score.top]} for score in scores
+    ]
+    return {"content": content, "refusal": None}
+
+
+def usage_json(jobs: Sequence[Job]) -> dict[str, Any]:
+    """Tokens of all prompts and of all choices."""
+    prompt, completion = (sum(getattr(job.usage, name) for job in jobs) for name in ("prompt", "completion"))
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(job.usage.cached for job in jobs)},
+    }

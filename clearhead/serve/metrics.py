@@ -1,0 +1,57 @@
+"""Prometheus metrics: requests, tokens, waiting times, and the load of the engines."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from .job import Job
+
+SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+
+
+class Metrics:
+    """The metrics of one server. Nothing of a prompt or an answer is in them."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = self.counter("requests", "Requests by how they ended", ["result"])
+        self.tokens = self.counter("tokens", "Tokens: read, taken from the prefix cache, generated", ["kind"])
+        self.first = self.histogram("first_token_seconds", "Seconds from a request to its first token")
+        self.whole = self.histogram("request_seconds", "Seconds from a request to its end")
+        self.running = self.gauge("running_texts", "Texts being written")
+        self.waiting = self.gauge("waiting_requests", "Requests in the queue")
+        self.cache = self.gauge("prefix_cache_bytes", "Bytes of the prefix cache")
+
+    def counter(self, name: str, text: str, labels: list[str]) -> Counter:
+        return Counter(f"clearhead_{name}", text, labels, registry=self.registry)
+
+    def histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(f"clearhead_{name}", text, buckets=SECONDS, registry=self.registry)
+
+    def gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(f"clearhead_{name}", text, registry=self.registry)
+
+    def started(self, jobs: Sequence[Job]) -> None:
+        self.requests.labels("started").inc()
+
+    def finished(self, jobs: Sequence[Job]) -> None:
+        now = time.monotonic()
+        result = "cancelled" if any(job.cancelled for job in jobs) else "done"
+        self.requests.labels(result).inc()
+        for job in jobs:
+            self.tokens.labels("read").inc(job.usage.prompt - job.usage.cached)
+            self.tokens.labels("cached").inc(job.usage.cached)
+            self.tokens.labels("generated").inc(job.usage.completion)
+            self.whole.observe(now - job.arrived)
+            if job.first_token is not None:
+                self.first.observe(job.first_token - job.arrived)
+
+    def render(self, engines: Sequence[Any]) -> bytes:
+        self.running.set(sum(len(engine.core.texts) for engine in engines))
+        self.waiting.set(sum(len(engine.core.waiting) + engine.pending for engine in engines))
+        self.cache.set(sum(engine.core.prefix.size for engine in engines))
+        return generate_latest(self.registry)

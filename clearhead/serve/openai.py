@@ -1,0 +1,588 @@
+"""The endpoints of the OpenAI API, for the models that a server has loaded."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+from starlette.routing import Route
+
+from clearhead.configs import LMHeadConfig
+from clearhead.generate.complete import own_tokenizer, vocabulary_size
+from clearhead.generate.conversation import with_turn_end
+from clearhead.generate.template import ChatTemplate, TemplateError
+from clearhead.models.model import Model, SequenceModel
+
+from .answer import chat_logprobs, completion_logprobs, usage_json
+from .app import EventStream, json_response, read_json, until_disconnect
+from .engine import Engine, QueueFull
+from .errors import ApiError, invalid
+from .grammar import Grammar, GrammarError
+from .job import Delta, Job, JobError, JobOptions, TokenScore
+from .metrics import Metrics
+from .request import (
+    TOP_LOGPROBS,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    Sampling,
+    TokenizeRequest,
+    check_range,
+    decoding_config,
+    prompts_of,
+    read,
+)
+from .schema import openapi
+from .tools import check_tools, parse_tool_calls, tool_schema
+
+CHAT_TOKENS = 1024  # new tokens of a chat answer, if the request sets no limit
+PROMPTS = 256  # prompts or inputs of one request
+
+
+@dataclass
+class ServedModel:
+    """A model under its public name; `engine` is None for encoders, which only compute embeddings."""
+
+    name: str
+    model: Model
+    engine: Engine | None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def writer(self) -> Engine:
+        if self.engine is None:
+            raise ApiError(
+                400, f"{self.name} is an encoder and cannot generate text; use /v1/embeddings", param="model"
+            )
+        return self.engine
+
+    @property
+    def template(self) -> ChatTemplate:
+        tokenizer = self.writer.core.tokenizer
+        if tokenizer is None or self.model.origin is None:
+            raise ApiError(400, f"{self.name} has no chat template; use /v1/completions", param="messages")
+        try:
+            return ChatTemplate.load(self.model.origin, tokenizer)
+        except TemplateError as error:
+            raise ApiError(400, f"{error}", param="messages", code="no_chat_template") from None
+
+
+@dataclass
+class Server:
+    """The loaded models, and what every endpoint shares."""
+
+    models: dict[str, ServedModel]
+    metrics: Metrics
+    timeout: float | None = None
+    ready: bool = True
+    draining: bool = False
+
+    def find(self, name: str | None) -> ServedModel:
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            known = ", ".join(self.models)
+            raise ApiError(
+                404, f"there is no model {name!r}; this server has: {known}", param="model", code="model_not_found"
+            )
+        return self.models[name]
+
+    def deadline(self) -> float | None:
+        return None if self.timeout is None else time.monotonic() + self.timeout
+
+    def submit(
+        self, served: ServedModel, prompts: Sequence[list[int]], options: Sequence[JobOptions], param: str
+    ) -> list[Job]:
+        """Start one job per prompt; if one is refused, cancel the others."""
+        jobs: list[Job] = []
+        try:
+            for ids in prompts:
+                jobs.append(served.writer.submit_job(ids, options))
+        except QueueFull as error:
+            for job in jobs:
+                job.cancel()
+            raise ApiError(429, str(error), code="queue_full", headers={"Retry-After": "1"}) from None
+        except JobError as error:
+            for job in jobs:
+                job.cancel()
+            status = 503 if error.code == "stopped" else 400
+            raise ApiError(status, str(error), param="n" if error.code == "n" else param, code=error.code) from None
+        except ValueError as error:
+            for job in jobs:
+                job.cancel()
+            code = "context_length_exceeded" if "context is" in str(error) else "invalid_value"
+            raise invalid(str(error), param, code) from None
+        self.metrics.started(jobs)
+        return jobs
+
+    # ---- completions
+
+    async def completions(self, request: Request) -> Response:
+        asked: CompletionRequest = read(CompletionRequest, await read_json(request))
+        served = self.find(asked.model)
+        core = served.writer.core
+        if asked.suffix is not None:
+            raise invalid("suffix is not supported", "suffix")
+        if asked.best_of is not None and asked.best_of != (asked.n or 1):
+            raise invalid(f"best_of is {asked.best_of}, but only best_of = n is supported", "best_of")
+        check_range(asked, "max_tokens", 0, 2**31)
+        check_range(asked, "logprobs", 0, TOP_LOGPROBS)
+        limit, echo = 16 if asked.max_tokens is None else asked.max_tokens, bool(asked.echo)
+        if limit == 0 and not echo:
+            raise invalid("max_tokens is 0, which needs echo=true", "max_tokens")
+        config = decoding_config(asked, core.generator.config)
+        prompts = prompts_of(asked.prompt)
+        if len(prompts) > PROMPTS:
+            raise invalid(f"prompt has {len(prompts)} prompts, but at most {PROMPTS} are allowed", "prompt")
+        ids = [self.encode(served, one, "prompt") for one in prompts]
+        options = JobOptions(
+            config=config,
+            limit=limit,
+            choices=asked.n or 1,
+            logprobs=asked.logprobs,
+            echo_logprobs=echo and asked.logprobs is not None,
+            **self.shared(asked, served),
+        )
+        jobs = self.submit(served, ids, options, "prompt")
+        answer = CompletionAnswer(self, served, asked, jobs, prompts=prompts)
+        return await self.respond(request, asked, jobs, answer)
+
+    def encode(self, served: ServedModel, prompt: str | list[int], param: str) -> list[int]:
+        try:
+            return served.writer.core.generator.encode(prompt)
+        except ValueError as error:
+            code = "context_length_exceeded" if "context is" in str(error) else "invalid_value"
+            raise invalid(str(error), param, code) from None
+
+    def shared(self, asked: Sampling, served: ServedModel) -> dict[str, Any]:
+        """The options of a request that completions and chat have in common."""
+        size = vocabulary_size(served.model)
+        bias = tuple((int(token), value) for token, value in (asked.logit_bias or {}).items())
+        if odd := [token for token, _ in bias if token >= size]:
+            raise invalid(f"logit_bias has token {odd[0]}, but the vocabulary has ids 0 to {size - 1}", "logit_bias")
+        return {
+            "presence": asked.presence_penalty or 0.0,
+            "frequency": asked.frequency_penalty or 0.0,
+            "bias": bias,
+            "grammar": self.grammar(asked, served),
+            "user": asked.user or "",
+            "deadline": self.deadline(),
+        }
+
+    def grammar(self, asked: Sampling, served: ServedModel, schema: Any = None) -> Grammar | None:
+        wanted = asked.response_format
+        core = served.writer.core
+        if core.tokenizer is None or (schema is None and (wanted is None or wanted.type == "text")):
+            return None
+        head = core.model.config.head
+        assert isinstance(head, LMHeadConfig)
+        given = (head.vocabulary, core.generator.config.ends)
+        try:
+            if schema is not None:
+                return Grammar.from_schema(core.tokenizer, schema, *given)
+            assert wanted is not None
+            if wanted.type == "regex":
+                if wanted.pattern is None:
+                    raise invalid("response_format of type regex needs a pattern", "response_format")
+                return Grammar.from_regex(core.tokenizer, wanted.pattern, *given)
+            if wanted.type == "json_schema" and wanted.json_schema is None:
+                raise invalid("response_format of type json_schema needs json_schema", "response_format")
+            schema = {"type": "object"} if wanted.json_schema is None else wanted.json_schema.schema
+            return Grammar.from_schema(core.tokenizer, schema, *given)
+        except GrammarError as error:
+            raise invalid(str(error), "response_format") from None
+
+    # ---- chat
+
+    async def chat(self, request: Request) -> Response:
+        asked: ChatRequest = read(ChatRequest, await read_json(request))
+        served = self.find(asked.model)
+        core = served.writer.core
+        for name in ("max_tokens", "max_completion_tokens"):
+            check_range(asked, name, 1, 2**31)
+        if asked.top_logprobs is not None and not asked.logprobs:
+            raise invalid("top_logprobs needs logprobs=true", "top_logprobs")
+        check_range(asked, "top_logprobs", 0, TOP_LOGPROBS)
+        if not asked.messages:
+            raise invalid("messages is empty", "messages")
+        template = served.template
+        tools = check_tools(asked, template)
+        more = {"tools": tools} if tools else {}
+        try:
+            text = template.render(flatten_messages(asked.messages), **more)
+        except TemplateError as error:
+            raise invalid(str(error), "messages") from None
+        assert core.tokenizer is not None
+        ids = core.tokenizer.prompt(text, around=False)
+        config = decoding_config(asked, core.generator.config)
+        ending = with_turn_end(replace(core.generator, config=config), template)
+        limit = asked.max_completion_tokens or asked.max_tokens
+        limit = limit or max(1, min(CHAT_TOKENS, core.length - len(ids) + 1))
+        shared = self.shared(asked, served)
+        if (schema := tool_schema(asked)) is not None:
+            shared["grammar"] = self.grammar(asked, served, schema)
+        options = JobOptions(
+            config=ending.config,
+            limit=limit,
+            choices=asked.n or 1,
+            logprobs=(asked.top_logprobs or 0) if asked.logprobs else None,
+            **shared,
+        )
+        jobs = self.submit(served, [ids], options, "messages")
+        return await self.respond(request, asked, jobs, ChatAnswer(self, served, asked, jobs))
+
+    # ---- answers
+
+    async def respond(self, request: Request, asked: Sampling, jobs: list[Job], answer: Answer) -> Response:
+        def cancel() -> None:
+            for job in jobs:
+                job.cancel()
+
+        if asked.stream:
+            return EventStream(self.watched(answer.stream(), jobs), cancel)
+        try:
+            return json_response(await until_disconnect(request, answer.whole(), cancel))
+        except JobError as error:
+            raise api_error(error) from None
+        finally:
+            self.metrics.finished(jobs)
+
+    async def watched(self, events: AsyncIterator[Any], jobs: list[Job]) -> AsyncIterator[Any]:
+        try:
+            async for event in events:
+                yield event
+        except JobError as error:
+            raise api_error(error) from None
+        finally:
+            self.metrics.finished(jobs)
+
+    # ---- the rest
+
+    async def list_models(self, request: Request) -> Response:
+        return json_response({"object": "list", "data": [model_json(one) for one in self.models.values()]})
+
+    async def show_model(self, request: Request) -> Response:
+        return json_response(model_json(self.find(request.path_params["model"])))
+
+    async def embeddings(self, request: Request) -> Response:
+        asked: EmbeddingRequest = read(EmbeddingRequest, await read_json(request))
+        served = self.find(asked.model)
+        texts = prompts_of(asked.input) if asked.input else []
+        if not texts or len(texts) > PROMPTS or "" in texts:
+            raise invalid(f"input must be 1 to {PROMPTS} texts, none of them empty", "input")
+        tokenizer = own_tokenizer(served.model)
+        if tokenizer is None:
+            raise invalid(f"{served.name} has no tokenizer", "model")
+        if any(not isinstance(one, str) for one in texts):
+            raise invalid("input must be text; token ids are not supported for embeddings", "input")
+        from clearhead.tasks.texts import TextReader, embed
+
+        def work() -> tuple[list[Any], int]:
+            count = sum(len(TextReader.of(served.model).ids(text)) for text in texts)
+            return [vector.float().numpy() for vector in embed(served.model, texts, pool="mean")], count
+
+        try:
+            vectors, count = await (
+                asyncio.wrap_future(served.engine.call(work)) if served.engine else asyncio.to_thread(work)
+            )
+        except ValueError as error:
+            raise invalid(str(error), "input") from None
+        width = len(vectors[0])
+        if asked.dimensions is not None:
+            check_range(asked, "dimensions", 1, width)
+            vectors = [cut / max(float(np.linalg.norm(cut)), 1e-12) for cut in (v[: asked.dimensions] for v in vectors)]
+        data = [
+            {"object": "embedding", "index": i, "embedding": encode_vector(vector, asked.encoding_format)}
+            for i, vector in enumerate(vectors)
+        ]
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return json_response({"object": "list", "data": data, "model": served.name, "usage": usage})
+
+    async def tokenize(self, request: Request) -> Response:
+        asked: TokenizeRequest = read(TokenizeRequest, await read_json(request))
+        tokenizer = own_tokenizer(self.find(asked.model).model)
+        if tokenizer is None:
+            raise invalid("this model has no tokenizer", "model")
+        try:
+            ids = tokenizer.prompt(asked.prompt, around=asked.add_special_tokens)
+        except ValueError as error:
+            raise invalid(str(error), "prompt") from None
+        return json_response({"tokens": ids, "count": len(ids)})
+
+    async def detokenize(self, request: Request) -> Response:
+        asked: DetokenizeRequest = read(DetokenizeRequest, await read_json(request))
+        tokenizer = own_tokenizer(self.find(asked.model).model)
+        if tokenizer is None:
+            raise invalid("this model has no tokenizer", "model")
+        if odd := [token for token in asked.tokens if not 0 <= token < tokenizer.vocabulary]:
+            raise invalid(f"token {odd[0]} is outside the vocabulary of {tokenizer.vocabulary:,} tokens", "tokens")
+        return json_response({"prompt": tokenizer.decode(asked.tokens)})
+
+    async def tokenizer_info(self, request: Request) -> Response:
+        """What `lm_eval` asks for, so that it can use this tokenizer remotely."""
+        served = self.find(request.query_params.get("model"))
+        tokenizer = own_tokenizer(served.model)
+        if tokenizer is None:
+            raise invalid("this model has no tokenizer", "model")
+        names = ("bos_token", "eos_token", "pad_token", "chat_template")
+        info = {name: tokenizer.settings.get(name) for name in names}
+        end = tokenizer.end
+        info["eos_token"] = info["eos_token"] or (None if end is None else tokenizer.name(end))
+        return json_response(info | {"vocab_size": tokenizer.vocabulary, "eos_token_id": end})
+
+    async def health(self, request: Request) -> Response:
+        dead = [one.name for one in self.models.values() if one.engine is not None and one.engine.failure is not None]
+        if dead or self.draining or not self.ready:
+            status = "engine failed" if dead else "draining" if self.draining else "loading"
+            return json_response({"status": status}, 503)
+        return json_response({"status": "ok"})
+
+    async def show_metrics(self, request: Request) -> Response:
+        engines = [one.engine for one in self.models.values() if one.engine is not None]
+        return Response(self.metrics.render(engines), media_type="text/plain; version=0.0.4")
+
+    async def show_openapi(self, request: Request) -> Response:
+        return json_response(openapi())
+
+    async def page(self, request: Request) -> Response:
+        policy = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'"
+        html = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+        return HTMLResponse(html, headers={"Content-Security-Policy": policy})
+
+    def routes(self) -> list[Route]:
+        def both(path: str, endpoint: Callable[..., Any], method: str) -> list[Route]:
+            return [Route(prefix + path, endpoint, methods=[method]) for prefix in ("/v1", "")]
+
+        return [
+            Route("/", self.page),
+            Route("/health", self.health),
+            Route("/metrics", self.show_metrics),
+            Route("/openapi.json", self.show_openapi),
+            *both("/models", self.list_models, "GET"),
+            *both("/models/{model:path}", self.show_model, "GET"),
+            *both("/completions", self.completions, "POST"),
+            *both("/chat/completions", self.chat, "POST"),
+            *both("/embeddings", self.embeddings, "POST"),
+            *both("/tokenize", self.tokenize, "POST"),
+            *both("/detokenize", self.detokenize, "POST"),
+            *both("/tokenizer_info", self.tokenizer_info, "GET"),
+        ]
+
+
+def api_error(error: JobError) -> ApiError:
+    status = {"timeout": 504, "stopped": 503, "queue_full": 429}.get(error.code, 500)
+    headers = {"Retry-After": "1"} if status == 429 else None
+    return ApiError(status, str(error), code=error.code, headers=headers)
+
+
+def model_json(served: ServedModel) -> dict[str, Any]:
+    return {"id": served.name, "object": "model", "created": served.created, "owned_by": "clearhead"}
+
+
+def encode_vector(vector: Any, form: str) -> Any:
+    return base64.b64encode(vector.astype("<f4").tobytes()).decode() if form == "base64" else vector.tolist()
+
+
+def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with plain text: content that is a list of text parts is joined; other parts are refused."""
+    found = []
+    for number, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if role not in ("system", "developer", "user", "assistant", "tool"):
+            raise invalid(
+                f"messages[{number}].role is {role!r}, but must be system, user, assistant or tool", "messages"
+            )
+        if isinstance(content, list):
+            if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+                raise invalid(f"messages[{number}].content has a part that is not text", "messages")
+            content = "".join(str(part.get("text", "")) for part in content)
+        if not isinstance(content, str | None):
+            raise invalid(f"messages[{number}].content must be text", "messages")
+        found.append(message | {"content": content or "", "role": "system" if role == "developer" else role})
+    return found
+
+
+# ---- answers, whole and streamed
+
+
+@dataclass
+class Answer:
+    """One answer to one request, with `choices` per job."""
+
+    server: Server
+    served: ServedModel
+    asked: Any
+    jobs: list[Job]
+    name: str = field(default_factory=lambda: uuid.uuid4().hex)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    async def whole(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def stream(self) -> AsyncIterator[Any]:
+        raise NotImplementedError
+
+    def usage(self) -> dict[str, Any]:
+        return usage_json(self.jobs)
+
+    @property
+    def count(self) -> int:
+        """Choices per job."""
+        return self.asked.n or 1
+
+    async def gather(self) -> list[tuple[str, list[TokenScore], str | None]]:
+        """Text, tokens and reason of every choice, job by job."""
+        found = []
+        for job in self.jobs:
+            texts, tokens = [""] * self.count, [[] for _ in range(self.count)]  # type: ignore[var-annotated]
+            reasons: list[str | None] = [None] * self.count
+            async for delta in job:
+                texts[delta.choice] += delta.text
+                tokens[delta.choice] += delta.tokens
+                reasons[delta.choice] = delta.reason or reasons[delta.choice]
+            found += list(zip(texts, tokens, reasons, strict=True))
+        return found
+
+    async def merged(self) -> AsyncIterator[tuple[int, Delta]]:
+        """The news of all jobs as they come, each with the number of its job."""
+        news: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue()
+
+        async def follow(number: int, job: Job) -> None:
+            try:
+                async for delta in job:
+                    await news.put((number, delta))
+                await news.put(None)
+            except JobError as error:
+                await news.put(error)
+
+        tasks = [asyncio.ensure_future(follow(number, job)) for number, job in enumerate(self.jobs)]
+        try:
+            running = len(tasks)
+            while running:
+                item = await news.get()
+                if isinstance(item, BaseException):
+                    raise item
+                if item is None:
+                    running -= 1
+                else:
+                    yield item
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    @property
+    def usage_wanted(self) -> bool:
+        options = self.asked.stream_options
+        return options is not None and options.include_usage
+
+
+@dataclass
+class CompletionAnswer(Answer):
+    prompts: list[str | list[int]] = field(default_factory=list)
+
+    def head(self) -> dict[str, Any]:
+        name = f"cmpl-{self.name}"
+        return {"id": name, "object": "text_completion", "created": self.created, "model": self.served.name}
+
+    def prompt_text(self, number: int) -> str:
+        prompt, tokenizer = self.prompts[number], self.served.writer.core.tokenizer
+        return prompt if isinstance(prompt, str) else "" if tokenizer is None else tokenizer.decode(prompt)
+
+    def logprobs(self, job: Job, scores: Sequence[TokenScore], offset: int) -> dict[str, Any] | None:
+        if self.asked.logprobs is None:
+            return None
+        return completion_logprobs(self.served.writer.core.tokenizer, scores, offset)
+
+    async def whole(self) -> dict[str, Any]:
+        choices = []
+        for number, (text, tokens, reason) in enumerate(await self.gather()):
+            job = self.jobs[number // self.count]
+            before = self.prompt_text(number // self.count) if self.asked.echo else ""
+            scores = [*job.prompt_scores, *tokens] if self.asked.echo else tokens
+            offset = 0 if self.asked.echo else len(self.prompt_text(number // self.count))
+            logprobs = self.logprobs(job, scores, offset)
+            choices.append({"index": number, "text": before + text, "logprobs": logprobs, "finish_reason": reason})
+        return self.head() | {"choices": choices, "usage": self.usage()}
+
+    async def stream(self) -> AsyncIterator[Any]:
+        extra: dict[str, Any] = {"usage": None} if self.usage_wanted else {}
+        started: set[int] = set()
+        async for number, delta in self.merged():
+            index, job, text, scores = number * self.count + delta.choice, self.jobs[number], delta.text, delta.tokens
+            if self.asked.echo and index not in started:
+                text, scores = self.prompt_text(number) + text, (*job.prompt_scores, *scores)
+            started.add(index)
+            logprobs = self.logprobs(job, scores, 0)
+            choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": delta.reason}
+            yield self.head() | {"choices": [choice]} | extra
+        if self.usage_wanted:
+            yield self.head() | {"choices": [], "usage": self.usage()}
+
+
+@dataclass
+class ChatAnswer(Answer):
+    def head(self, kind: str) -> dict[str, Any]:
+        return {"id": f"chatcmpl-{self.name}", "object": kind, "created": self.created, "model": self.served.name}
+
+    def logprobs(self, scores: Sequence[TokenScore]) -> dict[str, Any] | None:
+        return chat_logprobs(self.served.writer.core.tokenizer, scores) if self.asked.logprobs else None
+
+    async def whole(self) -> dict[str, Any]:
+        choices = []
+        for number, (text, tokens, reason) in enumerate(await self.gather()):
+            message, finish = self.message(text, reason)
+            choices.append(
+                {"index": number, "message": message, "logprobs": self.logprobs(tokens), "finish_reason": finish}
+            )
+        return self.head("chat.completion") | {"choices": choices, "usage": self.usage()}
+
+    def message(self, text: str, reason: str | None) -> tuple[dict[str, Any], str | None]:
+        """The message of an answer; text that calls tools becomes `tool_calls`."""
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        calls = parse_tool_calls(text) if self.asked.tools and self.asked.tool_choice != "none" else []
+        if not calls:
+            return message, reason
+        return message | {"content": None, "tool_calls": calls}, "tool_calls"
+
+    async def stream(self) -> AsyncIterator[Any]:
+        extra: dict[str, Any] = {"usage": None} if self.usage_wanted else {}
+        held = [""] * self.count  # with tools, text waits for the end: it may become a call
+        holds = bool(self.asked.tools) and self.asked.tool_choice != "none"
+        started: set[int] = set()
+        async for _, delta in self.merged():
+            news: dict[str, Any] = {} if delta.choice in started else {"role": "assistant"}
+            started.add(delta.choice)
+            held[delta.choice] += delta.text
+            finish: str | None = delta.reason
+            if not holds:
+                news["content"] = delta.text
+            elif delta.reason is not None:
+                message, finish = self.message(held[delta.choice], delta.reason)
+                calls = message.get("tool_calls", [])
+                news |= {"tool_calls": [{"index": i} | call for i, call in enumerate(calls)]} if calls else message
+            logprobs = self.logprobs(delta.tokens)
+            choice = {"index": delta.choice, "delta": news, "logprobs": logprobs, "finish_reason": finish}
+            yield self.head("chat.completion.chunk") | {"choices": [choice]} | extra
+        if self.usage_wanted:
+            yield self.head("chat.completion.chunk") | {"choices": [], "usage": self.usage()}
+
+
+def serve_model(name: str, model: Model, **options: Any) -> ServedModel:
+    """A model with its engine; encoders have none."""
+    writes = isinstance(model.config.head, LMHeadConfig) and isinstance(model, SequenceModel)
+    if writes:
+        try:
+            model.init_state(1, 1)
+        except ValueError:  # a mask that reads later tokens
+            writes = False
+    return ServedModel(name, model, Engine(model, **options) if writes else None)
