@@ -7,8 +7,8 @@
 
 The KV cache holds c and r only: 576 numbers per position in DeepSeek-V2 instead of 32,768. The rotary part must be
 separate, because a rotation between W_key and c would depend on the position and could not be absorbed into the query
-(see `docs/latent.md`). DeepSeek-V2, arXiv 2405.04434, section 2.1. This file has the plain form; the PyTorch engine
-also has the absorbed one.
+(see `docs/learn/latent.md`). DeepSeek-V2, arXiv 2405.04434, section 2.1. This file has the plain form; the PyTorch
+engine also has the absorbed one.
 """
 
 import numpy as np

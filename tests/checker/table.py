@@ -1,4 +1,4 @@
-"""The kill rate of the checker, for docs/checker.md: `python -m tests.checker.table` runs the bank and writes it."""
+"""The kill rate of the checker in docs/learn/checker.md: `python -m tests.checker.table` runs the bank, writes it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from .judge import Judge, keys, verdict
 from .snippets import Snippet, snippets
 
-PAGE = Path(__file__).parents[2] / "docs" / "checker.md"
+PAGE = Path(__file__).parents[2] / "docs" / "learn" / "checker.md"
 START, END = "<!-- bank: python -m tests.checker.table -->", "<!-- end of bank -->"
 NAMES = {
     "softmax": "softmax",

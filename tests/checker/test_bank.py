@@ -17,7 +17,7 @@ def test_snippet(snippet: Snippet, judge: Judge) -> None:
     assert result != "blamed", f"is right, and is blamed for {keys(report)}"
     line = row(snippet, result, keys(report))
     assert line in PAGE.read_text(encoding="utf-8"), (
-        f"docs/checker.md is old; python -m tests.checker.table. Now: {line}"
+        f"docs/learn/checker.md is old; python -m tests.checker.table. Now: {line}"
     )
 
 

@@ -98,7 +98,7 @@ def test_exit_codes_and_json(tmp_path: Path) -> None:
     assert wrong.returncode == 1
     data = json.loads(wrong.stdout)
     assert data["parts"][0]["diagnostics"][0]["key"] == "no-scale"
-    assert data["parts"][0]["diagnostics"][0]["page"] == "docs/attention.md#why-1d_k"
+    assert data["parts"][0]["diagnostics"][0]["page"] == "docs/learn/attention.md#why-1d_k"
     assert typed("check", "nowhere.py").returncode == 2
     assert typed("check", saved(tmp_path, RIGHT), "--as", "sofmax").returncode == 2
     assert "did you mean 'softmax'" in typed("check", saved(tmp_path, RIGHT), "--as", "sofmax").stderr

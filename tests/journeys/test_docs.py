@@ -208,7 +208,7 @@ def targets_in(command: str) -> list[str]:
 
 def test_blocks_are_found() -> None:
     """The reader of pages itself: order, languages, outputs, and what is not an output."""
-    page = ROOT / "docs" / "attention.md"
+    page = ROOT / "docs" / "learn" / "attention.md"
     blocks = blocks_of(page)
     assert sum(block.language == "python" for block in blocks) == page.read_text(encoding="utf-8").count(
         "\n```python\n"
