@@ -1,46 +1,101 @@
-"""From Python's own library to a model that writes Python: tokenizer, training, samples, curve and attention map.
+"""Train a small language model on Python's own library, and look inside it. `make demo` runs it.
 
-`make demo` runs it: a few minutes on two cores, nothing is downloaded.
+It measures the machine's speed and chooses as many steps as fit into two minutes. Nothing is downloaded.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import time
 from itertools import count
 from pathlib import Path
+from typing import Any
 
-from clearhead.cli.train import watching
+from clearhead.cli.train_display import LossCurve, split_sample
+from clearhead.configs.train import RecipeConfig
 from clearhead.tokenize import Tokenizer
 from clearhead.training.curves import draw_curves
-from clearhead.training.loop import RunStopped, train
+from clearhead.training.loop import Callbacks, RunStopped, train
 from clearhead.training.recipes import recipe
+from clearhead.training.resize import Sizes, resize
+from clearhead.training.run import Run
+from clearhead.training.task import prepare_task
 from clearhead.training.text import continue_text
 
-PROMPTS = ("def ", "class ", "import os\n\n\n", "    for i in range(")
-WRITTEN = 200  # tokens
-LINE = "def add(self, other):\n    return self"
+SECONDS = 120  # of training
+FEWEST, MOST = 40, 400  # steps
+TIMED = 4  # steps that measure the speed
+SAMPLES = 8  # evaluations, each with a sample
+PROMPT = "def "
+WRITTEN = 120  # tokens of the last sample
+LINE = "def add(self, other):\n    return self.total + other"
+
+
+def demo_recipe(steps: int) -> RecipeConfig:
+    """`lm` at a size that two cores train in two minutes."""
+    sizes = Sizes(dim=160, layers=4, heads=4, context=128, batch=12, vocabulary=2048)
+    every = max(steps // SAMPLES, 1)
+    changes = {"steps": steps, "evaluate_every": every, "evaluate_targets": 8192, "save_every": steps}
+    return resize(recipe("lm"), sizes).changed_all(changes | {"task.tokenizer.learn_from": 2_000_000})
+
+
+def choose_steps(out: Path) -> int:
+    """As many steps as fit into the time, from the speed of the first few."""
+    times: list[float] = []
+
+    def note(numbers: dict[str, Any]) -> None:
+        times.append(time.perf_counter())
+        if numbers["step"] > TIMED:
+            raise RunStopped
+
+    config = demo_recipe(FEWEST)
+    task = prepare_task(config, (), (), Run(out), print)
+    with contextlib.suppress(RunStopped):
+        train(config, (), out / "speed", callbacks=Callbacks(step=note), task=task)
+    seconds = (times[-1] - times[0]) / (len(times) - 1)
+    return min(max(round(SECONDS / seconds), FEWEST), MOST)
 
 
 def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
     out = next(path for number in count(1) if not (path := folder / f"demo-{number}").exists())
-    wanted = recipe("lm") if steps is None else recipe("lm").changed("steps", steps)
-    with watching(wanted.steps) as callbacks:
-        model = train(wanted, (), out, callbacks=callbacks)
-    tokenizer = Tokenizer.load(out)
-    for prompt in PROMPTS:
-        print(f"\n――― {prompt!r}\n{continue_text(model, tokenizer, prompt, WRITTEN)}")
-    model.inspect(LINE, tokenizer=tokenizer, layers=[-2], name=out.name).save(out / "attention.png")
-    model.inspect(LINE, tokenizer=tokenizer, name=out.name).save(out / "attention.html")
-    draw_curves([out], out / "loss.png")
-    print(f"\nThe run is in {out}: loss.png, attention.png, attention.html, metrics.jsonl, and the model. Next:")
-    print(f"  clearhead train lm --data YOUR_TEXT --out {folder}/mine")
-    print(f"  clearhead plot {out} {folder}/mine --out compared.png")
-    print(f"  clearhead trace {out}")
-    return out
+    out.mkdir(parents=True)
+    print("Training a small language model on Python's own library.\n")
+    steps = steps or choose_steps(out)
+    config, curve, begun = demo_recipe(steps), LossCurve(), time.perf_counter()
+
+    def show(numbers: dict[str, Any]) -> None:
+        curve.add(numbers)
+        if sys.stderr.isatty():
+            print(f"\r\x1b[Kstep {numbers['step']}/{steps}  loss {numbers['train/loss']:.3f} ", end="", file=sys.stderr)
+        if "val/loss" in numbers:
+            prompt, written = split_sample(numbers)
+            print(f"\n── step {numbers['step']} of {steps}, after {time.perf_counter() - begun:.0f} s ──")
+            print(f"validation loss {numbers['val/loss']:.2f}\n  [{prompt}]{written}", flush=True)
+
+    task = prepare_task(config, (), (), Run(out), lambda text: None)
+    model = train(config, (), out / "model", callbacks=Callbacks(message=print, step=show), task=task)
+    tokenizer, run = Tokenizer.load(out / "model"), out / "model"
+    print(f"\n{curve.draw()}\n\nWhat it writes after {PROMPT!r}:\n")
+    print(continue_text(model, tokenizer, PROMPT, WRITTEN))
+    model.inspect(LINE, tokenizer=tokenizer, name="demo").save(run / "attention.html")
+    draw_curves([run], run / "loss.png")
+    page = (run / "attention.html").resolve()
+    print(f"\nThe attention of every head on one line of code: {page.as_uri()}")
+    print(f"Trained for {time.perf_counter() - begun:.0f} s. Three commands to try:")
+    print(f'  clearhead generate {run} "class "')
+    print(f'  clearhead inspect {run} "for i in range(10):" --out page.html')
+    print("  clearhead train lm --data YOUR_TEXT --out runs/mine --plot")
+    if sys.stdout.isatty() and os.environ.get("DISPLAY"):
+        import webbrowser
+
+        webbrowser.open(page.as_uri())
+    return run
 
 
 if __name__ == "__main__":
     try:
         main()
-    except RunStopped as left:
-        sys.exit(str(left))
+    except RunStopped as stopped:
+        sys.exit(str(stopped))

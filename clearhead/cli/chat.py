@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import cache_option, decoding_options, load_writer, weights_option
+from .options import cache_option, decoding_options, device_option, load_writer, weights_option
 
 if TYPE_CHECKING:
     from clearhead.configs import Cache
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 @click.command("chat")
 @click.argument("model")
 @click.option("--system", default=None, metavar="TEXT", help="System message: instructions before the conversation.")
+@device_option
 @weights_option
 @cache_option
 @decoding_options

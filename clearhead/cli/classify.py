@@ -6,13 +6,23 @@ from dataclasses import asdict
 
 import click
 
-from .options import echo_text, gather_texts, json_option, load_model, print_json, require_texts, text_inputs
+from .options import (
+    device_option,
+    echo_text,
+    gather_texts,
+    json_option,
+    load_model,
+    print_json,
+    require_texts,
+    text_inputs,
+)
 
 
 @click.command("classify")
 @click.argument("model")
 @text_inputs
 @click.option("--top", type=int, default=5, show_default=True, help="Number of classes to print per input.")
+@device_option
 @json_option
 def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: bool, top: int, as_json: bool) -> None:
     """Print the most likely classes of each of TEXTS. For an image model, TEXTS are image files.

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from .options import gather_texts, json_option, load_model, print_json, require_texts, text_inputs
+from .options import device_option, gather_texts, json_option, load_model, print_json, require_texts, text_inputs
 
 
 @click.command("embed")
@@ -19,6 +19,7 @@ from .options import gather_texts, json_option, load_model, print_json, require_
     show_default=True,
     help="Mean over the tokens, the first token, the model's own pooler, or one vector per token.",
 )
+@device_option
 @json_option
 def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: bool, pool: Any, as_json: bool) -> None:
     """Print the embedding of each of TEXTS: a line of numbers, or JSON.

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import beam_options, json_option, load_model, load_writer, print_json, translate_texts, weights_option
+from .options import (
+    beam_options,
+    device_option,
+    json_option,
+    load_model,
+    load_writer,
+    print_json,
+    translate_texts,
+    weights_option,
+)
 
 if TYPE_CHECKING:
     from clearhead.configs import LengthPenalty
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
     help="Language of the translations, for BLEU's tokenizer.  [default: from the file name, or en]",
 )
 @beam_options
+@device_option
 @weights_option
 @json_option
 def command(
@@ -56,6 +66,8 @@ def command(
 
     A long text is read in overlapping windows; each token is scored once, in the first window that contains it.
     Bits per byte can be compared between models with different tokenizers; perplexity is per token and cannot.
+
+    A .jsonl or a table is read as `clearhead train` reads it: of conversations, only the answers are scored.
 
     With --pairs, MODEL is an encoder–decoder that translates the sources. BLEU and chrF are printed with sacreBLEU's
     signatures, and BLEU of lower-cased tokens too, because papers differ.
@@ -89,15 +101,21 @@ def command(
 def perplexities(
     model: Model, files: tuple[str, ...], context: int | None, stride: int | None
 ) -> dict[str, dict[str, Any]]:
-    from clearhead.measure.perplexity import perplexity_of
+    from warnings import warn
+
+    from clearhead.data.sources import decode_text, documents, open_file, suffix_of
+    from clearhead.data.tables import SUFFIXES
+    from clearhead.measure.perplexity import perplexity_of, perplexity_of_documents
 
     found = {}
     for file in files:
-        try:
-            text = Path(file).read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
-        one = perplexity_of(model, text, context=context, stride=stride)
+        path = Path(file)
+        if suffix_of(path) in (".jsonl", *SUFFIXES):
+            one = perplexity_of_documents(model, documents([path]), context=context, stride=stride)
+        else:
+            with open_file(path) as opened:
+                text = "".join(decode_text(opened, file, warn))
+            one = perplexity_of(model, text, context=context, stride=stride)
         sums = {"loss": one.loss, "perplexity": one.perplexity, "bits_per_byte": one.bits_per_byte}
         found[file] = asdict(one) | sums
     return found
@@ -106,7 +124,7 @@ def perplexities(
 def score_pairs(
     model: Model, paths: tuple[str, ...], language: str, beams: int, length_penalty: LengthPenalty, batch: int
 ) -> dict[str, Any]:
-    """The sources translate_texts, and the scores of that."""
+    """Translate the sources and score the translations."""
     from clearhead.data.pairs import pairs
     from clearhead.measure.bleu import scores
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
 
-from .options import check_free, check_free_folder, force_option, read_model
+from .options import bytes_text, check_free, check_free_folder, force_option, read_model
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -49,6 +50,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     if form == "gguf":
         kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(next(loaded.parameters()).dtype, "f32")
         save_gguf(loaded, Path(out), own_tokenizer(loaded), dtype or kept, force)
+        describe_export(form, Path(out))
         return
     if dtype is not None:
         loaded.to(getattr(torch, DTYPES[dtype]))
@@ -56,3 +58,16 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
         save_onnx(loaded, Path(out), force)
     else:
         loaded.save(out, force=force)
+    describe_export(form, Path(out))
+
+
+def describe_export(form: str, path: Path) -> None:
+    """Say what was written, how large it is, and how to run it."""
+    files = [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    size = sum(file.stat().st_size for file in files)
+    ways = {
+        "hf": f'python -c "from transformers import AutoModelForCausalLM as M; M.from_pretrained({str(path)!r})"',
+        "gguf": f"llama-cli -m {shlex.quote(str(path))}",
+        "onnx": f'python -c "import onnxruntime as o; print(o.InferenceSession({str(path)!r}).get_inputs()[0])"',
+    }
+    click.echo(f"Wrote {path} ({bytes_text(size)}). To run it: {ways[form]}", err=True)

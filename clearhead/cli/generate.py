@@ -11,6 +11,7 @@ import click
 from .options import (
     cache_option,
     decoding_options,
+    device_option,
     file_options,
     gather_texts,
     json_option,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 )
 @click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
 @click.option("--logprobs", is_flag=True, help="With --json, also print the log-probability of every token.")
+@device_option
 @weights_option
 @cache_option
 @json_option

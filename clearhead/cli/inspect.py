@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import Picture, console, find_config, force_option, json_option, load_model, print_json, read_text
+from .options import (
+    Picture,
+    console,
+    device_option,
+    find_config,
+    force_option,
+    json_option,
+    load_model,
+    print_json,
+    read_text,
+)
 
 if TYPE_CHECKING:
     from clearhead.inspect.grid import Grid
@@ -51,6 +61,7 @@ VIEWS = ("maps", "rollout", "lens", "norms", "ablation", "patching")
     help="Write a page (.html), picture (.png, .svg, .pdf) or table (.csv, .npz); may be given again.",
 )
 @click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Of pictures.")
+@device_option
 @force_option
 @json_option
 def command(

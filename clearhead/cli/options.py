@@ -208,7 +208,7 @@ def read_model(path: str) -> Model:
 def load_model(path: str, weights: str | None = None) -> Model:
     """The model in float32, or in `weights`. Products of 16-bit numbers are slow on many processors."""
     model = read_model(path)
-    return convert_precision(model if model.precision is not None else model.float(), weights)
+    return move_model(convert_precision(model if model.precision is not None else model.float(), weights))
 
 
 def load_writer(path: str, weights: str | None = None, cache: Cache | None = None) -> Model:
@@ -217,7 +217,22 @@ def load_writer(path: str, weights: str | None = None, cache: Cache | None = Non
     stored = str(next(model.parameters()).dtype).removeprefix("torch.")
     if model.precision is None and stored in ("bfloat16", "float16"):
         weights = weights or stored
-    return convert_precision(model, weights, cache)
+    return move_model(convert_precision(model, weights, cache))
+
+
+def move_model(model: Model) -> Model:
+    """The model on the device that --device asks for; matrices stored by our CPU kernels stay on the CPU."""
+    from clearhead.models.device import choose_device
+
+    name = requested_device()
+    device = choose_device(name)
+    if device.type == "cpu":
+        return model
+    if model.precision is not None:
+        if name == "auto":
+            return model
+        raise ValueError(f"--device {name} cannot run weights in {model.precision.kind()}; use --device cpu")
+    return model.to(device)
 
 
 def convert_precision(model: Model, weights: str | None, cache: Cache | None = None) -> Model:

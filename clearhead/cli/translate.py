@@ -10,6 +10,7 @@ import click
 from .options import (
     Picture,
     beam_options,
+    device_option,
     force_option,
     json_option,
     load_model,
@@ -46,6 +47,7 @@ BREAKS = str.maketrans("\n\r\t", "   ")  # a translation stays on one line
     help="Draw the attention of the first translation to its source: .html, .png, .svg, .pdf, .csv or .npz.",
 )
 @force_option
+@device_option
 @weights_option
 @json_option
 def command(

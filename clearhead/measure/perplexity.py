@@ -13,13 +13,14 @@ before it. The last window is moved back until it is full. If the stride is the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from clearhead.data.corpus import Document
 from clearhead.generate.complete import TextGenerator
 from clearhead.models.context import check_ids, make_context
 from clearhead.models.model import EncoderDecoder, Model, SequenceModel
@@ -127,6 +128,15 @@ def perplexity_of(
     stride: int | None = None,
 ) -> Perplexity:
     """The perplexity of a text. The model's start token comes first, so that the first token is predicted too."""
+    generator, reader = text_reader(model, tokenizer, context)
+    start = [] if generator.config.start is None else [generator.config.start]
+    tokens = [*start, *reader.encode(text)]
+    assert isinstance(generator.model, SequenceModel)
+    return perplexity(generator.model, tokens, len(text.encode()), context=context or generator.context, stride=stride)
+
+
+def text_reader(model: Model, tokenizer: Tokenizer | None, context: int | None) -> tuple[TextGenerator, Tokenizer]:
+    """The model and its tokenizer, if it is a language model that can read `context` tokens."""
     generator = TextGenerator.of(model, tokenizer)
     if isinstance(generator.model, EncoderDecoder):
         raise ValueError(
@@ -136,6 +146,48 @@ def perplexity_of(
         raise ValueError("the model has no tokenizer, so it cannot read text; pass tokenizer=")
     if context is not None and generator.context is not None and context > generator.context:
         raise ValueError(f"context is {context}, but the model reads at most {generator.context} tokens")
-    start = [] if generator.config.start is None else [generator.config.start]
-    tokens = [*start, *generator.tokenizer.encode(text)]
-    return perplexity(generator.model, tokens, len(text.encode()), context=context or generator.context, stride=stride)
+    return generator, generator.tokenizer
+
+
+def perplexity_of_documents(
+    model: Model,
+    documents: Iterable[Document],
+    *,
+    tokenizer: Tokenizer | None = None,
+    context: int | None = None,
+    stride: int | None = None,
+) -> Perplexity:
+    """The perplexity of documents as training reads them: each by itself, scored on the pieces with loss only.
+
+    In a conversation these are the assistant's answers. The end-of-text token after a document is scored too.
+    """
+    generator, reader = text_reader(model, tokenizer, context)
+    assert isinstance(generator.model, SequenceModel)
+    context = context or generator.context or WINDOW
+    stride = stride or max(1, context // 2)
+    nats, scored, size, device = 0.0, 0, 0, next(generator.model.parameters()).device
+    for document in documents:
+        tokens, counts = encode_pieces(document, reader)
+        size += sum(len(text.encode()) for text, loss in document.pieces if loss)
+        for begin, end, first in windows(len(tokens), context, stride):
+            logp, _ = token_logprobs(generator.model, torch.tensor([tokens[begin:end]], device=device))
+            wanted = torch.tensor(counts[first:end], device=device)
+            nats -= float(logp[0, first - begin - 1 :].double()[wanted].sum())
+            scored += int(wanted.sum())
+    if not scored or not size:
+        raise ValueError("the documents have no text to score; conversations need answers of the assistant")
+    return Perplexity(nats, scored, size, context, stride)
+
+
+def encode_pieces(document: Document, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """The tokens of a document and which of them count, with the end-of-text token as in training."""
+    tokens: list[int] = []
+    counts: list[bool] = []
+    for text, loss in document.pieces:
+        found = tokenizer.encode(text)
+        tokens += found
+        counts += [loss] * len(found)
+    if tokenizer.end is not None and tokens:
+        tokens.append(tokenizer.end)
+        counts.append(counts[-1])
+    return tokens, counts

@@ -11,7 +11,7 @@ from clearhead.cli.main import cli
 from clearhead.configs import ConfigError
 from clearhead.models.model import build
 from clearhead.scaling import read_table
-from clearhead.scaling.sweep import Sweep, bytes_recipe, member_config, run_sweep
+from clearhead.scaling.sweep import Sweep, bytes_recipe, matmul_parameters, member_config, run_sweep
 from clearhead.training.checkpoint import ResumeError
 from clearhead.training.loop import Callbacks, RunStopped
 
