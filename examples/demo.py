@@ -24,7 +24,7 @@ from clearhead.training.run import Run
 from clearhead.training.task import prepare_task
 from clearhead.training.text import continue_text
 
-SECONDS = 120  # of training
+SECONDS = 100  # of training
 FEWEST, MOST = 40, 400  # steps
 TIMED = 4  # steps that measure the speed
 SAMPLES = 8  # evaluations, each with a sample
@@ -37,7 +37,7 @@ def demo_recipe(steps: int) -> RecipeConfig:
     """`lm` at a size that two cores train in two minutes."""
     sizes = Sizes(dim=160, layers=4, heads=4, context=128, batch=12, vocabulary=2048)
     every = max(steps // SAMPLES, 1)
-    changes = {"steps": steps, "evaluate_every": every, "evaluate_targets": 8192, "save_every": steps}
+    changes = {"steps": steps, "evaluate_every": every, "evaluate_targets": 4096, "save_every": steps}
     return resize(recipe("lm"), sizes).changed_all(changes | {"task.tokenizer.learn_from": 2_000_000})
 
 
