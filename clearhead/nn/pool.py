@@ -10,6 +10,8 @@ number of slots to read, so tokens of many texts and a chunk of one text are the
 
 from __future__ import annotations
 
+from copy import copy
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -69,6 +71,32 @@ class Pages:
         used = self.table[self.table >= 0]
         self.users = torch.bincount(used, minlength=self.count)
         self.free = (self.users == 0).nonzero()[:, 0].flip(0).tolist()
+
+    def view(self, first: int, last: int) -> Pages:
+        """The table of rows first … last−1, which shares its pages with this one."""
+        part = copy(self)
+        part.table, part.copies = self.table[first:last], None
+        return part
+
+    def release(self, row: int) -> None:
+        """Give back the pages of a row."""
+        held = self.table[row][self.table[row] >= 0]
+        self.users[held] -= 1
+        self.free += held[self.users[held] == 0].tolist()
+        self.table[row] = -1
+
+    def share(self, source: int, target: int) -> None:
+        """Let row `target` start as a copy of row `source`, without copying a page."""
+        self.release(target)
+        self.table[target] = self.table[source]
+        self.users[self.table[source][self.table[source] >= 0]] += 1
+
+    def take(self, row: int, count: int) -> Int[Tensor, "C"]:
+        """Give an empty row its first `count` pages."""
+        for place in range(count):
+            self.table[row, place] = self.free.pop()
+        self.users[self.table[row, :count]] = 1
+        return self.table[row, :count]
 
     def find(self, rows: Int[Tensor, "W"], slots: Int[Tensor, "W"]) -> tuple[Int[Tensor, "W"], Int[Tensor, "W"]]:
         """The page of each slot, and its place in the page."""

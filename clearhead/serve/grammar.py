@@ -9,6 +9,7 @@ import json
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import tokenizers
 import torch
 from jaxtyping import Float
@@ -57,17 +58,13 @@ class Matcher:
     def __init__(self, grammar: Grammar) -> None:
         llguidance = import_llguidance()
         self.grammar, self.inner = grammar, llguidance.LLMatcher(grammar.tokens, grammar.source)
-        self.bits = torch.zeros((1, -(-grammar.vocabulary // 32)), dtype=torch.int32)
 
     def mask(self, logits: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
         """The logits with −∞ for every token that the grammar forbids. A complete text may only end."""
-        from llguidance.torch import fill_next_token_bitmask
-
-        fill_next_token_bitmask(self.inner, self.bits)
+        bits = np.frombuffer(self.inner.compute_bitmask(), np.uint8)
         if problem := self.inner.get_error():
             raise GrammarError(f"the grammar failed: {problem}")
-        shifts = torch.arange(32, dtype=torch.int32)
-        allowed = ((self.bits[0][:, None] >> shifts) & 1).bool().flatten()[: len(logits)].to(logits.device)
+        allowed = torch.from_numpy(np.unpackbits(bits, bitorder="little")[: len(logits)].astype(bool)).to(logits.device)
         if not bool(allowed.any()):
             allowed[list(self.grammar.ends)] = True
         return logits.masked_fill(~allowed, -torch.inf)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from clearhead.models.model import SequenceModel
-from clearhead.nn.cache import BlockState, DecodeState, KVCache, LatentCache, Slots
+from clearhead.nn.cache import BlockState, DecodeState, KVCache, LatentCache, PagedKVCache, Slots
+from clearhead.nn.pool import PAGE
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,9 @@ class RowMemory:
         slots = {id(each): slice_slots(each, first, last) for each in self.state.slots}
         blocks = []
         for block in self.state.blocks:
-            cut: dict[str, Any] = {name: buffer[first:last] for name, buffer in tensors(block.mixer)}
+            cut: dict[str, Any] = {}
+            if not is_paged(block):
+                cut = {name: buffer[first:last] for name, buffer in tensors(block.mixer)}
             if isinstance(block.mixer, KVCache | LatentCache):
                 cut["slots"] = slots[id(block.mixer.slots)]
             blocks.append(BlockState(replace(block.mixer, **cut)))  # type: ignore[type-var]
@@ -70,6 +73,8 @@ class RowMemory:
         last = first + len(view.lengths)
         self.state.lengths[first:last] = view.lengths
         for block, mine in zip(view.blocks, self.state.blocks, strict=True):
+            if is_paged(mine):
+                continue
             for (_, new), (_, kept) in zip(tensors(block.mixer), tensors(mine.mixer), strict=True):
                 if new.data_ptr() != kept[first].data_ptr():
                     kept[first:last] = new
@@ -79,17 +84,24 @@ class RowMemory:
         self.state.lengths[row] = 0
         for slots in self.state.slots:
             slots.positions[row] = -1
+            if slots.pages is not None:
+                slots.pages.release(row)
         for block in self.state.blocks:
             if not has_slots(block):
                 for _, buffer in tensors(block.mixer):
                     buffer[row] = 0
 
     def copy(self, source: int, target: int) -> None:
+        """Make `target` equal to `source`. Pages are shared until one of the two writes to them."""
         length = int(self.state.lengths[source])
         self.state.lengths[target] = length
         for slots in self.state.slots:
             slots.positions[target] = slots.positions[source]
+            if slots.pages is not None:
+                slots.pages.share(source, target)
         for block in self.state.blocks:
+            if is_paged(block):
+                continue
             for _, buffer in tensors(block.mixer):
                 if has_slots(block):
                     buffer[target, :, :length] = buffer[source, :, :length]
@@ -100,42 +112,62 @@ class RowMemory:
         """Copy positions start … stop−1 of a row that has read exactly `stop` tokens."""
         slots, whole = [], []
         for block in self.state.blocks:
-            parts = [buffer[row] for _, buffer in tensors(block.mixer)]
-            if splits(block):
-                slots.append([part[:, start:stop].clone() for part in parts])
+            pages = self.pages_of(block, row)
+            if pages is not None:
+                held = pages[start // PAGE : stop // PAGE] if splits(block) else pages[pages >= 0]
+                parts = [buffer[held] for _, buffer in tensors(block.mixer)]
             else:
-                whole.append([part.clone() for part in parts])
+                cut = slice(start, stop) if splits(block) else slice(None)
+                parts = [
+                    (buffer[row][:, cut] if has_slots(block) else buffer[row]).clone()
+                    for _, buffer in tensors(block.mixer)
+                ]
+            (slots if splits(block) else whole).append(parts)
         rings = [each.positions[row].clone() for each in self.state.slots if each.ring]
         return Saved(slots, whole, rings)
 
     def load(self, row: int, saved: list[Saved], chunk: int) -> None:
         """Restore a row from consecutive pieces of `chunk` positions each, the first at position 0."""
         self.clear(row)
-        length = len(saved) * chunk
-        self.state.lengths[row] = length
-        for each in self.state.slots:
-            if not each.ring:
-                each.positions[row, :length] = torch.arange(length)
         if not saved:
             return
-        rings = iter(saved[-1].positions)
+        length, rings = len(saved) * chunk, iter(saved[-1].positions)
+        self.state.lengths[row] = length
         for each in self.state.slots:
             if each.ring:
                 each.positions[row] = next(rings)
-        number = 0
-        for block, whole in self.pair_whole(saved[-1]):
-            for place, (_, buffer) in enumerate(tensors(block.mixer)):
-                if whole is not None:
-                    buffer[row] = whole[place]
-                    continue
-                for piece, one in enumerate(saved):
-                    buffer[row, :, piece * chunk : (piece + 1) * chunk] = one.slots[number][place]
-            number += whole is None
+            else:
+                each.positions[row, :length] = torch.arange(length)
+            if each.pages is not None:
+                used = int((each.positions[row] >= 0).sum())
+                each.pages.take(row, -(-used // PAGE))
+        split, whole = 0, iter(saved[-1].whole)
+        for block in self.state.blocks:
+            if splits(block):
+                parts = [torch.cat([one.slots[split][i] for one in saved], 0 if is_paged(block) else 1)
+                         for i in range(len(saved[0].slots[split]))]  # fmt: skip
+                split += 1
+            else:
+                parts = next(whole)
+            pages = self.pages_of(block, row)
+            for (_, buffer), part in zip(tensors(block.mixer), parts, strict=True):
+                if pages is not None:
+                    buffer[pages[: len(part)]] = part
+                elif splits(block):
+                    buffer[row, :, :length] = part
+                else:
+                    buffer[row] = part
 
-    def pair_whole(self, saved: Saved) -> list[tuple[BlockState, list[Tensor] | None]]:
-        """Each block with its whole tensors; None if its tensors are saved by position."""
-        whole = iter(saved.whole)
-        return [(block, None if splits(block) else next(whole)) for block in self.state.blocks]
+    def pages_of(self, block: BlockState, row: int) -> Tensor | None:
+        """The pages of a row; None if the block is not paged."""
+        if not isinstance(block.mixer, PagedKVCache):
+            return None
+        assert block.mixer.slots.pages is not None
+        return block.mixer.slots.pages.table[row]
+
+
+def is_paged(block: BlockState) -> bool:
+    return isinstance(block.mixer, PagedKVCache)
 
 
 def has_slots(block: BlockState) -> bool:
@@ -154,7 +186,9 @@ def tensors(mixer: Any) -> list[tuple[str, Tensor]]:
 def slice_slots(slots: Slots, first: int, last: int) -> Slots:
     positions = slots.positions[first:last]
     used = (positions >= 0).any(dim=0).nonzero()
-    return Slots(positions, slots.ring, slots.spare, int(used[-1]) + 1 if len(used) else 0)
+    filled = int(used[-1]) + 1 if len(used) else 0
+    pages = None if slots.pages is None else slots.pages.view(first, last)
+    return Slots(positions, slots.ring, slots.spare, filled, pages=pages)
 
 
 def lazy_zeros(like: Tensor) -> Tensor:

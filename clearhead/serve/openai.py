@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -46,6 +47,7 @@ from .schema import openapi
 from .tools import check_tools, parse_tool_calls, tool_schema
 
 CHAT_TOKENS = 1024  # new tokens of a chat answer, if the request sets no limit
+log = logging.getLogger("clearhead.serve")
 PROMPTS = 256  # prompts or inputs of one request
 
 
@@ -86,6 +88,7 @@ class Server:
     timeout: float | None = None
     ready: bool = True
     draining: bool = False
+    log_prompts: bool = False
 
     def find(self, name: str | None) -> ServedModel:
         if name is None:
@@ -96,6 +99,13 @@ class Server:
                 404, f"there is no model {name!r}; this server has: {known}", param="model", code="model_not_found"
             )
         return self.models[name]
+
+    async def read(self, kind: type[Any], request: Request) -> Any:
+        """The request in the body; logged only with --log-prompts."""
+        body = await read_json(request)
+        if self.log_prompts:
+            log.info("%s %s", request.url.path, body)
+        return read(kind, body)
 
     def deadline(self) -> float | None:
         return None if self.timeout is None else time.monotonic() + self.timeout
@@ -128,7 +138,7 @@ class Server:
     # ---- completions
 
     async def completions(self, request: Request) -> Response:
-        asked: CompletionRequest = read(CompletionRequest, await read_json(request))
+        asked: CompletionRequest = await self.read(CompletionRequest, request)
         served = self.find(asked.model)
         core = served.writer.core
         if asked.suffix is not None:
@@ -205,7 +215,7 @@ class Server:
     # ---- chat
 
     async def chat(self, request: Request) -> Response:
-        asked: ChatRequest = read(ChatRequest, await read_json(request))
+        asked: ChatRequest = await self.read(ChatRequest, request)
         served = self.find(asked.model)
         core = served.writer.core
         for name in ("max_tokens", "max_completion_tokens"):
@@ -275,7 +285,7 @@ class Server:
         return json_response(model_json(self.find(request.path_params["model"])))
 
     async def embeddings(self, request: Request) -> Response:
-        asked: EmbeddingRequest = read(EmbeddingRequest, await read_json(request))
+        asked: EmbeddingRequest = await self.read(EmbeddingRequest, request)
         served = self.find(asked.model)
         texts = prompts_of(asked.input) if asked.input else []
         if not texts or len(texts) > PROMPTS or "" in texts:
@@ -309,7 +319,7 @@ class Server:
         return json_response({"object": "list", "data": data, "model": served.name, "usage": usage})
 
     async def tokenize(self, request: Request) -> Response:
-        asked: TokenizeRequest = read(TokenizeRequest, await read_json(request))
+        asked: TokenizeRequest = await self.read(TokenizeRequest, request)
         tokenizer = own_tokenizer(self.find(asked.model).model)
         if tokenizer is None:
             raise invalid("this model has no tokenizer", "model")
@@ -320,7 +330,7 @@ class Server:
         return json_response({"tokens": ids, "count": len(ids)})
 
     async def detokenize(self, request: Request) -> Response:
-        asked: DetokenizeRequest = read(DetokenizeRequest, await read_json(request))
+        asked: DetokenizeRequest = await self.read(DetokenizeRequest, request)
         tokenizer = own_tokenizer(self.find(asked.model).model)
         if tokenizer is None:
             raise invalid("this model has no tokenizer", "model")

@@ -96,10 +96,12 @@ def listen(server: Server, options: ServeOptions, say: Callable[[str], object]) 
     header = "" if options.key is None else " -H 'Authorization: Bearer KEY'"
     key = "none" if options.key is None else "KEY"
     say(READY.format(names=", ".join(names), url=f"http://{shown}:{port}", model=names[0], header=header, key=key))
+    server.log_prompts = options.log_prompts
+    logging.basicConfig(format="clearhead: %(message)s", level=logging.WARNING)
     logging.getLogger("clearhead.serve").setLevel(logging.INFO)
     config = uvicorn.Config(
         application(server, options, port),
-        log_level="warning",
+        log_level="critical",
         access_log=False,
         timeout_graceful_shutdown=max(1, int(options.grace)),
         lifespan="on",

@@ -180,7 +180,7 @@ def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) 
     assert "-n" in run("translate", "--help").stdout
     assert "n=3 is more than beams=2" in error_of("translate", folder, "--beams", "2", "-n", "3")
     assert "batch is 0" in error_of("translate", folder, "--batch", "0")
-    assert "alpha is 1000.0, but" in error_of("translate", folder, "--length-penalty", "wu:1000")
+    assert "alpha of the length penalty is 1000.0, but" in error_of("translate", folder, "--length-penalty", "wu:1000")
     (tmp_path / "latin").write_bytes("é\n".encode("latin-1"))
     assert "byte 0 is 0xe9" in error_of("translate", folder, str(tmp_path / "latin"))
     assert "cannot read" in error_of("translate", folder, str(tmp_path / "nowhere"))

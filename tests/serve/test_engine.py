@@ -50,7 +50,7 @@ def random_prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(0, 100, (length,)).tolist() for length in lengths]
 
 
-@pytest.mark.parametrize("weights", ["float32", "float16"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "float16", "int8", "int4"])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "seed": 3}])
 def test_answer_is_bit_identical_alone_and_in_company(weights: str, sampling: dict) -> None:
     """Text and log-probabilities, with the prefix cache on and off."""
