@@ -128,30 +128,12 @@ def flash_attention(
     if 0 in (*lead, T, S):
         mixed = q.new_zeros(q.shape) + 0 * q  # without keys the kernel leaves its output unwritten
     elif mask is None and bias is None and softcap is None and (not causal or T in (1, S)):
-        mixed = _whole(q, k, v, causal and T > 1, scale)
+        mixed = fused_sdpa(q, k, v, None, causal and T > 1, scale)  # causal aligns the first query with the first key
     else:
         mask = torch.ones(1, 1, dtype=torch.bool, device=q.device) if mask is None else mask
         extra = None if bias is None else _mask_to_4d(bias, lead)
         mixed = _by_rows(q, k, v, _mask_to_4d(mask, lead), extra, causal, scale, softcap, block)
     return narrow(mixed[..., :U].reshape(*lead, T, U), *given)
-
-
-# torch's kernel for CPUs makes zeros of a row of NaN scores (pytorch/pytorch#141128), and NaN of a masked NaN key.
-# Below, `in_q` and `in_k` say where q and k have a NaN, and the rows that may read one are set to NaN again.
-
-
-def _whole(
-    q: Float[Tensor, "B H T W"],
-    k: Float[Tensor, "B H S W"],
-    v: Float[Tensor, "B H S W"],
-    causal: bool,
-    scale: float,
-) -> Float[Tensor, "B H T W"]:
-    """All queries at once; causal only if T = S, because torch aligns the first query with the first key."""
-    in_q, in_k = q.isnan().any(-1), k.isnan().any(-1)
-    readable = in_k.cumsum(-1) > 0 if causal else in_k.any(-1, keepdim=True)
-    mixed = fused_sdpa(q, k, v, None, causal, scale)
-    return mixed.masked_fill((in_q | readable)[..., None], torch.nan)
 
 
 def _by_rows(
@@ -167,8 +149,6 @@ def _by_rows(
 ) -> Float[Tensor, "B H T W"]:
     """`block` queries at a time. The backward recomputes each block, so that no mask outlives its block."""
     T, S = q.shape[-2], k.shape[-2]
-    in_q, in_k = q.isnan().any(-1)[..., :, None], k.isnan().any(-1)[..., None, :]
-    k = k.masked_fill(in_k.mT, 0)
     mask = mask.expand(*mask.shape[:2], T, S)
     bias = None if bias is None else bias.expand(*bias.shape[:2], T, S)
 
@@ -182,13 +162,10 @@ def _by_rows(
         added = None if bias is None else bias[..., start:stop, :reach]
         if causal:
             allowed = allowed & causal_mask(stop - start, reach).to(q.device)
-        readable = (allowed & (in_q[..., start:stop, :] | in_k[..., :reach])).any(-1, keepdim=True)
         if softcap is not None:
-            mixed = attention(q, k, v, mask=allowed, bias=added, scale=scale, softcap=softcap)
-        else:
-            table = allowed if added is None else torch.where(allowed, added.to(q.dtype), -torch.inf)
-            mixed = fused_sdpa(q, k, v, table, False, scale)
-        return mixed.masked_fill(readable, torch.nan)
+            return attention(q, k, v, mask=allowed, bias=added, scale=scale, softcap=softcap)
+        table = allowed if added is None else torch.where(allowed, added.to(q.dtype), -torch.inf)
+        return fused_sdpa(q, k, v, table, False, scale)
 
     # Last block first: it reaches furthest, so what the other blocks allocate fits into what it freed.
     starts = range(0, T, block)[::-1]
@@ -205,15 +182,23 @@ def fused_sdpa(
     scale: float,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T W"]:
-    """`F.scaled_dot_product_attention`, with second derivatives.
+    """`F.scaled_dot_product_attention`, with second derivatives, torch.func, and NaN where NaN belongs.
 
-    torch's fused kernels have none: a gradient of a gradient raises. So the kernel's graph is kept aside, and in a
-    backward with `create_graph=True` the plain formula takes its place.
+    torch's fused kernels have no second derivative: a gradient of a gradient raises. So the kernel's graph is kept
+    aside, and in a backward with `create_graph=True` the plain formula takes its place. On CPUs the kernel returns
+    zeros for a row of NaN scores (pytorch/pytorch#141128), so NaN in q or k takes the plain formula too.
     """
+    compiling = torch.compiler.is_compiling()
+    if not compiling and (
+        plain_needed(q, k, v, mask) or (q.device.type == "cpu" and bool((q.sum() + k.sum()).isnan()))
+    ):
+        boolean = mask is not None and mask.dtype == torch.bool
+        extra = {"mask": mask} if boolean else {"bias": mask}
+        return attention(q, k, v, causal=causal, scale=scale, dropout=dropout, **extra)
     if causal and scale <= 0:  # the kernel multiplies its −∞ by the scale: 0·(−∞) is NaN, and −1·(−∞) is not masked
         q, scale = q * scale, 1.0
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
-    if not learns or dropout or torch.compiler.is_compiling():  # with dropout, torch uses plain operations already
+    if not learns or dropout or compiling:  # with dropout, torch uses plain operations already
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
     return FusedSDPA.apply(q, k, v, mask, causal, scale)
 

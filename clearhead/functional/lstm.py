@@ -39,13 +39,10 @@ def lstm_kernel(
     The tokens are packed by time: the first of all N sequences, then the second of the `sizes[1]` sequences that have
     one, and so on; the sequences are sorted by length, longest first.
     """
-    if x.shape[0] == 0 or plain_needed(x, input_weight, recurrent_weight, bias, h, c):
+    half = x.dtype in (torch.float16, torch.bfloat16)  # which the kernel takes on some processors only
+    if x.shape[0] == 0 or half or plain_needed(x, input_weight, recurrent_weight, bias, h, c):
         gates = F.linear(x, input_weight, bias)
         return lstm_written_out(gates, sizes, recurrent_weight, h, c)
-    # under autocast, torch's kernel does not cast its own arguments: all must have one dtype
-    dtype = torch.promote_types(x.dtype, input_weight.dtype)
-    x, h, c, input_weight, recurrent_weight = (each.to(dtype) for each in (x, h, c, input_weight, recurrent_weight))
-    bias = None if bias is None else bias.to(dtype)
     weights = [input_weight, recurrent_weight]
     if bias is not None:
         weights += [bias, torch.zeros_like(bias)]  # torch has a second bias, which adds nothing

@@ -7,6 +7,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
+from clearhead.functional.derivatives import plain_needed
 from clearhead.precision.matrix import Embedding, Linear, Packed
 
 from .build import build_part, builds
@@ -92,8 +93,8 @@ class PatchEmbedding(nn.Module):
 
 
 def check_range(ids: Int[Tensor, "B T"], size: int, what: str, where: str) -> None:
-    if torch.compiler.is_compiling():
-        return  # a graph cannot look at what it will be given
+    if torch.compiler.is_compiling() or plain_needed():
+        return  # a graph, or torch.func.vmap, cannot look at values
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:
         bad = int(ids.max()) if int(ids.max()) >= size else int(ids.min())
         raise ValueError(f"{what} {bad} is outside {where}, which has ids 0 to {size - 1}")

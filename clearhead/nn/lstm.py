@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -33,7 +34,7 @@ class LSTM(nn.Module):
         self, x: Float[Tensor, "B T D"], context: Context, state: LSTMState | None = None
     ) -> Float[Tensor, "B T D"]:
         order = packed_sequences(context, len(x))
-        zeros = x.new_zeros(len(order.rows), self.recurrent.weight.shape[1])
+        zeros = self.recurrent.weight.new_zeros(len(order.rows), self.recurrent.weight.shape[1])
         h, c = (zeros, zeros) if state is None else (state.hidden[order.rows], state.cell[order.rows])
         written_out = not context.fused or context.replaces("gates")
         if written_out or context.reads("gates"):
@@ -42,7 +43,8 @@ class LSTM(nn.Module):
             mixed, h, c = lstm_written_out(order.gather(gates), order.sizes, self.recurrent.weight, h, c)
         else:
             weights = self.input.weight, self.recurrent.weight, self.input.bias
-            mixed, h, c = lstm_kernel(order.gather(x), order.sizes, *weights, h, c)
+            with torch.autocast(x.device.type, enabled=False):  # the kernel takes half precision on few processors
+                mixed, h, c = lstm_kernel(order.gather(x.to(h.dtype)), order.sizes, *weights, h, c)
         if state is not None:
             state.hidden[order.rows], state.cell[order.rows] = h.detach(), c.detach()
         return context.tap("out", self.out(context.tap("hidden", order.scatter(mixed, x))))

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import AlibiConfig, LearnedConfig, SinusoidalConfig
+from clearhead.functional.derivatives import plain_needed
 from clearhead.functional.positions import sinusoids
 from clearhead.reference.positions import alibi_slopes
 
@@ -36,7 +37,9 @@ class Learned(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.length, dim))
 
     def forward(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"]:
-        if positions.numel() and not torch.compiler.is_compiling():  # a graph cannot look at what it will be given
+        if (
+            positions.numel() and not torch.compiler.is_compiling() and not plain_needed()
+        ):  # which cannot look at values
             first, last, length = int(positions.min()), int(positions.max()), len(self.weight)
             if last >= length:
                 raise ValueError(f"position {last} is past the {length} learned positions of this model")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from clearhead.configs import AlibiConfig, AttentionConfig, Causal, Full
-from clearhead.functional.rotary import turn
+from clearhead.functional.rotary import rotate_by
 from clearhead.nn.dropout import Dropout
 from clearhead.nn.tap import Taps
 
@@ -193,7 +193,7 @@ def test_turning_has_the_gradient_of_turning(layout: str) -> None:
     angles = torch.randn(1, 1, 5, 4, dtype=torch.float64)
 
     def turned(x: torch.Tensor) -> torch.Tensor:
-        return turn(x, angles.cos(), angles.sin(), layout)
+        return rotate_by(x, angles.cos(), angles.sin(), layout=layout)
 
     assert torch.autograd.gradcheck(turned, (x,))
     assert torch.autograd.gradgradcheck(turned, (x,))
