@@ -1,8 +1,8 @@
-"""The Transformer, built, trained, run, seen into and measured.
+"""Build, train, run, look inside and measure Transformers.
 
     import clearhead
 
-    config = clearhead.preset("gpt2")            # frozen data; no weight is allocated
+    config = clearhead.preset("gpt2")            # frozen data; no weights are allocated
     print(clearhead.trace(config, batch=2))      # every step with its shape
     clearhead.cost(config).parameters.total      # 124439808
     model = clearhead.build(config)              # a torch module
@@ -16,7 +16,7 @@ Names are imported when they are first used, so `import clearhead` loads neither
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from clearhead.models.load import load
@@ -53,10 +53,17 @@ __all__ = [*PLACES, *MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name in PLACES:
-        return getattr(import_module(f"clearhead.{PLACES[name]}"), name)
-    if name in MODULES:
-        return import_module(f"clearhead.{name}")
+    try:
+        if name in PLACES:
+            return getattr(import_module(f"clearhead.{PLACES[name]}"), name)
+        if name in MODULES:
+            return import_module(f"clearhead.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from .extras import torch_missing
+
+        raise ModuleNotFoundError(torch_missing(f"clearhead.{name}"), name="torch") from None
     raise AttributeError(f"module 'clearhead' has no attribute {name!r}")
 
 

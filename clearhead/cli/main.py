@@ -51,10 +51,6 @@ GROUPS = {
     },
 }
 COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
-TORCH = (
-    "pip install torch --index-url https://download.pytorch.org/whl/cpu  (without a GPU), "
-    "or pip install 'clearhead[torch]'"
-)
 
 
 class LazyGroup(click.Group):
@@ -118,10 +114,11 @@ def main() -> None:
 
 def describe_error(error: Exception) -> str | None:
     """One sentence for an error of the input or of the machine; None if the fault is in Clearhead."""
+    from clearhead.extras import torch_missing
     from clearhead.typed_json import escape_controls
 
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "torch":
-        return f"this command needs PyTorch: {TORCH}"
+        return torch_missing("this command")
     if isinstance(error, MemoryError) or re.search("not enough memory|out of memory|allocate memory", str(error)):
         wanted = re.search(r"allocate ([\d.]+ \w+)", str(error))
         size = f" to allocate {wanted[1]}" if wanted else ""

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clearhead.extras import install_command
+
 from .options import apply_changes, device_option, find_config, requested_device
 
 if TYPE_CHECKING:
@@ -300,7 +302,7 @@ def tensorboard_events(folder: Path | None, callbacks: Callbacks) -> Iterator[No
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise click.UsageError("--tensorboard needs a package: pip install 'clearhead[tensorboard]'") from None
+        raise click.UsageError(f"--tensorboard needs a package: {install_command('tensorboard')}") from None
     with contextlib.ExitStack() as opened:
         show, writers = callbacks.step, list[Any]()
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.extras import install_command
+
 from .corpus import DataError
 from .hashing import derive_keys, mix
 from .pairs import Pair, Pairs
@@ -36,7 +38,7 @@ def dates(share: float = 0.1, seed: int = 0) -> tuple[Pairs, Pairs]:
         from babel.dates import format_date
     except ImportError:
         raise DataError(
-            "the built-in dates need Babel: pip install 'clearhead[translate]'; or give your own pairs with --data"
+            f"the built-in dates need Babel: {install_command('translate')}; or give your own pairs with --data"
         ) from None
     read, write = ([(language, style) for language in LANGUAGES for style in styles] for styles in (READ, WRITTEN))
     read, write = ([form for form in forms if is_unambiguous(*form)] for forms in (read, write))

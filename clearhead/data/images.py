@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int, UInt8
 
+from clearhead.extras import install_command
+
 from .corpus import DataError
 from .hashing import GOLDEN, derive_keys, mix, permute
 from .sources import FileList, visible_files
@@ -87,7 +89,7 @@ def digits(size: int, channels: int) -> ImageSet:
         from sklearn.datasets import load_digits
     except ImportError:
         raise DataError(
-            "the built-in digits come with scikit-learn; pip install 'clearhead[vision]', or give --data a folder "
+            f"the built-in digits come with scikit-learn; {install_command('vision')}, or give --data a folder "
             "that has a folder of images for each class"
         ) from None
     found = load_digits()
@@ -115,7 +117,7 @@ def open_image(path: Path, channels: int) -> Any:
     try:
         from PIL import Image
     except ImportError:
-        raise DataError("reading images needs pillow: pip install 'clearhead[vision]'") from None
+        raise DataError(f"reading images needs pillow: {install_command('vision')}") from None
     try:
         with warnings.catch_warnings(), Image.open(path) as image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # large images are fine

@@ -77,7 +77,7 @@ def figure(width: float, height: float, theme: str = "light") -> Iterator[Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("figures need matplotlib: pip install 'clearhead[plot]'") from None
+        raise ValueError("figures need matplotlib: pip install matplotlib") from None
     with rc_context(rc_settings(theme)), missing_glyphs():
         picture = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(picture)

@@ -24,6 +24,7 @@ from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("kernels.c")
+PREBUILT = Path(__file__).with_name("prebuilt")  # wheels have one library for each instruction set there
 FLAGS = ("-std=gnu11", "-O2", "-ffp-contract=off", "-fno-math-errno", "-fPIC")
 PATIENCE = 120  # seconds for one compiler run
 RETRY = 24 * 3600  # seconds after which a compiler that failed is tried again
@@ -135,6 +136,8 @@ def library_path() -> Path:
 
     The file's name ends with a digest of its contents, so a damaged file is found and compiled again.
     """
+    if (shipped := prebuilt_library()) is not None:
+        return shipped
     command, flags = compiler(), (*FLAGS, *machine_flags())
     text = "\0".join((SOURCE.read_text(encoding="utf-8"), *command, *flags, processor()))
     name = f"kernels-{digest(text.encode())}"
@@ -161,6 +164,19 @@ def library_path() -> Path:
             os.fsync(file.fileno())
         made.replace(path)
     return path
+
+
+def prebuilt_library() -> Path | None:
+    """The library that came with the wheel for this processor, if there is one; CC or CLEARHEAD_MARCH turn it off."""
+    if os.environ.get("CC") or os.environ.get("CLEARHEAD_MARCH") or platform.machine() not in ("x86_64", "AMD64"):
+        return None
+    flags = processor_flags()
+    found, needed = None, set[str]()
+    for march, needs in NEEDS.items():  # each instruction set includes those before it
+        needed |= needs
+        if needed <= flags and (path := PREBUILT / f"{march}.so").exists():
+            found = path
+    return found
 
 
 def compile_library(command: list[str], flags: tuple[str, ...], folder: Path) -> Path:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from clearhead.extras import install_command
+
 WORDS = {"zh": "zh", "ja": "char"}  # how sacreBLEU splits what has no spaces between words
 
 
@@ -75,4 +77,4 @@ def import_extra(package: str) -> Any:
     try:
         return import_module(package)
     except ImportError:
-        raise ValueError(f"scoring translations needs {package}: pip install 'clearhead[translate]'") from None
+        raise ValueError(f"scoring translations needs {package}: {install_command('translate')}") from None

@@ -12,15 +12,27 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from clearhead.extras import install_command, torch_missing
 from clearhead.kernels.build import compiler
 
 from .machine import Compile, Computer, Device, installed, look, look_for_compiler, meet_torch
 from .precision import PRECISIONS, Probe, precision_works
 
-CORE = ("clearhead", "torch", "numpy", "safetensors", "tokenizers", "jaxtyping", "rich", "click")
+CORE = (
+    "clearhead",
+    "torch",
+    "numpy",
+    "matplotlib",
+    "scipy",
+    "safetensors",
+    "tokenizers",
+    "jaxtyping",
+    "msgspec",
+    "rich",
+    "click",
+)
 USES = (  # what for, the package, and the extra that brings it
-    ("drawing pictures", "matplotlib", "plot"),
-    ("fitting scaling laws", "scipy", "scaling"),
+    ("everything but the NumPy engine", "torch", "torch"),
     ("reading images", "pillow", "vision"),
     ("handwritten digits", "scikit-learn", "vision"),
     ("TensorBoard's files", "tensorboard", "tensorboard"),
@@ -29,6 +41,11 @@ USES = (  # what for, the package, and the extra that brings it
     ("models on the Hub", "huggingface-hub", "hub"),
     ("GGUF files", "gguf", "gguf"),
     ("ONNX files", "onnx", "onnx"),
+    ("the server", "starlette", "serve"),
+    ("widgets in notebooks", "anywidget", "notebook"),
+    ("Parquet files", "pyarrow", "data"),
+    ("structured generation", "llguidance", "grammar"),
+    ("building the docs", "sphinx", "docs"),
     ("the evaluation harness", "lm_eval", "lm-eval"),
     ("comparing with transformers", "transformers", None),
     ("shapes checked in tests", "beartype", None),
@@ -65,7 +82,7 @@ class Use:
 
     @property
     def install(self) -> str:
-        return f"pip install {self.package}" if self.extra is None else f"pip install 'clearhead[{self.extra}]'"
+        return f"pip install {self.package}" if self.extra is None else install_command(self.extra)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +200,7 @@ def diagnose(report: DoctorReport, broken: str | None) -> tuple[Finding, ...]:
         found.append(Finding(level="warning", text=text))
 
     if report.versions["torch"] is None:
-        found.append(Finding(level="error", text="torch is not installed: pip install torch."))
+        found.append(Finding(level="error", text=torch_missing("Everything but the NumPy engine")))
     elif broken is not None:
         text = f"torch is installed and cannot be imported ({broken}): pip install --force-reinstall torch."
         found.append(Finding(level="error", text=text))

@@ -1,6 +1,7 @@
 """A model for the Language Model Evaluation Harness (`lm_eval`), scored by the code of `clearhead eval`.
 
 import lm_eval
+from clearhead.extras import install_command
 from clearhead.measure.lm_eval import adapter
 
 lm_eval.simple_evaluate(model=adapter(clearhead.load("path/to/model")), tasks=["lambada_openai"])
@@ -80,7 +81,7 @@ def adapter(model: Model, tokenizer: Tokenizer | None = None) -> Any:
     try:
         from lm_eval.api.model import LM
     except ImportError:
-        raise ValueError("the harness is not installed: pip install 'clearhead[lm-eval]'") from None
+        raise ValueError(f"the harness is not installed: {install_command('lm-eval')}") from None
 
     return type("ClearheadLM", (Answers, LM), {"__init__": init_adapter})(model, tokenizer)
 

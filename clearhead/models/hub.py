@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from clearhead.extras import install_command
+
 from .convert import CheckpointError
 
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -32,7 +34,7 @@ def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
         from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled, RepositoryNotFoundError
     except ImportError:
         raise CheckpointError(
-            f"{path} is not a folder; if it is the name of a model on the Hub: pip install 'clearhead[hub]'"
+            f"{path} is not a folder; if it is the name of a model on the Hub: {install_command('hub')}"
         ) from None
     try:
         return Path(snapshot_download(path, allow_patterns=list(files)))

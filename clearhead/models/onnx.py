@@ -18,6 +18,7 @@ from clearhead.configs import (
     SequenceModelConfig,
     TokenEmbeddingConfig,
 )
+from clearhead.extras import install_command
 from clearhead.files import check_target, flush_to_disk
 
 from .convert import CheckpointError
@@ -57,9 +58,7 @@ def save_onnx(model: Model, path: Path, force: bool = False) -> None:
     try:
         import onnxscript  # noqa: F401
     except ImportError:
-        raise CheckpointError(
-            "ONNX files need the packages onnx and onnxscript: pip install 'clearhead[onnx]'"
-        ) from None
+        raise CheckpointError(f"ONNX files need the packages onnx and onnxscript: {install_command('onnx')}") from None
     sizes = {0: torch.export.Dim("batch", max=2**16), 1: torch.export.Dim("length", max=2**20)}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():

@@ -248,7 +248,7 @@ def optimizer() -> Any:
     try:
         from scipy import optimize
     except ImportError:
-        raise FitError("fitting this law needs scipy: pip install 'clearhead[scaling]'") from None
+        raise FitError("fitting this law needs scipy: pip install scipy") from None
     return optimize
 
 

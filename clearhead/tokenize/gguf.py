@@ -12,6 +12,8 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
+from clearhead.extras import install_command
+
 from .pieces import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Pieces, begin_with, from_pieces
 from .pretokenizers import WordRule, find_rule, name_rule, split_words
 from .tokenizer import Tokenizer, TokenizerError
@@ -28,7 +30,7 @@ def gguf_package() -> Any:
     try:
         import gguf
     except ImportError:
-        raise TokenizerError("GGUF files need the package gguf: pip install 'clearhead[gguf]'") from None
+        raise TokenizerError(f"GGUF files need the package gguf: {install_command('gguf')}") from None
     return gguf
 
 

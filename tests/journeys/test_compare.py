@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from torch.utils.flop_counter import FlopCounterMode
 
 from clearhead.cli.compare import command, contestant, train_model
-from clearhead.cli.main import told
+from clearhead.cli.main import describe_error
 from clearhead.configs import (
     AttentionConfig,
     Causal,
@@ -215,7 +215,7 @@ def test_an_interrupt_while_it_trains_is_one(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(loop, "train", leave)
     with pytest.raises(click.Abort):
         train_model(SimpleNamespace(recipe=None))  # type: ignore[arg-type]
-    assert told(loop.TrainingError("the loss of step 3 is nan")) == "the loss of step 3 is nan"
+    assert describe_error(loop.TrainingError("the loss of step 3 is nan")) == "the loss of step 3 is nan"
 
 
 def test_what_a_name_stands_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,7 +261,7 @@ def test_the_examples_of_the_help_can_be_measured(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("clearhead.measure.growth.measure", lambda *_: seen.append("measured") or MEASURED)
     monkeypatch.setattr("clearhead.measure.growth.matched", lambda config, *_: config)
     monkeypatch.setattr("clearhead.inspect.growth_figure.draw_growth", lambda told, path: None)
-    monkeypatch.setattr("clearhead.cli.compare.trained", lambda task: dict.fromkeys(TRAINED, 1.0))
+    monkeypatch.setattr("clearhead.cli.compare.train_model", lambda task: dict.fromkeys(TRAINED, 1.0))
     examples = [line.split()[2:] for line in (command.help or "").splitlines() if line.strip().startswith("clearhead")]
     assert len(examples) == 3
     for arguments in examples:

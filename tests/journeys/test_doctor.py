@@ -14,6 +14,7 @@ import torch
 from click.testing import CliRunner
 
 from clearhead.cli.doctor import command
+from clearhead.extras import install_command, torch_missing
 from clearhead.measure import doctor, precision
 from clearhead.measure.doctor import diagnose, examine
 from clearhead.measure.precision import CHILD, PRECISIONS, REMEDY, Probe, precision_works, try_precision
@@ -91,7 +92,7 @@ def test_bfloat16_fares_here_as_reported(told):
 def test_what_to_install(told):
     uses = {use["package"]: use for use in told["uses"]}
     assert uses["transformers"]["install"] == "pip install transformers"
-    assert uses["matplotlib"]["install"] == "pip install 'clearhead[plot]'"
+    assert uses["gguf"]["install"] == install_command("gguf")
     assert uses["pytest"]["version"] == pytest.__version__
 
 
@@ -198,7 +199,7 @@ def test_findings_say_the_way_out(quick):
     assert texts(quick, "libtorch.so is missing")[0][0] == "error"
     assert texts(replace(quick, versions={"torch": None}))[0] == (
         "error",
-        "torch is not installed: pip install torch.",
+        torch_missing("Everything but the NumPy engine"),
     )
     crowded = replace(quick, threads=quick.machine.cores + 1)
     assert any("OMP_NUM_THREADS=" in text for _, text in texts(crowded))

@@ -207,9 +207,9 @@ def test_a_picture_that_is_too_large_is_named(tmp_path: Path, monkeypatch: pytes
 def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders(tmp_path)
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(DataError, match=r"reading images needs pillow: pip install 'clearhead\[vision\]'"):
+    with pytest.raises(DataError, match=r"reading images needs pillow: pip install .*vision"):
         image_folders([tmp_path], size=8, channels=3)
-    with pytest.raises(DataError, match=r"pip install 'clearhead\[vision\]'"):
+    with pytest.raises(DataError, match=r"pip install .*vision"):
         digits(8, 1)
 
 
