@@ -25,7 +25,7 @@ export async function explainLocally(path, index, step, labels) {
       stage("exp(score − max) / Σ", mine / total, [term("exp(score − max)", mine, [], `${layer}.scores`, [head, i, j]), term("1/Σ", 1 / total)], "Π")] };
   }
   if (kind === "scores") {
-    const turned = await step(`${layer}.query_turned`, head), name = turned ? "_turned" : "";
+    const turned = await step(`${layer}.query_rotated`, head), name = turned ? "_rotated" : "";
     const q = turned || (await step(`${layer}.query`, head)), first = await step(`${layer}.key${name}`, 0);
     if (!q || !first) return null;
     const group = Math.floor(head / (q.heads / first.heads)), k = group ? await step(`${layer}.key${name}`, group) : first, width = q.shape[1];
