@@ -287,7 +287,7 @@ def copy_stage(cell: Cell, formula: str, source: str, at: tuple[int, ...]) -> St
     return Stage(formula, value, (Term(source.rpartition(".")[2], value, (), source, at),))
 
 
-def turned(cell: Cell) -> list[Stage]:
+def rotated(cell: Cell) -> list[Stage]:
     """(a, b) ↦ (a·cos φ − b·sin φ, a·sin φ + b·cos φ)."""
     attention = cell.module(cell.near("mixer"))
     rotary = getattr(attention, "rotary", None)
@@ -536,8 +536,8 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "mixer.query": split_head,
     "mixer.key": split_head,
     "mixer.value": split_head,
-    "mixer.query_rotated": turned,
-    "mixer.key_rotated": turned,
+    "mixer.query_rotated": rotated,
+    "mixer.key_rotated": rotated,
     "mixer.scores": scores,
     "mixer.weights": weights,
     "mixer.mixed": mixed,
