@@ -12,6 +12,7 @@ from .options import (
     cache_option,
     decoding_options,
     device_option,
+    echo_text,
     file_options,
     gather_texts,
     json_option,
@@ -58,6 +59,8 @@ if TYPE_CHECKING:
 @click.option(
     "--draft-tokens", type=int, default=4, show_default=True, help="How many tokens the draft proposes at a time."
 )
+@click.option("--json-schema", default=None, metavar="FILE", help="Write JSON that fits the JSON schema in FILE.")
+@click.option("--regex", default=None, help="Write text that matches this regular expression.")
 @click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
 @click.option("--logprobs", is_flag=True, help="With --json, also print the log-probability of every token.")
 @device_option
@@ -74,6 +77,8 @@ def command(
     batch: int,
     draft: str | None,
     draft_tokens: int,
+    json_schema: str | None,
+    regex: str | None,
     echo: bool,
     logprobs: bool,
     weights: str | None,
@@ -91,6 +96,7 @@ def command(
     clearhead generate runs/mine "To be" --max-new-tokens 50
     clearhead generate runs/mine "To be" --temperature 0.8 --top-p 0.95 --seed 1 -n 3
     clearhead generate runs/mine --file questions.txt --lines --beams 4 --json
+    clearhead generate path/to/model "A cat as JSON:" --json-schema cat.schema.json
     """
     wanted = gather_texts(prompts, files, lines)
     wanted = require_texts(wanted) if prompts or files else [""]
@@ -102,24 +108,31 @@ def command(
 
     draft_model = None if draft is None else Draft(load_writer(draft), draft_tokens)
     generator = TextGenerator.of(loaded, draft=draft_model, **options)
-    if len(wanted) == 1 and generator.config.n == generator.config.beams == 1 and not as_json:
-        click.echo(wanted[0] if echo else "", nl=False)
+    if json_schema is not None or regex is not None:
+        from clearhead.serve.constrained import constrained_generate, read_grammar
+
+        if draft_model is not None or generator.config.beams > 1:
+            raise click.UsageError("--json-schema and --regex do not work with --draft or --beams; drop one of them")
+        found = constrained_generate(generator, wanted, read_grammar(generator, json_schema, regex), logprobs)
+    elif len(wanted) == 1 and generator.config.n == generator.config.beams == 1 and not as_json:
+        echo_text(wanted[0] if echo else "", nl=False)
         ids = generator.encode(wanted[0])
         row = generator.row(0, ids)
         for piece in stream_text(generator, ids, row):
-            click.echo(piece, nl=False)
+            echo_text(piece, nl=False)
         click.echo()
         print_acceptance([row])
         return
-    options["seed"] = generator.config.seed
-    found = generate(loaded, wanted, draft=draft_model, logprobs=logprobs, batch=batch, **options)
+    else:
+        options["seed"] = generator.config.seed
+        found = generate(loaded, wanted, draft=draft_model, logprobs=logprobs, batch=batch, **options)
     print_acceptance(found)
     if as_json:
         seed = {"seed": generator.config.seed} if generator.config.sampling else {}
         print_json({"model": model} | seed | {"completions": [completion_json(wanted, one) for one in found]})
     else:
         for one in found:
-            click.echo((wanted[one.prompt] if echo else "") + one.text)
+            echo_text((wanted[one.prompt] if echo else "") + one.text)
 
 
 def print_acceptance(rows: Sequence[Completion | Row]) -> None:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from clearhead.extras import install_command
-
-from .options import cache_option, load_writer, weights_option
+from .options import cache_option, device_option, load_writer, weights_option
 
 if TYPE_CHECKING:
     from clearhead.configs import Cache
@@ -33,6 +31,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @click.option("--timeout", type=float, default=None, help="Seconds after which a request fails.  [default: none]")
 @click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds to finish requests on SIGTERM.")
 @click.option("--log-prompts", is_flag=True, help="Log the bodies of requests. By default nothing of them is logged.")
+@device_option
 @weights_option
 @cache_option
 def command(
@@ -67,7 +66,7 @@ def command(
 
         from clearhead.serve.run import ServeOptions, build_server, listen
     except ModuleNotFoundError as error:
-        raise click.UsageError(f"serving needs {error.name}: {install_command('serve')}") from None
+        raise click.UsageError(f"serving needs {error.name}: pip install 'clearhead[serve]'") from None
     assert uvicorn
     key = read_key(api_key_file)
     if host not in LOOPBACK and key is None:

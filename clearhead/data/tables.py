@@ -10,12 +10,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from clearhead.extras import install_command
-
 from .chat import parse_record
 from .corpus import DataError, Document
 
-INSTALL = install_command("data")
+INSTALL = "pip install 'clearhead[data]'"
 SUFFIXES = (".csv", ".parquet", ".arrow")
 
 

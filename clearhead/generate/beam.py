@@ -22,7 +22,7 @@ from clearhead.kernels.calls import kernels_on, threads_for
 from clearhead.models.model import Model
 
 from .filters import Filter, apply_filters, build_filters
-from .loop import PrefilledBatch
+from .loop import PrefilledBatch, check_numbers
 
 BLOCK = 64  # tokens of the vocabulary per maximum: `topk_by_peaks` scans only the best blocks
 
@@ -120,6 +120,7 @@ def beam_search(model: Model, batch: PrefilledBatch, limits: Sequence[int], conf
     length = 0
     while live:
         length += 1
+        check_numbers(model, batch.logits)
         forced = torch.tensor([search.limit == length for search in live], device=device)
         scores, normalised = next_scores(batch, filters, forced.repeat_interleave(width), config.forced_end)
         most = max(2, 1 + len(config.ends)) * width

@@ -16,6 +16,7 @@ from torch import Tensor
 from clearhead.configs import DecodingConfig
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.nn.cache import DecodeState
+from clearhead.nn.weights import check_weights_finite
 
 from .filters import Filter, apply_filters, build_filters, draw, probabilities, sample_generator, uniform_numbers
 from .row import Row
@@ -99,6 +100,7 @@ def decode(
         numbers = torch.stack(streams).to(batch.logits.device)
     step = 0
     while True:
+        check_numbers(model, batch.logits)
         tokens = choose_tokens(batch, filters, numbers[:, step] if config.sampling else None)
         if config.forced_end is not None:
             last = torch.tensor([row.limit == step + 1 for row in live], device=tokens.device)
@@ -124,6 +126,13 @@ def choose_tokens(
     """The next token of each row: the argmax of the filtered logits, or a sample drawn with uniform `numbers`."""
     logits = apply_filters(batch.logits, batch.seen, filters)
     return logits.argmax(dim=1) if numbers is None else draw(probabilities(logits, True), numbers)
+
+
+def check_numbers(model: Model, logits: Float[Tensor, "B V"]) -> None:
+    """Raise if a logit is NaN, and name the layer whose weights cause it: no token can be chosen then."""
+    if bool(logits.isnan().any()):
+        check_weights_finite(model)
+        raise ValueError("the model's logits are NaN, although its weights are not; try --weights float32")
 
 
 @torch.inference_mode()

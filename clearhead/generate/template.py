@@ -6,7 +6,10 @@ They run in Jinja's sandbox with the same functions that `transformers` provides
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -14,6 +17,8 @@ from typing import Any
 from clearhead.tokenize import Tokenizer
 
 Message = Mapping[str, Any]
+SECONDS = 5.0  # that a template may run
+LARGEST = 10_000_000  # characters that a template may write
 ROLES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -51,7 +56,8 @@ class ChatTemplate:
 
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": prompt}
         try:
-            return self.template.render(given | dict(self.tokens) | more)
+            with time_limit(SECONDS):
+                return limit_size(self.template.generate(given | dict(self.tokens) | more))
         except (jinja2.TemplateError, TypeError, ArithmeticError, RecursionError, LookupError) as error:
             raise TemplateError(f"the chat template rejects this conversation: {error}") from None
 
@@ -73,11 +79,56 @@ class ChatTemplate:
         return after[0] if after else ""
 
 
+def limit_size(pieces: Iterable[str]) -> str:
+    """Join the output of a template; raise if it is too large."""
+    found, size = [], 0
+    for piece in pieces:
+        found.append(piece)
+        size += len(piece)
+        if size > LARGEST:
+            raise TemplateError(f"the chat template writes more than {LARGEST:,} characters; it may be damaged")
+    return "".join(found)
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise `TemplateError` in template code that runs longer than this. Templates run in this thread."""
+    end, before = time.monotonic() + seconds, sys.gettrace()
+
+    def check(frame: Any, event: str, argument: Any) -> Any:
+        if time.monotonic() > end:
+            raise TemplateError(f"the chat template runs longer than {seconds:g} s; it may be damaged")
+        return check
+
+    def trace(frame: Any, event: str, argument: Any) -> Any:
+        return check if frame.f_code.co_filename == "<template>" else None
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def environment() -> Any:
     """Jinja with the filters and functions that chat templates expect."""
     from jinja2 import nodes
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """Jinja's sandbox, which also refuses products that would fill the memory."""
+
+        intercepted_binops = frozenset({"*", "**"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            texts = [x for x in (left, right) if hasattr(x, "__len__")]
+            numbers = [abs(x) for x in (left, right) if isinstance(x, int)]
+            if texts and numbers and len(texts[0]) * numbers[0] > LARGEST:
+                raise TemplateError(f"the chat template builds a value of more than {LARGEST:,} items")
+            if operator == "**" and numbers and max(numbers) > 1000:
+                raise TemplateError(f"the chat template computes {left!r} ** {right!r}, which is too large")
+            return super().call_binop(context, operator, left, right)
 
     class Generation(Extension):
         """`{% generation %} … {% endgeneration %}` marks the text to train on; it renders like any other text."""
@@ -95,7 +146,7 @@ def environment() -> Any:
     def to_json(value: Any, ensure_ascii: bool = False, **layout: Any) -> str:
         return json.dumps(value, ensure_ascii=ensure_ascii, **layout)
 
-    jinja = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
+    jinja = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
     jinja.filters["tojson"] = to_json
     jinja.globals["raise_exception"] = refuse
     jinja.globals["strftime_now"] = lambda form: datetime.now().strftime(form)

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from clearhead.generate.complete import TextGenerator
+from clearhead.generate.loop import check_numbers
 from clearhead.generate.row import Detokenizer, Row
 from clearhead.models.model import Model, SequenceModel
 from clearhead.tokenize import Tokenizer
@@ -250,7 +251,7 @@ class EngineCore:
         ended = []
         for place, (index, text) in enumerate(texts):
             if nan[place]:
-                text.job.finish(JobError("the model's logits are NaN: its weights are damaged or overflow", "nan"))
+                self.fail(text.job, logits[place : place + 1])
                 ended.append(index)
                 continue
             plain = text.chooser.plain
@@ -263,14 +264,20 @@ class EngineCore:
         for index in sorted(ended, reverse=True):
             self.free(index)
 
+    def fail(self, job: Job, logits: Tensor) -> None:
+        """End a request whose logits are NaN, with a sentence that names the layer."""
+        try:
+            check_numbers(self.model, logits)
+        except ValueError as error:
+            job.finish(JobError(str(error), "nan"))
+
     def hand_over(self, text: Text, chosen: TokenScore, piece: str) -> None:
         job, reason = text.job, text.row.reason
         job.usage.completion += 1
         if job.first_token is None:
             job.first_token = time.monotonic()
-        if piece or reason is not None or job.options.logprobs is not None or self.tokenizer is None:
-            finish = None if reason is None else "length" if reason == "length" else "stop"
-            job.put(Delta(text.choice, piece, (chosen,), finish))
+        finish = None if reason is None else "length" if reason == "length" else "stop"
+        job.put(Delta(text.choice, piece, (chosen,), finish))  # type: ignore[arg-type]
         if reason is not None:
             job.open_choices -= 1
             if job.open_choices == 0:

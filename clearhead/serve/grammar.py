@@ -15,7 +15,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.extras import install_command
 from clearhead.tokenize import Tokenizer
 
 
@@ -78,7 +77,7 @@ def import_llguidance() -> Any:
     try:
         import llguidance
     except ModuleNotFoundError:
-        raise GrammarError(f"structured output needs llguidance: {install_command('grammar')}") from None
+        raise GrammarError("structured output needs llguidance: pip install 'clearhead[grammar]'") from None
     return llguidance
 
 

@@ -484,7 +484,7 @@ class Answer:
                     raise item
                 if item is None:
                     running -= 1
-                else:
+                elif item[1].text or item[1].reason or self.jobs[item[0]].options.logprobs is not None:
                     yield item
         finally:
             for task in tasks:

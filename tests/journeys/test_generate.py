@@ -109,9 +109,9 @@ def test_only_line_feeds_end_a_line(folder: str, tmp_path: Path) -> None:
     told = run("generate", folder, "--file", str(file), "--lines", "--json", "-m", "1")
     assert [one["prompt"] for one in json.loads(told.stdout)["completions"]] == ["a\u2028b\x0cc", "d"]
     file.write_text("")
-    assert "there is nothing to read" in error_of("generate", folder, "--file", str(file), "--lines")
+    assert "there is no text: give one" in error_of("generate", folder, "--file", str(file), "--lines")
     for command in ("embed", "classify", "fill-mask"):
-        assert "there is nothing to read" in error_of(command, folder)
+        assert "there is no text: give one" in error_of(command, folder)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -154,9 +154,9 @@ def test_chat_answers_line_by_line(folder: str) -> None:
         (("x", "--temprature", "1"), "No such option '--temprature'"),
         (("x", "--top-p", "2"), "top_p is 2.0, but must be between 0 and 1"),
         (("x", "--length-penalty", "long"), "'long' is neither power:ALPHA nor wu:ALPHA"),
-        (("--lines",), "--lines says how --file is read"),
+        (("--lines",), "--lines needs --file"),
         (("x", "-t", "nan"), "temperature is nan, but must be a finite number ≥ 0"),
-        (("-", "--file", "-"), "standard input is read once"),
+        (("-", "--file", "-"), "standard input can be read only once"),
         (("x", "--batch", "0"), "0 is not in the range x>=1"),
         (("--file", "nowhere.txt"), "nowhere.txt: no such file or directory"),
     ],
@@ -166,7 +166,7 @@ def test_bad_requests_get_one_sentence(folder: str, arguments: tuple[str, ...], 
 
 
 def test_models_without_lm_head_are_refused(tmp_path: Path) -> None:
-    assert "gpt2 is an architecture, which has no weights" in error_of("generate", "gpt2", "x")
+    assert "gpt2 is an architecture without weights" in error_of("generate", "gpt2", "x")
     assert "nowhere is missing" in error_of("generate", "nowhere", "x")
     package.build(package.preset("tiny-bert")).save(tmp_path)
     assert "this model has a Pooler head and cannot generate text" in error_of("generate", str(tmp_path), "x")
@@ -194,10 +194,10 @@ def test_eval_states_its_stride(folder: str, tmp_path: Path) -> None:
     line = run("eval", folder, str(tmp_path / "text.txt")).stdout
     assert "bits per byte" in line
     assert "context 64, stride 32" in line
-    assert "the context is 100, but the model reads at most 64" in error_of(
+    assert "context is 100, but the model reads at most 64" in error_of(
         "eval", folder, str(tmp_path / "text.txt"), "--context", "100"
     )
-    assert "no such file" in error_of("eval", folder, "nowhere.txt")
+    assert "No such file" in error_of("eval", folder, "nowhere.txt")
 
 
 def test_encoders_on_the_command_line(folder: str, tmp_path: Path) -> None:
@@ -217,3 +217,29 @@ def test_encoders_on_the_command_line(folder: str, tmp_path: Path) -> None:
     assert run("classify", str(tmp_path / "judge"), "one", "--top", "1").stdout.split()[1].startswith("LABEL_")
     assert "no masked-LM head" in error_of("fill-mask", str(tmp_path / "bert"), "one")
     assert "no class head" in error_of("classify", folder, "one")
+
+
+def test_chat_commands(folder: str, tmp_path: Path) -> None:
+    file = tmp_path / "chat.json"
+    (Path(folder) / "chat_template.jinja").write_text("{% for message in messages %}{{ message.content }} {% endfor %}")
+    first = ("/help", "hello", f"/save {file}", f"/save {file}", "/reset")
+    then = ("/system Be brief.", "/save", "/nothing", f"/save {tmp_path / 'two.json'}")
+    result = run("chat", folder, "--max-new-tokens", "4", typed="\n".join((*first, *then)) + "\n")
+    assert [message["role"] for message in json.loads(file.read_text())] == ["user", "assistant"]
+    assert json.loads((tmp_path / "two.json").read_text()) == [{"role": "system", "content": "Be brief."}]
+    for sentence in ("Saved 2 messages", "exists", "starts again", "/save needs a file name", "no command /nothing"):
+        assert sentence in result.stderr
+
+
+def test_generated_json_fits_its_schema(folder: str, tmp_path: Path) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"a": {"type": "boolean"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    (tmp_path / "schema.json").write_text(json.dumps(schema))
+    result = run("generate", folder, "x", "--json-schema", str(tmp_path / "schema.json"), "-m", "40")
+    assert set(json.loads(result.stdout)) == {"a"}
+    assert run("generate", folder, "x", "--regex", "(yes|no)!", "-t", "1").stdout.strip() in ("yes!", "no!")
+    assert "cannot read the JSON schema" in error_of("generate", folder, "x", "--json-schema", "nowhere.json")

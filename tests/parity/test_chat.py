@@ -178,3 +178,23 @@ def test_conversation_longer_than_the_context_is_refused(folder) -> None:
         ValueError, match=r"the conversation has \d+ tokens, but the model.s context is 60 tokens; shorten it"
     ):
         list(talk.reply("long " * 20))
+
+
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("{% for i in range(9999) %}{{ 'x' * 9999 }}{% endfor %}", "writes more than 10,000,000 characters"),
+        ("{{ 'x' * 99999999 }}", "builds a value of more than 10,000,000 items"),
+        ("{{ 9 ** 99999 }}", "which is too large"),
+    ],
+)
+def test_template_output_is_limited(source: str, sentence: str) -> None:
+    with pytest.raises(TemplateError, match=sentence):
+        ChatTemplate(source, {}).render(TALK)
+
+
+def test_template_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clearhead.generate.template.SECONDS", 0.2)
+    endless = "{% set m = range(99999) | list %}{% for a in m %}{% for b in m %}{% endfor %}{% endfor %}"
+    with pytest.raises(TemplateError, match=r"runs longer than 0.2 s"):
+        ChatTemplate(endless, {}).render(TALK)
