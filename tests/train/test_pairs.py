@@ -132,11 +132,11 @@ def test_stopped_and_resumed_equals_uninterrupted_and_the_model_is_the_mean_of_i
         torch.testing.assert_close(mean, (found[0][f"weights.{name}"] + found[2][f"weights.{name}"]) / 2)
 
 
-def test_a_run_that_gets_no_better_gives_up_and_stays_so(
+def test_a_run_without_improvement_ends_and_stays_ended(
     table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged = iter([5.0, 3.0, 4.0, 3.5, 1.0])
-    monkeypatch.setattr(Translation, "judged", lambda self, numbers: next(judged))
+    scores = iter([5.0, 3.0, 4.0, 3.5, 1.0])
+    monkeypatch.setattr(Translation, "score", lambda self, numbers: next(scores))
     config = tiny(steps=100, evaluate_every=2, patience=2)
     said: list[str] = []
     train(config, [table], tmp_path / "run", callbacks=Callbacks(message=said.append))
