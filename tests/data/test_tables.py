@@ -43,9 +43,11 @@ def test_parquet_and_datasets_folders_are_documents(tmp_path: Path) -> None:
     assert document.pieces == (("2+2=", False), ("4", True))
     train = tmp_path / "saved" / "train"
     train.mkdir(parents=True)
-    with pyarrow.OSFile(str(train / "data-00000-of-00001.arrow"), "wb") as sink:
-        with pyarrow.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
+    with (
+        pyarrow.OSFile(str(train / "data-00000-of-00001.arrow"), "wb") as sink,
+        pyarrow.ipc.new_stream(sink, table.schema) as writer,
+    ):
+        writer.write_table(table)
     (train / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-00000-of-00001.arrow"}]}))
     (train / "dataset_info.json").write_text("{}")
     (tmp_path / "saved" / "dataset_dict.json").write_text(json.dumps({"splits": ["train"]}))
