@@ -215,7 +215,7 @@ def read(path: Path, note: Note = warnings.warn) -> Iterator[Document]:
     else:
         with open_file(path) as file:
             if suffix == ".csv":
-                yield from read_csv(decode_lines(file, name, note), name)
+                yield from read_csv((f"{line}\n" for line in decode_lines(file, name, note)), name)
             elif is_jsonl(path):
                 yield from read_lines(file, name, note)
             else:

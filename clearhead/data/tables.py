@@ -15,6 +15,7 @@ from .corpus import DataError, Document
 
 INSTALL = "pip install 'clearhead[data]'"
 SUFFIXES = (".csv", ".parquet", ".arrow")
+BLOCK = 2**16  # compressed bytes read at once
 
 
 def read_csv(lines: Iterable[str], name: str) -> Iterator[Document]:
@@ -119,4 +120,31 @@ def open_zstd(file: Any, path: Path) -> io.BufferedReader:
         import zstandard
     except ImportError:
         raise DataError(f"reading {path} needs zstandard: {INSTALL}") from None
-    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True))
+    return io.BufferedReader(ZstdStream(file, zstandard.ZstdDecompressor()))
+
+
+class ZstdStream(io.RawIOBase):
+    """The decompressed bytes of one or more Zstandard frames. Raises EOFError if the last frame is cut short."""
+
+    def __init__(self, file: Any, decompressor: Any) -> None:
+        self.file, self.decompressor = file, decompressor
+        self.frame: Any = None
+        self.compressed, self.ready = b"", b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            block = self.compressed or self.file.read(BLOCK)
+            if not block:
+                if self.frame is not None:
+                    raise EOFError("the last Zstandard frame is not complete")
+                return 0
+            self.frame = self.frame or self.decompressor.decompressobj()
+            self.ready, self.compressed = self.frame.decompress(block), b""
+            if self.frame.eof:
+                self.compressed, self.frame = self.frame.unused_data, None
+        count = min(len(buffer), len(self.ready))
+        buffer[:count], self.ready = self.ready[:count], self.ready[count:]
+        return count

@@ -63,6 +63,8 @@ def test_zstd_is_decompressed(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl.zst"
     path.write_bytes(zstandard.compress(b'{"text": "packed"}\n'))
     assert texts(path) == ["packed"]
+    path.write_bytes(path.read_bytes() + zstandard.compress(b'{"text": "again"}\n'))
+    assert texts(path) == ["packed", "again"]
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(DataError, match="damaged or cut short"):
         texts(path)
