@@ -149,9 +149,9 @@ def drop_kv_heads(mixer: Any) -> dict[str, None]:
 
 
 def named_mixer(name: str, heads: int) -> Callable[[int], Any]:
-    from clearhead.measure.growth import Size, mixers
+    from clearhead.measure.growth import ModelSize, mixers
 
-    known = mixers(Size(heads=heads))
+    known = mixers(ModelSize(heads=heads))
     if name not in known:
         raise ConfigError(f"there is no mixer {name!r}{nearest(name, known)}; known are {', '.join(known)}")
     return known[name]
