@@ -109,7 +109,7 @@ def test_a_small_text_gets_a_small_vocabulary(corpus: Path, tmp_path: Path) -> N
 def test_sizes_reach_every_part_of_a_recipe() -> None:
     config = resize(recipe("lm"), Sizes(layers=2, dim=64, heads=2, context=48, batch=3, vocabulary=300, lr=0.01))
     stack = config.model.stack
-    assert (stack.dim, stack.repeats, stack.pattern[0].mixer.heads, stack.pattern[0].ffn.hidden) == (64, 2, 2, 168)
+    assert (stack.dim, stack.repeats, stack.pattern[0].mixer.heads, stack.pattern[0].ffn.hidden) == (64, 2, 2, 176)
     assert (config.task.context, config.batch, config.task.tokenizer.vocabulary) == (48, 3, 300)
     assert (config.optimizer.lr, config.optimizer.rest.lr) == (0.01, 0.0025)
     assert isinstance(resize(recipe("lm"), Sizes(mixer="mamba")).model.stack.pattern[0].mixer, MambaConfig)
@@ -160,7 +160,7 @@ def test_the_loss_curve_falls_from_left_to_right() -> None:
         curve.add({"step": step, "train/loss": 5 - step / 25} | ({"val/loss": 2.0} if step == 75 else {}))
     rows = curve.draw(width=20, height=5).splitlines()
     assert rows[0].startswith("   4.92 ┤")
-    assert rows[4].startswith("   1.04 ┤")
+    assert rows[4].startswith("   1.02 ┤")
     first, last = (next(i for i, c in enumerate(row[9:]) if c != " ") for row in (rows[0], rows[4]))
     assert first < last
     assert sum(row.count("o") for row in rows[:5]) == 1
