@@ -15,6 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clearhead.extras import install_command
 from clearhead.inspect.bundle import style, widget_module
 from clearhead.inspect.questions import Session, encode
 
@@ -30,7 +31,7 @@ def make_widget(session: Session, view: str, state: dict[str, Any] | None = None
         import anywidget
         import traitlets
     except ImportError:
-        raise ValueError("notebook widgets need anywidget: pip install 'clearhead[notebook]'") from None
+        raise ValueError(f"notebook widgets need anywidget: {install_command('notebook')}") from None
 
     class StudioWidget(anywidget.AnyWidget):  # type: ignore[misc]
         _esm = widget_module()

@@ -35,8 +35,8 @@ def main(steps: int = 120) -> str:
         facts = "".join(f"{thing} is {colour}. " for thing, colour in FACTS.items())
         text.write_text((string.printable + facts) * 60, encoding="utf-8")  # every letter that a chat may need
         chats.write_text("".join(json.dumps(chat) + "\n" for chat in CHATS), encoding="utf-8")
-        sizes = ("--set", "batch=4", "--set", "task.context=64")
-        tuning = ("--lora", 16, "--set", "optimizer.lr=0.02")
+        sizes = ("--batch", 4, "--context", 64)
+        tuning = ("--lora", 16, "--lr", 0.02)
         clearhead("train", "chars", "--data", text, "--out", base, "--steps", steps, *sizes)
         clearhead("train", "--from", base, *tuning, "--data", chats, "--out", tuned, "--steps", steps, *sizes)
         answer = clearhead("chat", tuned, "--max-new-tokens", 12, typed="what colour is snow?\n")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from .options import bytes_text, check_free, check_free_folder, force_option, read_model
+from .options import bytes_text, check_free, check_free_folder, force_option, read_finite_model
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -38,7 +38,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     if form != "gguf" and dtype is not None and dtype not in DTYPES:
         raise ValueError(f"{dtype} is a GGUF precision; --to {form} takes {', '.join(DTYPES)}")
     force = check_free_folder(out) if form == "hf" else check_free(out)
-    loaded = read_model(model)
+    loaded = read_finite_model(model)
     if loaded.precision is not None:
         raise ValueError(f"{model} is quantized in Clearhead's own format; export the model it was made from")
     import torch

@@ -205,9 +205,18 @@ def read_model(path: str) -> Model:
     return load(path)
 
 
+def read_finite_model(path: str) -> Model:
+    """The same; weights with NaN are an error."""
+    from clearhead.nn.weights import check_weights_finite
+
+    model = read_model(path)
+    check_weights_finite(model)
+    return model
+
+
 def load_model(path: str, weights: str | None = None) -> Model:
     """The model in float32, or in `weights`. Products of 16-bit numbers are slow on many processors."""
-    model = read_model(path)
+    model = read_finite_model(path)
     return move_model(convert_precision(model if model.precision is not None else model.float(), weights))
 
 

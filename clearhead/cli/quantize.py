@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import bytes_text, cache_option, check_free_folder, force_option, read_model, read_text
+from .options import bytes_text, cache_option, check_free_folder, force_option, read_finite_model, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +53,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     kind = replace(kind, group=group) if isinstance(kind, Grouped) else kind
     kind = kind if cache is None else replace(kind, cache=cache)
     read = None if text is None else read_text(text)
-    loaded = read_model(model)
+    loaded = read_finite_model(model)
     from clearhead.generate.complete import check_generates, own_tokenizer
     from clearhead.generate.defaults import context_length
     from clearhead.measure.perplexity import perplexity_of

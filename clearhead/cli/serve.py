@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clearhead.extras import install_command
+
 from .options import cache_option, device_option, load_writer, weights_option
 
 if TYPE_CHECKING:
@@ -66,7 +68,7 @@ def command(
 
         from clearhead.serve.run import ServeOptions, build_server, listen
     except ModuleNotFoundError as error:
-        raise click.UsageError(f"serving needs {error.name}: pip install 'clearhead[serve]'") from None
+        raise click.UsageError(f"serving needs {error.name}: {install_command('serve')}") from None
     assert uvicorn
     key = read_key(api_key_file)
     if host not in LOOPBACK and key is None:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from clearhead.extras import install_command
+
 
 @click.command("studio")
 @click.argument("models", nargs=-1, metavar="[MODEL …]")
@@ -35,7 +37,7 @@ def command(
         from clearhead.studio import jobs
         from clearhead.studio.app import find_models, make_app, open_socket
     except ImportError:
-        raise ValueError("the studio needs starlette and uvicorn: pip install 'clearhead[serve]'") from None
+        raise ValueError(f"the studio needs starlette and uvicorn: {install_command('serve')}") from None
     from clearhead.inspect.questions import Session
 
     from .lab import describe_experiments

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from clearhead.extras import install_command
+
 from .chat import parse_record
 from .corpus import DataError, Document
 
-INSTALL = "pip install 'clearhead[data]'"
+INSTALL = install_command("data")
 SUFFIXES = (".csv", ".parquet", ".arrow")
 BLOCK = 2**16  # compressed bytes read at once
 

@@ -126,7 +126,7 @@ def flash_attention(
     # The fused kernel wants four dimensions and one width; with anything else torch makes all T × S weights.
     q, k, v = (_to_4d(F.pad(x, (0, max(K, U) - x.shape[-1])), lead) for x in (q, k, v))
     if 0 in (*lead, T, S):
-        mixed = q.new_zeros(q.shape) + 0 * q  # without keys the kernel leaves its output unwritten
+        mixed = 0 * (q + k.sum() + v.sum())  # without keys the kernel leaves its output unwritten; gradients are zeros
     elif mask is None and bias is None and softcap is None and (not causal or T in (1, S)):
         mixed = fused_sdpa(q, k, v, None, causal and T > 1, scale)  # causal aligns the first query with the first key
     else:

@@ -287,11 +287,11 @@ def copy_stage(cell: Cell, formula: str, source: str, at: tuple[int, ...]) -> St
     return Stage(formula, value, (Term(source.rpartition(".")[2], value, (), source, at),))
 
 
-def turned(cell: Cell) -> list[Stage]:
+def rotated(cell: Cell) -> list[Stage]:
     """(a, b) ↦ (a·cos φ − b·sin φ, a·sin φ + b·cos φ)."""
     attention = cell.module(cell.near("mixer"))
     rotary = getattr(attention, "rotary", None)
-    name = "query" if cell.path.endswith("query_turned") else "key"
+    name = "query" if cell.path.endswith("query_rotated") else "key"
     source = cell.near(f"mixer.{name}_norm")
     head, t, d = cell.at
     if not isinstance(rotary, Rotary) or not cell.known(source):
@@ -330,7 +330,7 @@ def turned(cell: Cell) -> list[Stage]:
 def attention_inputs(cell: Cell) -> tuple[str, str]:
     """The paths of the queries and keys that the scores compare."""
     layer = ".".join(cell.path.split(".")[:4])
-    names = ("turned", "norm") if cell.known(f"{layer}.query_turned") else ("norm",)
+    names = ("rotated", "norm") if cell.known(f"{layer}.query_rotated") else ("norm",)
     return f"{layer}.query_{names[0]}", f"{layer}.key_{names[0]}"
 
 
@@ -536,8 +536,8 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "mixer.query": split_head,
     "mixer.key": split_head,
     "mixer.value": split_head,
-    "mixer.query_turned": turned,
-    "mixer.key_turned": turned,
+    "mixer.query_rotated": rotated,
+    "mixer.key_rotated": rotated,
     "mixer.scores": scores,
     "mixer.weights": weights,
     "mixer.mixed": mixed,

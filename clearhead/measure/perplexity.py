@@ -24,6 +24,7 @@ from clearhead.data.corpus import Document
 from clearhead.generate.complete import TextGenerator
 from clearhead.models.context import check_ids, make_context
 from clearhead.models.model import EncoderDecoder, Model, SequenceModel
+from clearhead.nn.weights import check_weights_finite
 from clearhead.tokenize import Tokenizer
 
 WINDOW = 1024  # tokens, if the model has no maximum
@@ -116,6 +117,9 @@ def perplexity(
     for begin, end, counted in windows(len(tokens), context, stride):
         logp, _ = token_logprobs(model, torch.tensor([tokens[begin:end]], device=device))
         nats -= float(logp[0, counted - begin - 1 :].double().sum())
+    if math.isnan(nats):
+        check_weights_finite(model)
+        raise ValueError("the model's log-probabilities are NaN on this text, though its weights are not")
     return Perplexity(nats, len(tokens) - 1, size, context, stride)
 
 

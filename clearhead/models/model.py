@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -259,6 +260,9 @@ def cross_context(
 
 
 Model = SequenceModel | EncoderDecoder
+
+if hasattr(os, "register_at_fork"):  # the threads of a process do not survive its fork: waiting for them would hang
+    os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
 def build(config: ModelConfig) -> Model:

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.extras import install_command
 from clearhead.tokenize import Tokenizer
 
 
@@ -77,7 +78,7 @@ def import_llguidance() -> Any:
     try:
         import llguidance
     except ModuleNotFoundError:
-        raise GrammarError("structured output needs llguidance: pip install 'clearhead[grammar]'") from None
+        raise GrammarError(f"structured output needs llguidance: {install_command('grammar')}") from None
     return llguidance
 
 

@@ -25,8 +25,8 @@ export async function explainLocally(path, index, step, labels) {
       stage("exp(score − max) / Σ", mine / total, [term("exp(score − max)", mine, [], `${layer}.scores`, [head, i, j]), term("1/Σ", 1 / total)], "Π")] };
   }
   if (kind === "scores") {
-    const turned = await step(`${layer}.query_turned`, head), name = turned ? "_turned" : "";
-    const q = turned || (await step(`${layer}.query`, head)), first = await step(`${layer}.key${name}`, 0);
+    const rotated = await step(`${layer}.query_rotated`, head), name = rotated ? "_rotated" : "";
+    const q = rotated || (await step(`${layer}.query`, head)), first = await step(`${layer}.key${name}`, 0);
     if (!q || !first) return null;
     const group = Math.floor(head / (q.heads / first.heads)), k = group ? await step(`${layer}.key${name}`, group) : first, width = q.shape[1];
     const products = Array.from({ length: width }, (_, d) => at(q, i, d) * at(k, j, d)), sum = products.reduce((a, b) => a + b, 0);

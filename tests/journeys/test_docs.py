@@ -19,7 +19,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [
     page
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md")))
+    for page in (
+        ROOT / "README.md",
+        ROOT / "README.zh.md",
+        ROOT / "CONTRIBUTING.md",
+        *sorted((ROOT / "docs").rglob("*.md")),
+    )
     if page.exists()
 ]
 COMMANDS = ("clearhead", "python", "export")

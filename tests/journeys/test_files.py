@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 import clearhead
 from clearhead.cli.main import cli
+from clearhead.cli.options import print_json
 from clearhead.configs import BytesConfig
 from clearhead.data import DataError, Document, build
 from clearhead.files import TargetError, check_target, open_own, stage_file, write_atomically
@@ -128,3 +133,47 @@ def test_an_error_of_the_disk_names_the_file_that_was_asked_for(tmp_path: Path) 
     with pytest.raises(OSError) as caught, stage_file(tmp_path / "a.txt"):
         raise OSError(28, "No space left on device")
     assert caught.value.filename == str(tmp_path / "a.txt")
+
+
+def test_weights_with_nan_are_one_sentence(tmp_path: Path) -> None:
+    sizes = {"embedding.vocabulary": 257, "head.vocabulary": 257}
+    broken = clearhead.build(clearhead.preset("tiny-llama").changed_all(sizes))
+    with torch.no_grad():
+        broken.get_parameter("stack.blocks.1.mixer.out.weight")[0, 0] = float("nan")
+    broken.save(tmp_path / "nan", tokenizer=make(BytesConfig(), []))
+    (tmp_path / "text").write_text("a text of some words")
+    for line in (
+        ("eval", tmp_path / "nan", tmp_path / "text"),
+        ("export", tmp_path / "nan", "--to", "hf", tmp_path / "out"),
+        ("quantize", tmp_path / "nan", tmp_path / "out"),
+        ("embed", tmp_path / "nan", "a text"),
+    ):
+        error = run(*line).exception
+        assert isinstance(error, ValueError), (line, error)
+        assert "layer 1's weights contain NaN" in str(error), line
+    assert not (tmp_path / "out").exists()
+
+
+def test_json_has_no_nan(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"loss": float("nan"), "losses": [1.0, float("inf")]})
+    assert json.loads(capsys.readouterr().out) == {"loss": None, "losses": [1.0, None]}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_generating_after_a_fork_works() -> None:
+    code = """
+import os, torch, clearhead
+torch.set_num_threads(2)
+model = clearhead.build(clearhead.preset("tiny-llama")).eval()
+product = torch.randn(512, 512)
+(product @ product).sum()  # starts the threads
+before = [one.tokens for one in model.generate([[1, 2, 3]], max_new_tokens=4, temperature=0)]
+child = os.fork()
+if child == 0:
+    after = [one.tokens for one in model.generate([[1, 2, 3]], max_new_tokens=4, temperature=0)]
+    (product @ product).sum()
+    os._exit(0 if after == before else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=300, env=environment)

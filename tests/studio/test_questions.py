@@ -173,7 +173,7 @@ def test_filters_are_those_of_generation(session: Session) -> None:
 @pytest.mark.parametrize("name", ["tiny-transformer", "tiny-vit"])
 def test_models_without_text_open(name: str, session: Session) -> None:
     for question in ("tokens", "atlas", "flow", "lens", "model"):
-        json.dumps(encode(session.ask(question, {"model": name})), allow_nan=False)
+        assert json.dumps(encode(session.ask(question, {"model": name})), allow_nan=False)
 
 
 def test_chinese_tokens_show_characters(session: Session) -> None:

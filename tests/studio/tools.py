@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +44,13 @@ class Watched:
         self.page.goto("about:blank")
         self.page.goto(f"{base}{address}")
         self.page.wait_for_selector(wait, timeout=30_000)
+
+    def until(self, expression: str, seconds: float = 30.0) -> None:
+        """Wait until an expression is true. (Playwright's own wait needs eval, which the page's policy forbids.)"""
+        end = time.monotonic() + seconds
+        while not self.page.evaluate(expression):
+            assert time.monotonic() < end, expression
+            self.page.wait_for_timeout(50)
 
     def open(self, view: str, wait: str = "main .panel") -> None:
         self.page.click(f"button[data-view={view}]")

@@ -8,7 +8,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = [
     page
-    for page in (*(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "CHANGELOG")), *ROOT.glob("docs/**/*.md"))
+    for page in (
+        *(ROOT / f"{name}.md" for name in ("README", "README.zh", "CONTRIBUTING", "CHANGELOG")),
+        *ROOT.glob("docs/**/*.md"),
+    )
     if page.exists()
 ]
 FENCE = re.compile(r"^\s*(`{3,}|~{3,})(.*)$")
