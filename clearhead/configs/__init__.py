@@ -29,7 +29,7 @@ from .mamba import MambaConfig
 from .masks import And, Band, Blockwise, Causal, Full, Global, Mask, Or, Scattered, Window
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
 from .moe import ChoiceConfig, GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
-from .norm import LayerNormConfig, NormConfig, OffsetRMSNormConfig, RMSNormConfig
+from .norm import LayerNormConfig, NormConfig, OffsetRMSNormConfig, ProjectionNormConfig, RMSNormConfig
 from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
 from .precision import PRECISIONS, BFloat16, Cache, Float16, Float32, Int4, Int8, Precision, precision
 from .rotary import DualChunkConfig, LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
@@ -49,7 +49,7 @@ from .train import (
 __all__ = [
     "Config", "Part", "ConfigError", "Scope", "Step", "dumps", "loads", "read",
     "Mask", "Full", "Causal", "Window", "Band", "Global", "Scattered", "Blockwise", "And", "Or",
-    "NormConfig", "LayerNormConfig", "RMSNormConfig", "OffsetRMSNormConfig",
+    "NormConfig", "LayerNormConfig", "RMSNormConfig", "OffsetRMSNormConfig", "ProjectionNormConfig",
     "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
     "RotaryConfig", "DualChunkConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
     "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LongformerConfig", "LSTMConfig", "MambaConfig",

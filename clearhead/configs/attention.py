@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from .base import ConfigError, Part, Scope, Shape, Step, under
 from .masks import Full, Mask
-from .norm import NormConfig
+from .norm import NormConfig, ProjectionNormConfig
 from .positions import AlibiConfig
 from .rotary import DualChunkConfig, RotaryConfig
 from .tiles import pairs
@@ -24,20 +24,29 @@ class AttentionConfig(Part):
     mask: Mask = Full()
     rotary: RotaryConfig | DualChunkConfig | None = None
     score_bias: AlibiConfig | None = None
-    qk_norm: NormConfig | None = None  # over each head of q and of k, before turning
+    qk_norm: NormConfig | ProjectionNormConfig | None = None  # before turning: of each head, or of all together
+    scale: float | None = None  # of the scores; None: 1/√K
+    softcap: float | None = None  # scores become softcap·tanh(scores/softcap) (Gemma 2)
     qkv_bias: bool = False  # two facts, because Qwen2 has one without the other
     out_bias: bool = False
     dropout: float = 0.0  # on the weights
 
     def check(self) -> None:
-        self.require_positive("heads", "kv_heads", "head_dim", "value_dim")
+        self.require_positive("heads", "kv_heads", "head_dim", "value_dim", "scale", "softcap")
         if self.heads % self.groups:
             raise ConfigError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         self.require_share("dropout")
         if isinstance(self.rotary, DualChunkConfig) and not self.mask.causal:
             raise ConfigError(f"rotary is DualChunk, which reads earlier chunks only, but the mask is {self.mask}")
+        if isinstance(self.rotary, DualChunkConfig) and self.softcap is not None:
+            raise ConfigError("softcap is not supported together with DualChunk")
         if self.rotary is not None and self.head_dim is not None:
             self.rotary.width(self.head_dim)
+
+    @property
+    def score_formula(self) -> str:
+        formula = "QKᵀ/√K" if self.scale is None else f"{self.scale:.3g}·QKᵀ"
+        return formula if self.softcap is None else f"{self.softcap:g}·tanh({formula}/{self.softcap:g})"
 
     @property
     def groups(self) -> int:
@@ -59,6 +68,7 @@ class AttentionConfig(Part):
             value_dim=value,
             mask=self.mask.resolved(),
             rotary=None if self.rotary is None else self.rotary.resolved(key),
+            scale=key**-0.5 if self.scale is None else self.scale,
         )
 
     def sized(self, scope: Scope) -> Scope:
@@ -84,7 +94,9 @@ class AttentionConfig(Part):
         read = pairs(kinds, s["T"]) if itself else len(kinds) * whole  # what the mask empties is not computed
         order = "n²·d" if read >= whole else "n·w·d"
         products = 2 * s["B"] * s["H"]
-        yield s.step("scores", f"QKᵀ/√K{bias}", "B H T S", flops=products * read * s["K"], order=order, kept=0)
+        yield s.step(
+            "scores", f"{self.score_formula}{bias}", "B H T S", flops=products * read * s["K"], order=order, kept=0
+        )
         yield s.step("weights", f"softmax where {self.mask.kind()} allows", "B H T S", kept=0)
         yield s.step("mixed", "weights·V", "B H T U", flops=products * min(read, whole) * s["U"], order=order)
         yield s.step("concat", "heads side by side", "B T H·U", kept=0)

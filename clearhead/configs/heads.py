@@ -18,13 +18,18 @@ class LMHeadConfig(Part):
     vocabulary: int  # V
     tied: bool = False
     bias: bool = False
+    scale: float = 1.0  # the logits are multiplied by this (Cohere)
+    softcap: float | None = None  # and then become softcap·tanh(logits/softcap) (Gemma 2)
 
     def check(self) -> None:
-        self.require_positive("vocabulary")
+        self.require_positive("vocabulary", "scale", "softcap")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.having("head", V=self.vocabulary)
-        yield vocabulary_step(s, "X·Wᵀ", self.tied, self.bias)
+        formula = "X·Wᵀ" if self.scale == 1 else f"{self.scale:g}·X·Wᵀ"
+        if self.softcap is not None:
+            formula = f"{self.softcap:g}·tanh({formula}/{self.softcap:g})"
+        yield vocabulary_step(s, formula, self.tied, self.bias)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,9 +1,9 @@
 """Normalisation over the last axis."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from .base import Part, Scope, Step
+from .base import Part, Scope, Step, under
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,3 +42,15 @@ class OffsetRMSNormConfig(Part):
 
 
 NormConfig = LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProjectionNormConfig(Part):
+    """A norm over all heads of q, or of k, together: over the whole projection  (OLMo 2)."""
+
+    norm: NormConfig = RMSNormConfig()
+
+    def steps(self, scope: Scope, letters: str = "B H T K") -> Iterator[Step]:
+        batch, heads, length, width = letters.split()
+        for step in under("norm", self.norm.steps(scope, f"{batch} {length} {heads}·{width}")):
+            yield replace(step, name="", letters=letters, shape=scope.shape(letters))

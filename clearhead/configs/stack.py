@@ -32,7 +32,7 @@ MixerConfig = (
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 
 MAX_BLOCKS = 2**16
-PLACES = {"pre": ("before",), "post": ("after",), "sandwich": ("before", "inside")}
+PLACES = {"pre": ("before",), "post": ("after",), "sandwich": ("before", "inside"), "inside": ("inside",)}
 """Which of a residual branch's three places hold a norm: x -> after(x + inside(f(before(x))))."""
 
 
@@ -43,13 +43,14 @@ class BlockConfig(Part):
     pre       x + f(norm(x))          GPT-2, LLaMA
     post      norm(x + f(x))          the original Transformer, BERT
     sandwich  x + norm(f(norm(x)))    Gemma 2
+    inside    x + norm(f(x))          OLMo 2
     """
 
     mixer: MixerConfig
     cross: AttentionConfig | None = None  # reads the encoder's output
     ffn: FeedConfig | None = None
     norm: NormConfig = LayerNormConfig()
-    placement: Literal["pre", "post", "sandwich"] = "pre"
+    placement: Literal["pre", "post", "sandwich", "inside"] = "pre"
     dropout: float = 0.0  # on each branch before it is added (Vaswani et al. 2017, 5.4)
 
     def check(self) -> None:
@@ -86,11 +87,15 @@ class BlockConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelBlockConfig(Part):
-    """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same normed input  (GPT-J, PaLM)."""
+    """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same input.
+
+    With `ffn_norm` the feed-forward layer has a norm of its own (GPT-NeoX); without, both share one (GPT-J, PaLM).
+    """
 
     mixer: MixerConfig
     ffn: FeedConfig
     norm: NormConfig = LayerNormConfig()
+    ffn_norm: NormConfig | None = None
     dropout: float = 0.0
 
     def check(self) -> None:
@@ -99,6 +104,8 @@ class ParallelBlockConfig(Part):
     def steps(self, scope: Scope) -> Iterator[Step]:
         yield from under("norm", self.norm.steps(scope))
         yield from under("mixer", self.mixer.steps(scope))
+        if self.ffn_norm is not None:
+            yield from under("ffn_norm", self.ffn_norm.steps(scope))
         yield from under("ffn", self.ffn.steps(scope))
         yield scope.step("residual", "x + mixer + ffn", "B T D")
 

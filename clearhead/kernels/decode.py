@@ -23,7 +23,7 @@ from clearhead.nn.cache import BlockState, CrossCache, KVCache, MambaState, Page
 from clearhead.nn.context import Context
 from clearhead.nn.ffn import FeedForward, GatedFeedForward
 from clearhead.nn.mamba import Mamba
-from clearhead.nn.norm import LayerNorm, RMSNorm
+from clearhead.nn.norm import LayerNorm, ProjectionNorm, RMSNorm
 from clearhead.nn.packing import DenseRows, dense_rows
 from clearhead.nn.pool import PAGE, Pages
 from clearhead.nn.rotary import Rotary
@@ -104,6 +104,9 @@ class KernelAttention(MultiHeadAttention):
         rotary = modules.get("rotary")
         return (
             modules.get("score_bias") is None
+            and self.scale is None
+            and self.softcap is None
+            and not isinstance(modules["query_norm"], ProjectionNorm)
             and (rotary is None or type(rotary) is Rotary)
             and max(self.widths) <= WIDEST
         )

@@ -1,6 +1,7 @@
 """Gemma (arXiv 2403.08295) and the text model of Gemma 3 (arXiv 2503.19786): gains of 1 + γ, embeddings times √D."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from clearhead.configs import (
     AttentionConfig,
@@ -42,12 +43,17 @@ def gemma3(
     vocabulary: int = 262144,
     activation: Activation = "gelu_tanh",
     eps: float = 1e-6,
+    normed: bool = True,
 ) -> SequenceModelConfig:
-    """A norm before and after each branch and over each head; `mixers` from the bottom up, some with a window."""
+    """A norm before and after each branch; `mixers` from the bottom up, some with a window.
+
+    normed  also norm the queries and keys of each head (Gemma 3, not Gemma 2)
+    """
     norm = OffsetRMSNormConfig(eps=eps)
     ffn = GatedFeedForwardConfig(hidden=hidden, activation=activation)
     pattern = tuple(
-        BlockConfig(mixer=mixer.changed("qk_norm", norm), ffn=ffn, norm=norm, placement="sandwich") for mixer in mixers
+        BlockConfig(mixer=replace(mixer, qk_norm=norm if normed else None), ffn=ffn, norm=norm, placement="sandwich")
+        for mixer in mixers
     )
     return model(pattern, 1, dim, vocabulary, norm)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from clearhead.configs import AttentionConfig
+from clearhead.configs import AttentionConfig, ProjectionNormConfig
 from clearhead.configs.masks import check_causal
 from clearhead.functional.attention import attention_scores, attention_weights, drop, fused_sdpa
 from clearhead.functional.blocked import TileBias, attention_by_tiles
@@ -41,8 +41,10 @@ class MultiHeadAttention(nn.Module):
         self.ring = config.ring
         self.fused = {"qkv": self.rows}  # rows of the matrices that lie under each other in one
         self.qkv = Linear(dim, sum(self.rows), bias=config.qkv_bias)
-        self.query_norm = build_part(config.qk_norm, key)
-        self.key_norm = build_part(config.qk_norm, key)
+        joint = isinstance(config.qk_norm, ProjectionNormConfig)
+        self.query_norm = build_part(config.qk_norm, self.heads * key if joint else key)
+        self.key_norm = build_part(config.qk_norm, self.groups * key if joint else key)
+        self.scale, self.softcap = config.scale, config.softcap
         self.rotary = None if config.rotary is None else build_part(config.rotary, key)
         self.score_bias = None if config.score_bias is None else build_part(config.score_bias, self.heads)
         self.out = Linear(self.heads * value, dim, bias=config.out_bias)
@@ -66,7 +68,16 @@ class MultiHeadAttention(nn.Module):
         shared = state.shared if isinstance(state, CrossCache) else 1
         if shared > 1:
             queries = [(fold_rows(q, shared), mask) for q, mask in queries]
-        mixed = attend(queries, k, v, context, score_bias=self.score_bias, dropout=dropout)
+        mixed = attend(
+            queries,
+            k,
+            v,
+            context,
+            score_bias=self.score_bias,
+            scale=self.scale,
+            softcap=self.softcap,
+            dropout=dropout,
+        )
         mixed = context.tap("mixed", mixed if shared == 1 else unfold_rows(mixed, shared))
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
@@ -124,24 +135,25 @@ def attend(
     *,
     score_bias: ScoreBias | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T U"]:
     """softmax(scale·qkᵀ + bias)·v over the keys that the mask allows, by the cheapest path that gives that result.
 
-    written out   plain operations: `fused=False`, or a tap replaces scores or weights
+    written out   plain operations: `fused=False`, a softcap, or a tap that replaces scores or weights
     fused         torch's kernel: no mask, a causal mask, or a boolean table of all pairs
     tiles         only the tiles of the scores that the mask leaves: sparse masks over long texts
 
     A tap that only reads scores or weights has them computed beside the fused kernel, so reading changes nothing.
     """
     for view in context.viewers():
-        view(attention_view(queries, k, v, context, score_bias, scale))
+        view(attention_view(queries, k, v, context, score_bias, scale, softcap))
     if context.aligned and not torch.compiler.is_exporting():  # an exported model reads texts of any length
         queries = [(q, mask.within(k.shape[2])) for q, mask in queries]
-    if not context.fused or context.replaces("scores", "weights"):
-        return written_out_attention(queries, k, v, context, score_bias, scale, dropout)
+    if not context.fused or softcap is not None or context.replaces("scores", "weights"):
+        return written_out_attention(queries, k, v, context, score_bias, scale, softcap, dropout)
     if context.reads("scores", "weights"):
-        written_out_attention(queries, k, v, context, score_bias, scale, dropout=0.0)  # for the taps alone
+        written_out_attention(queries, k, v, context, score_bias, scale, softcap, dropout=0.0)  # for the taps alone
     (q, mask), *others = queries
     if not others and score_bias is None and (context.is_causal(mask) or context.is_full(mask)):
         return fused_attention(q, k, v, None, context.is_causal(mask), None, scale, dropout)
@@ -150,7 +162,7 @@ def attend(
         bias = None if score_bias is None else tile_bias(score_bias, context, q.dtype)
         return attention_by_tiles([q for q, _ in queries], k, v, plans, scale=scale, dropout=dropout, bias=bias)
     if others:
-        return written_out_attention(queries, k, v, context, score_bias, scale, dropout)
+        return written_out_attention(queries, k, v, context, score_bias, scale, softcap, dropout)
     added = None if score_bias is None else score_bias(context, q.dtype)
     return fused_attention(q, k, v, context.allowed(mask), False, added, scale, dropout)
 
@@ -167,6 +179,7 @@ def written_out_attention(
     context: Context,
     score_bias: ScoreBias | None,
     scale: float | None,
+    softcap: float | None,
     dropout: float,
 ) -> Float[Tensor, "B H T U"]:
     """Attention in plain operations, so that scores and weights exist and can be tapped.
@@ -176,7 +189,7 @@ def written_out_attention(
     groups = (k.shape[1], -1)
 
     def products(q: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T S"]:
-        return attention_scores(q.unflatten(1, groups), k.unsqueeze(2), None, scale).flatten(1, 2)
+        return attention_scores(q.unflatten(1, groups), k.unsqueeze(2), None, scale, softcap).flatten(1, 2)
 
     (q, _), *others = queries
     scores = products(q)

@@ -81,12 +81,13 @@ class SoftmaxView(AttentionView):
     v: Float[Tensor, "B G S U"]
     score_bias: ScoreBias | None
     scale: float | None
+    softcap: float | None = None
 
     def scores(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
         """scale·qkᵀ + bias before the mask is applied."""
         group = self.groups(list(range(self.q.shape[1]))[heads])
         bias = bias_of_rows(self.score_bias, self, heads, rows, keys)
-        return attention_scores(self.q[:, heads, rows], self.k[:, group, :keys], bias, self.scale)
+        return attention_scores(self.q[:, heads, rows], self.k[:, group, :keys], bias, self.scale, self.softcap)
 
     def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
         allowed = self.allowed(rows)
@@ -132,12 +133,13 @@ def attention_view(
     context: Context,
     score_bias: ScoreBias | None,
     scale: float | None,
+    softcap: float | None = None,
 ) -> AttentionView:
     """The view that a callback gets of one call of `attend`."""
     (q, mask), *others = queries
     if others:
         return MultiQueryView(q, k, union_of_masks(queries), context, others, score_bias, scale)
-    return SoftmaxView(q, k, mask, context, v, score_bias, scale)
+    return SoftmaxView(q, k, mask, context, v, score_bias, scale, softcap)
 
 
 def union_of_masks(queries: MaskedQueries) -> Mask:

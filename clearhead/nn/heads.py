@@ -32,9 +32,14 @@ class LMHead(nn.Module):
         super().__init__()
         self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, dim))
         self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.bias else None
+        self.scale, self.softcap = config.scale, config.softcap
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
-        return context.tap("logits", linear(x, own_or_tied(self.weight, table), self.bias))
+        logits = linear(x, own_or_tied(self.weight, table), self.bias)
+        logits = logits if self.scale == 1 else logits * self.scale
+        if self.softcap is not None:
+            logits = self.softcap * torch.tanh(logits / self.softcap)
+        return context.tap("logits", logits)
 
 
 @builds(MaskedLMHeadConfig)

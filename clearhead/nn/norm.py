@@ -5,10 +5,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead import functional
-from clearhead.configs import LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
+from clearhead.configs import LayerNormConfig, OffsetRMSNormConfig, ProjectionNormConfig, RMSNormConfig
 from clearhead.functional.softmax import widen
 
-from .build import builds
+from .build import build_part, builds
 
 
 @builds(LayerNormConfig)
@@ -49,3 +49,16 @@ class OffsetRMSNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return functional.rms_norm(x, 1 + widen(self.weight), self.eps)
+
+
+@builds(ProjectionNormConfig)
+class ProjectionNorm(nn.Module):
+    """A norm over all heads together; `dim` is their joint width."""
+
+    def __init__(self, config: ProjectionNormConfig, dim: int) -> None:
+        super().__init__()
+        self.norm = build_part(config.norm, dim)
+
+    def forward(self, x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
+        joint = self.norm(x.transpose(1, 2).flatten(2))
+        return joint.unflatten(-1, (-1, x.shape[-1])).transpose(1, 2)

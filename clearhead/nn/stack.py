@@ -30,6 +30,7 @@ class Residual(nn.Module):
     pre       x + f(norm(x))          x ──┬── before ── f ── inside ── dropout ──(+)── after ──
     post      norm(x + f(x))              └───────────────────────────────────────┘
     sandwich  x + norm(f(norm(x)))    places without a norm are the identity
+    inside    x + norm(f(x))
     """
 
     def __init__(self, norm: NormConfig, placement: str, dropout: float, dim: int) -> None:
@@ -98,6 +99,7 @@ class ParallelBlock(nn.Module):
         super().__init__()
         self.norm = build_part(config.norm, dim)
         self.mixer = build_part(config.mixer, dim)
+        self.ffn_norm = None if config.ffn_norm is None else build_part(config.ffn_norm, dim)
         self.ffn = build_part(config.ffn, dim)
         self.dropout = Dropout(config.dropout)
 
@@ -112,6 +114,8 @@ class ParallelBlock(nn.Module):
         mixed = self.mixer(h, context.at("mixer"), None if state is None else state.mixer)
         mixed = context.tap("mixer_residual.inside", mixed)
         x, h, mixed = select(x), select(h), select(mixed)
+        if self.ffn_norm is not None:
+            h = context.tap("ffn_norm", self.ffn_norm(x))
         fed = context.tap("ffn_residual.inside", self.ffn(h, context.at("ffn")))
         return context.tap("residual", x + self.dropout(mixed + fed))
 

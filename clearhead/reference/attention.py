@@ -206,7 +206,7 @@ def multi_head_attention(
         k = context.tap("key_rotated", rotary_keys(config.rotary, k, context.positions))
     k, v = context.append("key", k, 2), context.append("value", v, 2)  # the KV cache, if there is a state
     distance_bias = None if config.score_bias is None else alibi(config.heads, context).astype(x.dtype)
-    mixed = attend(queries, k, v, context, bias=distance_bias)
+    mixed = attend(queries, k, v, context, bias=distance_bias, scale=config.scale, softcap=config.softcap)
     return context.tap("out", linear(merge_heads(mixed, context), context["out.weight"], context.get("out.bias")))
 
 
@@ -218,6 +218,7 @@ def attend(
     *,
     bias: Float[np.ndarray, "B H T S"] | None = None,
     scale: float | None = None,
+    softcap: float | None = None,
 ) -> Float[np.ndarray, "B H T U"]:
     """`attention` of a layer, step by step; the R = H/G query heads of a group share its key and value head.
 
@@ -230,7 +231,7 @@ def attend(
     def grouped(x: np.ndarray) -> np.ndarray:
         return x.reshape(B, G, H // G, T, x.shape[-1])  # B G R T …: broadcasts against keys B G 1 S …
 
-    kinds = [attention_scores(grouped(q), k[:, :, None], None, scale).reshape(B, H, T, S) for q, _ in queries]
+    kinds = [attention_scores(grouped(q), k[:, :, None], None, scale, softcap).reshape(B, H, T, S) for q, _ in queries]
     allowed = [context.allowed(mask) for _, mask in queries]
     scores = kinds[0]
     for may, kind in zip(allowed[1:], kinds[1:], strict=True):

@@ -32,7 +32,10 @@ Hidden = Float[np.ndarray, "B T D"]
 def lm_head(config: LMHeadConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B T V"]:
     """logits = x Wᵀ + b: the logits at position t score token t + 1."""
     weight = table if config.tied and table is not None else context["weight"]
-    return context.tap("logits", linear(x, weight, context.get("bias")))
+    logits = linear(x, weight, context.get("bias")) * config.scale
+    if config.softcap is not None:
+        logits = config.softcap * np.tanh(logits / config.softcap)
+    return context.tap("logits", logits)
 
 
 @runs(MaskedLMHeadConfig)

@@ -11,7 +11,7 @@ belongs inside the root. Statistics are computed in float32 or wider.
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.configs import LayerNormConfig, OffsetRMSNormConfig, RMSNormConfig
+from clearhead.configs import LayerNormConfig, OffsetRMSNormConfig, ProjectionNormConfig, RMSNormConfig
 from clearhead.reference.checks import check_gradient
 from clearhead.reference.run import Context, runs
 from clearhead.reference.softmax import narrow, widen
@@ -121,3 +121,13 @@ def _to_unit_square(
 def _sum_positions(x: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "D"]:
     """Sum over all positions: they share the weights, so their gradients add up."""
     return x.sum(tuple(range(x.ndim - 1)))
+
+
+@runs(ProjectionNormConfig)
+def run_projection_norm(
+    config: ProjectionNormConfig, x: Float[np.ndarray, "B H T K"], context: Context
+) -> Float[np.ndarray, "B H T K"]:
+    """The norm over all heads of a position together: heads side by side, normed, and apart again."""
+    B, H, T, K = x.shape
+    joint = context.run("norm", config.norm, x.transpose(0, 2, 1, 3).reshape(B, T, H * K))
+    return joint.reshape(B, T, H, K).transpose(0, 2, 1, 3)

@@ -26,7 +26,8 @@ def block(config: BlockConfig, x: Float[np.ndarray, "B T D"], context: Context) 
     """x <- after(x + inside(f(before(x)))) for f = mixer, then cross-attention, then feed-forward.
 
     The mixer moves information between positions, the feed-forward layer works on each position alone. pre: `before`
-    is the norm (GPT-2, LLaMA); post: `after` is (2017, BERT); sandwich: `before` and `inside` (Gemma 2).
+    is the norm (GPT-2, LLaMA); post: `after` is (2017, BERT); sandwich: `before` and `inside` (Gemma 2);
+    inside: `inside` alone (OLMo 2).
     """
     places = dict.fromkeys(PLACES[config.placement], config.norm)
     for name, branch in config.branches().items():
@@ -44,12 +45,16 @@ def block(config: BlockConfig, x: Float[np.ndarray, "B T D"], context: Context) 
 def parallel_block(
     config: ParallelBlockConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """x + mixer(norm(x)) + ffn(norm(x)): one norm, and both branches read the same input (GPT-J, PaLM).
+    """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same input.
+
+    GPT-J and PaLM have one norm for both; GPT-NeoX has a second one, `ffn_norm`, for the feed-forward layer.
 
     The two matrix products can then run side by side.
     """
     h = context.tap("norm", context.run("norm", config.norm, x))
     mixed = context.tap("mixer_residual.inside", context.run("mixer", config.mixer, h))
+    if config.ffn_norm is not None:
+        h = context.tap("ffn_norm", context.run("ffn_norm", config.ffn_norm, x))
     fed = context.tap("ffn_residual.inside", context.run("ffn", config.ffn, h))
     return context.tap("residual", x + mixed + fed)
 

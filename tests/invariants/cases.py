@@ -51,6 +51,7 @@ from clearhead.configs import (
     ParallelBlockConfig,
     PatchEmbeddingConfig,
     PoolerConfig,
+    ProjectionNormConfig,
     RMSNormConfig,
     RotaryConfig,
     Scattered,
@@ -93,6 +94,9 @@ MIXERS: dict[str, MixerConfig] = {
     "alibi, grouped": AttentionConfig(heads=6, kv_heads=3, head_dim=4, mask=Causal(), score_bias=AlibiConfig()),
     "alibi, full": AttentionConfig(heads=5, score_bias=AlibiConfig()),
     "qk_norm": AttentionConfig(heads=5, kv_heads=1, mask=Causal(), rotary=ROTARY, qk_norm=RMS),
+    "scaled, norm of all heads": AttentionConfig(
+        heads=6, kv_heads=2, head_dim=8, mask=Causal(), rotary=ROTARY, scale=0.3, qk_norm=ProjectionNormConfig(norm=RMS)
+    ),
     "window": AttentionConfig(heads=6, kv_heads=2, head_dim=8, mask=Causal() & Window(WINDOW), rotary=ROTARY),
     "window, both ways": AttentionConfig(heads=5, mask=Window(WINDOW)),
     "longformer": AttentionConfig(heads=5, mask=Window(2) | Global(1)),
@@ -249,6 +253,7 @@ def translator(
 MHA, FULL = MIXERS["mha"], MIXERS["mha, full"]
 ROTATED = MIXERS["gqa, head_dim"]
 GROUPED_FULL = AttentionConfig(heads=6, kv_heads=2, head_dim=8, rotary=ROTARY)
+CAPPED = AttentionConfig(heads=6, kv_heads=3, head_dim=8, mask=Causal() & Window(4), rotary=ROTARY, softcap=1.5)
 CROSS = AttentionConfig(heads=5, qkv_bias=True, out_bias=True)
 GROUPED_CROSS = AttentionConfig(heads=6, kv_heads=2, head_dim=8, value_dim=9, qk_norm=RMS)
 
@@ -277,6 +282,11 @@ CASES: dict[str, ModelConfig] = {
         embedding=FactoredEmbeddingConfig(vocabulary=VOCABULARY, width=7, position=LEARNED, segments=3, norm=RMS),
         stack=SharedStackConfig(dim=DIM, pattern=(block(FULL, "post"),), repeats=3),
         head=MaskedLMHeadConfig(vocabulary=VOCABULARY, width=7),
+    ),
+    "capped scores": sequence(block(CAPPED), head=LMHeadConfig(vocabulary=VOCABULARY, scale=0.4, softcap=2.0)),
+    "norms inside": sequence(block(ROTATED, "inside", GATED)),
+    "parallel, two norms": sequence(
+        ParallelBlockConfig(mixer=MHA, ffn=PLAIN, norm=LayerNormConfig(), ffn_norm=LayerNormConfig())
     ),
     "no final norm": sequence(block(MHA, "post"), final_norm=None),
     "hybrid": sequence(

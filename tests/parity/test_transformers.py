@@ -90,6 +90,16 @@ GEMMA3 = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
 }
 
+NEOX = {
+    "hidden_size": 28,
+    "intermediate_size": 41,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 7,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 64,
+}
+PHI = {**NEOX, "hidden_size": 48, "num_attention_heads": 6, "num_key_value_heads": 2, "pad_token_id": 0}
+
 MAMBA = {
     "hidden_size": 28,
     "num_hidden_layers": 3,
@@ -119,6 +129,54 @@ DECODERS: dict[str, Any] = {
     "mixtral": lambda t: t.MixtralForCausalLM(
         t.MixtralConfig(**LLAMA, num_local_experts=5, num_experts_per_tok=2, sliding_window=None)
     ),
+    "qwen2, some windows": lambda t: t.Qwen2ForCausalLM(
+        t.Qwen2Config(**{**LLAMA, "head_dim": 6}, use_sliding_window=True, sliding_window=5, max_window_layers=1)
+    ),
+    "qwen3, some windows": lambda t: t.Qwen3ForCausalLM(
+        t.Qwen3Config(**LLAMA, use_sliding_window=True, sliding_window=5, max_window_layers=2)
+    ),
+    "qwen3_moe": lambda t: t.Qwen3MoeForCausalLM(
+        t.Qwen3MoeConfig(**LLAMA, moe_intermediate_size=12, num_experts=5, num_experts_per_tok=2, norm_topk_prob=True)
+    ),
+    "qwen3_moe, not normalised": lambda t: t.Qwen3MoeForCausalLM(
+        t.Qwen3MoeConfig(**LLAMA, moe_intermediate_size=12, num_experts=5, num_experts_per_tok=3, norm_topk_prob=False)
+    ),
+    "phi3": lambda t: t.Phi3ForCausalLM(t.Phi3Config(**LLAMA, pad_token_id=0)),
+    "phi3, partial, window": lambda t: t.Phi3ForCausalLM(
+        t.Phi3Config(
+            **LLAMA,
+            pad_token_id=0,
+            sliding_window=5,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5},
+        )
+    ),
+    "olmo2": lambda t: t.Olmo2ForCausalLM(t.Olmo2Config(**{**LLAMA, "head_dim": 6})),
+    "smollm3": lambda t: t.SmolLM3ForCausalLM(
+        t.SmolLM3Config(**{**LLAMA, "head_dim": 6}, no_rope_layers=[1, 0, 1], pad_token_id=0)
+    ),
+    "stablelm": lambda t: t.StableLmForCausalLM(
+        t.StableLmConfig(
+            **{**LLAMA, "head_dim": 6},
+            use_qkv_bias=True,
+            rope_parameters={"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.4},
+        )
+    ),
+    "gemma2": lambda t: t.Gemma2ForCausalLM(
+        t.Gemma2Config(
+            **LLAMA,
+            sliding_window=5,
+            query_pre_attn_scalar=5,
+            attn_logit_softcapping=2.0,
+            final_logit_softcapping=3.0,
+        )
+    ),
+    "gpt_neox": lambda t: t.GPTNeoXForCausalLM(t.GPTNeoXConfig(**NEOX, rotary_pct=0.5)),
+    "gpt_neox, sequential, tied": lambda t: t.GPTNeoXForCausalLM(
+        t.GPTNeoXConfig(**NEOX, use_parallel_residual=False, tie_word_embeddings=True, rotary_pct=1.0)
+    ),
+    "gptj": lambda t: t.GPTJForCausalLM(t.GPTJConfig(**GPT | {"n_embd": 42}, rotary_dim=4)),
+    "phi": lambda t: t.PhiForCausalLM(t.PhiConfig(**PHI)),
+    "cohere": lambda t: t.CohereForCausalLM(t.CohereConfig(**PHI, logit_scale=0.3)),
     "mamba": lambda t: t.MambaForCausalLM(t.MambaConfig(**MAMBA)),
     "mamba, biased, untied": lambda t: t.MambaForCausalLM(
         t.MambaConfig(
@@ -181,12 +239,15 @@ def ids(*shape: int) -> torch.Tensor:
 def block_outputs(taps: Taps, stack: str = "stack") -> list[torch.Tensor]:
     """The outputs of the blocks, the last after the final norm, as `transformers` lists its hidden states."""
     found = {path: value for path, value in taps.values.items() if path.startswith(f"{stack}.")}
-    ends = {path.split(".")[2]: value for path, value in found.items() if path.endswith("_residual.after")}
+    ends = {
+        path.split(".")[2]: value for path, value in found.items() if path.endswith(("_residual.after", ".residual"))
+    }
     blocks = [ends[str(i)] for i in range(len(ends))]  # the last residual branch of each
     return [*blocks[:-1], taps.values[f"{stack}.final_norm"]]
 
 
-TURNED = [name for name in DECODERS if not name.startswith(("gpt", "mamba"))]
+OLDER = ("gpt", "mamba", "phi", "cohere", "stablelm", "qwen2, some", "qwen3, some", "smollm3")  # other fields, too
+TURNED = [name for name in DECODERS if not name.startswith(OLDER)]
 
 
 def without_type(rope: dict[str, Any]) -> dict[str, Any]:
@@ -220,7 +281,7 @@ def test_decoder_equals_transformers(name: str, tmp_path: Path) -> None:
     ours = load(tmp_path)
     assert isinstance(ours, SequenceModel)
     tokens = ids(BATCH, LENGTH)
-    taps = Taps(read=["stack.blocks.*_residual.after", "stack.final_norm"])
+    taps = Taps(read=["stack.blocks.*_residual.after", "stack.blocks.*.residual", "stack.final_norm"])
     with torch.no_grad():
         expected = theirs(tokens, output_hidden_states=True)
         logits = ours(tokens, taps=taps)

@@ -11,12 +11,13 @@ from typing import Any
 from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.base import nearest
 
-from . import albert, bert, deepseek, distilbert, electra, gemma, gpt, llama, mamba, marian, roberta, vit
+from . import albert, bert, deepseek, distilbert, electra, gemma, gpt, llama, mamba, marian, parallel, roberta, vit
 from .compare import differences
 from .rules import Array, Rule
 
 OUTSIDE = (
     "lm_head",
+    "embed_out",
     "cls",
     "classifier",
     "score",
@@ -118,12 +119,20 @@ def from_own(hf: Mapping[str, Any]) -> ModelConfig:
 OWN = Family(from_own, lambda config: None, own_rules, "", (), ("SequenceModel", "EncoderDecoder"))
 """Our own format, for architectures that `transformers` does not have."""
 
+
 FAMILIES = {
     "gpt2": Family(gpt.gpt2_config, gpt.gpt2_to_hf, gpt.gpt2_rules, gpt.PREFIX, gpt.IGNORED, gpt.GPT2),
     "openai-gpt": Family(gpt.gpt1_config, gpt.gpt1_to_hf, gpt.gpt1_rules, gpt.PREFIX, gpt.IGNORED, gpt.GPT1),
     **{
-        kind: Family(file.from_hf, partial(file.to_hf, kind=kind), file.rules, file.PREFIX, file.IGNORED, names)
-        for file in (bert, llama, gemma, deepseek, distilbert, electra, roberta, albert, vit, marian, mamba)
+        kind: Family(
+            file.from_hf,
+            partial(file.to_hf, kind=kind),
+            partial(file.rules, kind=kind),
+            getattr(file, "PREFIXES", {}).get(kind) or file.PREFIX,
+            file.IGNORED,
+            names,
+        )
+        for file in (bert, llama, gemma, deepseek, distilbert, electra, roberta, albert, vit, marian, mamba, parallel)
         for kind, names in file.ARCHITECTURES.items()
     },
 }

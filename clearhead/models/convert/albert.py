@@ -88,7 +88,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from table_rules()
     yield from both({"embedding.projection": "encoder.embedding_hidden_mapping_in"})
     for i, block in enumerate(config.stack.pattern):

@@ -110,7 +110,7 @@ def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadC
     return None
 
 
-def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from table_rules()
     yield from layer_rules(config)
     yield from head_rules(config.head)

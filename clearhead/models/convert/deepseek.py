@@ -166,7 +166,7 @@ def yarn_weight(mixer: LatentAttentionConfig) -> dict[str, float]:
     return {"mscale_all_dim": round((mixer.magnitude - 1) / (0.1 * math.log(scaling.factor)), 12)}
 
 
-def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from outer_rules(config)
     for i, block in enumerate(config.stack.blocks):
         assert isinstance(block, BlockConfig)

@@ -80,7 +80,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     tables = {"tokens": "word", "position": "position"}
     yield from copies(
         {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}

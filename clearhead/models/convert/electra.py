@@ -59,7 +59,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from bert.table_rules()
     if isinstance(config.embedding, FactoredEmbeddingConfig):
         yield from both({"embedding.projection": "embeddings_project"})

@@ -1,6 +1,7 @@
-"""Gemma and the text model of Gemma 3 as `transformers` stores them: LLaMA with scaled embeddings, GEGLU and 1 + γ.
+"""Gemma, Gemma 2 and the text model of Gemma 3 as `transformers` stores them.
 
-Gemma 2 caps its scores with tanh, which no part here does yet.
+They are LLaMA with scaled embeddings, GEGLU and gains of 1 + γ. Gemma 2 and 3 have norms inside the branches, windows
+in some layers and a scale of the scores. Gemma 2 caps scores and logits with tanh, and Gemma 3 norms queries and keys.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,6 +15,7 @@ from clearhead.configs import (
     ClassHeadConfig,
     ConfigError,
     GatedFeedForwardConfig,
+    HeadConfig,
     LMHeadConfig,
     ModelConfig,
     RotaryConfig,
@@ -31,6 +33,7 @@ __all__ = ["ARCHITECTURES", "IGNORED", "PREFIX", "from_hf", "rules", "to_hf"]
 
 ARCHITECTURES = {
     "gemma": ("GemmaModel", "GemmaForCausalLM", "GemmaForSequenceClassification"),
+    "gemma2": ("Gemma2Model", "Gemma2ForCausalLM", "Gemma2ForSequenceClassification"),
     "gemma3_text": ("Gemma3TextModel", "Gemma3ForCausalLM", "Gemma3TextForSequenceClassification"),
 }
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
@@ -60,14 +63,23 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if kind == "gemma":
         config = gemma(layers=hf["num_hidden_layers"], mixer=replace(mixer, rotary=rotary(hf)), **sizes)
     else:
-        refuse_capped(hf, mixer)
-        turned = rotaries(hf)
+        scalar = hf.get("query_pre_attn_scalar", 256)
+        mixer = replace(
+            mixer,
+            scale=None if scalar == mixer.head_dim else float(scalar) ** -0.5,
+            softcap=hf.get("attn_logit_softcapping", 50.0 if kind == "gemma2" else None),
+        )
+        turned = rotaries(hf) if kind == "gemma3_text" else dict.fromkeys((LOCAL, GLOBAL), rotary(hf))
         mixers = {
             LOCAL: replace(mixer, mask=Causal() & Window(hf.get("sliding_window") or 4096), rotary=turned[LOCAL]),
             GLOBAL: replace(mixer, rotary=turned[GLOBAL]),
         }
-        config = gemma3(mixers=[mixers[name] for name in layer_types(hf)], **sizes)
-    return replace(config, head=decoder_head(hf, ARCHITECTURES[kind], bool(hf.get("tie_word_embeddings", True))))
+        every = 2 if kind == "gemma2" else 6
+        config = gemma3(mixers=[mixers[name] for name in layer_types(hf, every)], normed=kind != "gemma2", **sizes)
+    head = decoder_head(hf, ARCHITECTURES[kind], bool(hf.get("tie_word_embeddings", True)))
+    if isinstance(head, LMHeadConfig):
+        head = replace(head, softcap=hf.get("final_logit_softcapping", 30.0 if kind == "gemma2" else None))
+    return replace(config, head=head)
 
 
 def activation_name(hf: Mapping[str, Any]) -> str:
@@ -75,19 +87,9 @@ def activation_name(hf: Mapping[str, Any]) -> str:
     return hf.get("hidden_activation") or hf.get("hidden_act") or "gelu_pytorch_tanh"
 
 
-def refuse_capped(hf: Mapping[str, Any], mixer: AttentionConfig) -> None:
-    if hf.get("final_logit_softcapping") or hf.get("attn_logit_softcapping"):
-        raise ConfigError("gemma3_text with capped scores or logits is not supported yet")
-    if hf.get("query_pre_attn_scalar", 256) != mixer.head_dim:
-        raise ConfigError(
-            f"gemma3_text with query_pre_attn_scalar {hf.get('query_pre_attn_scalar', 256)} and head_dim "
-            f"{mixer.head_dim} has another scale of the scores than 1/√K, which is not supported yet"
-        )
-
-
-def layer_types(hf: Mapping[str, Any]) -> list[str]:
-    """Newer files list them; older ones say that every so many-th layer reads everything."""
-    every = hf.get("sliding_window_pattern", 6)
+def layer_types(hf: Mapping[str, Any], every: int) -> list[str]:
+    """The kind of each layer. Older files do not list them: every `every`-th layer has no window."""
+    every = hf.get("sliding_window_pattern", every)
     return hf.get("layer_types") or [GLOBAL if (i + 1) % every == 0 else LOCAL for i in range(hf["num_hidden_layers"])]
 
 
@@ -133,20 +135,25 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
                 **(
                     {"rope_parameters": rope_parameters(turned)}
                     if kind == "gemma"
-                    else layer_fields([block.mixer for block in stack.blocks])
+                    else layer_fields(kind, [block.mixer for block in stack.blocks], head)
                 ),
             }
     return None
 
 
-def layer_fields(mixers: Iterable[Any]) -> dict[str, Any]:
-    """Gemma 3's two kinds of layer. A stack that has more kinds is not Gemma 3's, which the way back shows."""
+def layer_fields(kind: str, mixers: Iterable[Any], head: HeadConfig | None) -> dict[str, Any]:
+    """The fields of Gemma 2 and 3, which have two kinds of layer. `Family.hf` rejects a stack with more kinds."""
     mixers = [mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.rotary is not None]
     kinds = [GLOBAL if mixer.mask.reach is None else LOCAL for mixer in mixers]
     first = dict(reversed([*zip(kinds, mixers, strict=True)]))
+    rope = {name: rope_parameters(mixer.rotary) for name, mixer in first.items()}
+    scale = mixers[0].scale or mixers[0].head_dim ** -0.5
+    scalar = scale**-2
     return {
         "layer_types": kinds,
         "sliding_window": first[LOCAL].mask.reach if LOCAL in first else None,
-        "query_pre_attn_scalar": mixers[0].head_dim,
-        "rope_parameters": {name: rope_parameters(mixer.rotary) for name, mixer in first.items()},
+        "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar,
+        "attn_logit_softcapping": mixers[0].softcap,
+        "final_logit_softcapping": head.softcap if isinstance(head, LMHeadConfig) else None,
+        "rope_parameters": rope if kind == "gemma3_text" else next(iter(rope.values())),
     }

@@ -88,7 +88,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from copies({"embedding.tokens.weight": "embeddings.weight", "stack.final_norm.weight": "norm_f.weight"})
     for i, block in enumerate(config.stack.blocks):
         assert isinstance(block.mixer, MambaConfig)

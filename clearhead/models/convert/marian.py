@@ -107,7 +107,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def rules(config: EncoderDecoderConfig) -> Iterator[Rule]:
+def rules(config: EncoderDecoderConfig, kind: str) -> Iterator[Rule]:
     size = config.head.vocabulary
     yield from copies({"source.tokens.weight": "shared.weight"})
     yield Reshaped(("head.bias",), ("final_logits_bias",), (size,), (1, size))

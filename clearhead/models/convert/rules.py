@@ -232,13 +232,19 @@ def decoder_head_rules(head: HeadConfig | None) -> Iterator[Rule]:
         yield Rule(("head.classes.weight",), ("score.weight",))
 
 
-def rotary(hf: Mapping[str, Any], layout: Any = "halves", theta: float = 10000.0) -> RotaryConfig:
-    """`rope_parameters`, or the older `rope_theta` and `rope_scaling`."""
+def rotary(
+    hf: Mapping[str, Any], layout: Any = "halves", theta: float = 10000.0, *, partial: bool = False
+) -> RotaryConfig:
+    """`rope_parameters`, or the older `rope_theta` and `rope_scaling`. `partial`: only a part of each head turns."""
     rope = dict(hf.get("rope_scaling") or {}) | dict(hf.get("rope_parameters") or {})
-    if rope.get("partial_rotary_factor", hf.get("partial_rotary_factor", 1.0)) not in (None, 1.0):
+    share = rope.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
+    share = 1.0 if share is None else float(share)
+    if share != 1.0 and not partial:
         raise ConfigError("partial_rotary_factor is not supported for this family yet")
     theta = float(rope.get("rope_theta", hf.get("rope_theta", theta)))
-    return RotaryConfig(theta=theta, layout=layout, scaling=scaling(rope, hf))
+    width = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    dim = None if share == 1.0 else int(width * share)
+    return RotaryConfig(theta=theta, layout=layout, dim=dim, scaling=scaling(rope, hf))
 
 
 def scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> ScalingConfig | None:
@@ -268,9 +274,11 @@ def scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> ScalingConfig | N
     raise ConfigError(f"the rotary scaling {kind!r} is not known; known: default, linear, llama3, yarn")
 
 
-def rope_parameters(rotary: RotaryConfig) -> dict[str, Any]:
+def rope_parameters(rotary: RotaryConfig, head_dim: int | None = None) -> dict[str, Any]:
     """The fields of `transformers` 5 for a resolved config."""
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(rotary.theta)}
+    if rotary.dim is not None and head_dim is not None:
+        rope["partial_rotary_factor"] = rotary.dim / head_dim
     match rotary.scaling:
         case LinearScaling(factor=factor):
             rope |= {"rope_type": "linear", "factor": float(factor)}

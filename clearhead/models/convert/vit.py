@@ -94,7 +94,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def rules(config: SequenceModelConfig) -> Iterator[Rule]:
+def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     patches, dim = config.embedding, config.stack.dim
     assert isinstance(patches, PatchEmbeddingConfig)
     kernel = (dim, patches.channels, patches.patch, patches.patch)
