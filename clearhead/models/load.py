@@ -14,11 +14,11 @@ from clearhead.configs import (
     ModelConfig,
     Precision,
     SequenceModelConfig,
-    loads,
 )
 from clearhead.configs.adapter import ADAPTER, read_adapter
-from clearhead.configs.base import parse
+from clearhead.configs.base import from_json, parse
 from clearhead.kernels.accelerate import accelerate
+from clearhead.typed_json import read_json
 
 from .adapter import base_digest, merge
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing
@@ -92,7 +92,7 @@ def describe(folder: Path, hf: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
             raise CheckpointError("clearhead.json is missing, and this config.json alone does not describe the model")
         if not ours.exists():
             return kind.config(hf), kind
-        config = loads(ours.read_text(encoding="utf-8"))
+        config = from_json(read_json(ours))
         if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
             raise CheckpointError(f"clearhead.json describes a {config.kind()}, not a whole model")
         if kind is not OWN and (found := differences(config, kind.config(hf))):
