@@ -13,7 +13,7 @@ from .build import kernels
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum kind` of kernels.c
 INT8, INT4 = 3, 4
 SMALL = 1 << 16  # multiplications that one thread does in the time it takes to start a second one
-FEW_ROWS = 32  # rows of x up to which products and whole blocks run in the kernels; more run in torch
+PRODUCT_ROWS = 64  # rows of x up to which a float32 matrix is multiplied by the kernels; torch's product takes more
 QUERIES = 32  # new tokens of each row up to which the kernels compute attention; torch is faster for more
 WIDEST = 256  # widest head, as in kernels.c
 
@@ -22,11 +22,6 @@ def kernels_on(x: Float[Tensor, "..."]) -> ctypes.CDLL | None:
     """The compiled kernels if they can read x: float32 on the CPU, and no gradient is needed."""
     fits = x.numel() > 0 and x.dtype == torch.float32 and x.is_cpu and not torch.is_autocast_enabled("cpu")
     return kernels() if fits and not (x.requires_grad and torch.is_grad_enabled()) else None
-
-
-def kernels_for(x: Float[Tensor, "... i"]) -> ctypes.CDLL | None:
-    """The same for products, if x has few rows."""
-    return kernels_on(x) if x.numel() <= FEW_ROWS * x.shape[-1] else None
 
 
 def threads_for(work: int) -> int:

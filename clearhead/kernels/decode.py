@@ -31,7 +31,7 @@ from clearhead.nn.stack import Block, Residual, Select, all_positions
 from clearhead.precision.matrix import Packed, linear
 
 from .build import Attention, Layer, Space, kernels
-from .calls import KINDS, QUERIES, WIDEST, address, kernels_for, kernels_on, readable, threads_for
+from .calls import KINDS, QUERIES, WIDEST, address, kernels_on, readable, threads_for
 
 SCAN_ALONE = 1 << 12  # numbers of a Mamba state up to which one thread is faster than several
 
@@ -214,11 +214,11 @@ class KernelGatedFeedForward(GatedFeedForward):
         library = kernels_on(x) if context.taps is None and self.supported else None
         if library is None:
             return super().forward(x, context)
-        if kernels_for(x) is None:
+        gate, up = cast(Packed, self.gate.weight), cast(Packed, self.up.weight)
+        if not gate.multiplies(x):
             opened, passed = self.gate(x), self.up(x)
             library.silu_product(opened.data_ptr(), passed.data_ptr(), opened.numel(), threads_for(opened.numel()))
             return self.down(opened)
-        gate, up = cast(Packed, self.gate.weight), cast(Packed, self.up.weight)
         flat, hidden = gate.pad_rows(x), x.new_empty(*x.shape[:-1], gate.rows)
         sizes = flat.data_ptr(), gate.width, hidden.data_ptr(), len(flat), gate.threads(len(flat))
         library.gated(gate.matrix(), up.matrix(), *sizes)
@@ -327,7 +327,7 @@ class KernelBlock(Block):
         select: Select = all_positions,
     ) -> Float[Tensor, "B Chosen D"]:
         kept = None if state is None else state.mixer
-        library = kernels_for(x) if isinstance(kept, PagedKVCache) and not self.training else None
+        library = kernels_on(x) if isinstance(kept, PagedKVCache) and not self.training else None
         parts = None if library is None else self.block_parts()
         if library is None or parts is None or not isinstance(kept, PagedKVCache):
             return super().forward(x, context, state, select)
@@ -359,7 +359,7 @@ class KernelMamba(Mamba):
     ) -> Float[Tensor, "B T D"]:
         if state is None or not self.can_step(x, context, state):
             return super().forward(x, context, state)
-        library, (states, inner), given = kernels_for(x), self.decay.shape, self.input(x)
+        library, (states, inner), given = kernels_on(x), self.decay.shape, self.input(x)
         assert library is not None, "can_step has checked it"
         conv, out = x.new_empty(len(x), inner), x.new_empty(len(x), 1, inner)
         space = Space(
@@ -385,5 +385,5 @@ class KernelMamba(Mamba):
             and context.fused
             and dense_rows(context, len(x)) == DenseRows((len(x), 1), None, None)
             and all(map(readable, (*kept, self.filter, self.filter_bias, self.decay, self.skip)))
-            and kernels_for(x) is not None
+            and kernels_on(x) is not None
         )

@@ -218,7 +218,12 @@ INLINE vec load_float(int kind, const void *values, int64_t at) {
     if (kind == F32) return load((const float *)values + at);
     hvec half;
     memcpy(&half, (const uint16_t *)values + at, sizeof half);
-    return kind == BF16 ? (vec)(__builtin_convertvector(half, uvec) << 16) : widen_half(half);
+    if (kind == F16) return widen_half(half);
+#if defined(AVX2)
+    return (vec)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)half), 16);
+#else
+    return (vec)(__builtin_convertvector(half, uvec) << 16);
+#endif
 }
 
 /* The same, or only `count` numbers and zeros behind them. */
@@ -339,13 +344,21 @@ INLINE void widen_span(int kind, const matrix *w, const codebook *c, int64_t row
 
 /* ---- products */
 
+/* Memory that a later call reads: `lines` cache lines from `next` on are fetched while a tile is computed. */
+typedef struct {
+    const uint8_t *next;
+    int64_t lines;
+} fetch;
+
 /* sums[r·M + m] += Σ_k x[m, k] w[r, k] in LANES partial sums, for M rows of x and R rows of w. */
-INLINE void tile(int M, int R, const float *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t columns, vec *sums) {
+INLINE void tile(int M, int R, const float *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t columns,
+                 fetch f, vec *sums) {
     const int64_t whole = columns / LANES * LANES, rest = columns - whole;
     vec acc[TILE_X][TILE_W];
     EACH(m, M) EACH(r, R) acc[m][r] = sums[r * M + m];
     for (int64_t k = 0; k < whole; k += LANES) {
         vec a[TILE_X];
+        if (k < f.lines * LANES) __builtin_prefetch(f.next + k * (64 / LANES), 0, 2);
         EACH(m, M) a[m] = load(x + m * x_stride + k);
         EACH(r, R) {
             const vec b = load(w + r * w_stride + k);
@@ -368,24 +381,18 @@ INLINE void tile_of_one(int kind, int R, const matrix *w, const codebook *c, int
     const uint8_t *values = (const uint8_t *)w->values + row * bytes_each;
     vec acc[ROWS_W];
     EACH(r, R) acc[r] = (vec){0};
-    if (kind == INT4) {
-        float wide[RUN];
-        for (int64_t k = 0; k < columns; k += RUN)
-            EACH(r, R) {
-                widen_span(INT4, w, c, row + r, k, k + RUN, wide);
-                __builtin_prefetch(values + r * bytes_each + k / 2 + AHEAD);
-                EACH(i, RUN / LANES) acc[r] = madd(load(x + k + LANES * i), load(wide + LANES * i), acc[r]);
+    if (kind == INT8 || kind == INT4) { /* codes are widened a run at a time, in the order of the columns */
+        float wide[ROWS_W][RUN];
+        for (int64_t k = 0; k < columns; k += RUN) {
+            const int64_t count = columns - k < RUN ? columns - k : RUN;
+            for (int r = 0; r < R; r++) {
+                __builtin_prefetch(values + r * bytes_each + (kind == INT4 ? k / 2 : k) + AHEAD);
+                if (kind == INT8) __builtin_prefetch(values + r * bytes_each + k + 64 + AHEAD);
+                widen_span(kind, w, c, row + r, k, k + count, wide[r]);
             }
-    } else if (kind == INT8) {
-        const int64_t groups = w->padded >> w->shift;
-        for (int64_t k = 0; k < columns; k += 32) {
-            EACH(r, R) __builtin_prefetch(values + r * bytes_each + k + AHEAD);
-            EACH(r, R) {
-                const float scale = bf16(w->scales[(row + r) * groups + (k >> w->shift)]);
-                EACH(i, 32 / LANES) {
-                    const vec b = scale * load_int8(values + r * bytes_each, k + LANES * i);
-                    acc[r] = madd(load(x + k + LANES * i), b, acc[r]);
-                }
+            for (int64_t i = 0; i < count; i += LANES) {
+                const vec a = load(x + k + i);
+                EACH(r, R) acc[r] = madd(a, load(wide[r] + i), acc[r]);
             }
         }
     } else {
@@ -425,31 +432,32 @@ INLINE void add_up(int M, int R, const vec *sums, float *y, int64_t y_stride) {
 
 /* M rows of x with rows 0 to `count` of w, which is in float32. */
 INLINE void strip(int M, const float *w, int64_t w_stride, int64_t count, const float *x, int64_t stride, int64_t columns,
-                  float *y, int64_t y_stride) {
+                  fetch f, float *y, int64_t y_stride) {
     int64_t r = 0;
     for (; r + TILE_W <= count; r += TILE_W) {
         vec sums[TILE_X * TILE_W + LANES] = {{0}};
-        tile(M, TILE_W, w + r * w_stride, w_stride, x, stride, columns, sums);
+        tile(M, TILE_W, w + r * w_stride, w_stride, x, stride, columns, f, sums);
+        f.next += 64 * f.lines;
         add_up(M, TILE_W, sums, y + r, y_stride);
     }
     for (; r < count; r++) {
         vec sums[TILE_X * TILE_W + LANES] = {{0}};
-        tile(M, 1, w + r * w_stride, w_stride, x, stride, columns, sums);
+        tile(M, 1, w + r * w_stride, w_stride, x, stride, columns, (fetch){0}, sums);
         add_up(M, 1, sums, y + r, y_stride);
     }
 }
 
 static void strip_by_rows(int M, const float *w, int64_t w_stride, int64_t count, const float *x, int64_t stride,
-                          int64_t columns, float *y, int64_t y_stride) {
+                          int64_t columns, fetch f, float *y, int64_t y_stride) {
     switch (M) {
-    case 1: strip(1, w, w_stride, count, x, stride, columns, y, y_stride); break;
-    case 2: strip(2, w, w_stride, count, x, stride, columns, y, y_stride); break;
+    case 1: strip(1, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
+    case 2: strip(2, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
 #if REGISTERS == 32
-    case 3: strip(3, w, w_stride, count, x, stride, columns, y, y_stride); break;
-    case 4: strip(4, w, w_stride, count, x, stride, columns, y, y_stride); break;
-    case 5: strip(5, w, w_stride, count, x, stride, columns, y, y_stride); break;
+    case 3: strip(3, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
+    case 4: strip(4, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
+    case 5: strip(5, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
 #endif
-    default: strip(TILE_X, w, w_stride, count, x, stride, columns, y, y_stride);
+    default: strip(TILE_X, w, w_stride, count, x, stride, columns, f, y, y_stride);
     }
 }
 
@@ -502,9 +510,12 @@ static void strips(const matrix *w, int64_t from, int64_t to, const float *x, in
         for (int64_t r = from; r < to; r++) WIDEN[w->kind](w, &c, r, 0, width, copy + (r - from) * w_stride);
         wide = copy;
     }
+    const int64_t tiles = (many + TILE_X - 1) / TILE_X * (ROWS_W / TILE_W), ahead = to < w->rows ? (to - from) * row_bytes(w) : 0;
+    fetch f = {(const uint8_t *)w->values + to * row_bytes(w), (ahead / 64 + tiles - 1) / tiles};
     for (int64_t m = 0; m < many; m += TILE_X) {
         const int M = (int)(many - m < TILE_X ? many - m : TILE_X);
-        strip_by_rows(M, wide, w_stride, to - from, x + m * stride, stride, width, y + m * y_stride, y_stride);
+        strip_by_rows(M, wide, w_stride, to - from, x + m * stride, stride, width, f, y + m * y_stride, y_stride);
+        f.next += 64 * f.lines * (ROWS_W / TILE_W);
     }
 }
 

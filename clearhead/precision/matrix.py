@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from clearhead.configs import BFloat16, Float16, Float32, Int8, Precision
 from clearhead.kernels.build import Matrix, kernels
-from clearhead.kernels.calls import INT4, INT8, KINDS, address, kernels_for, readable, threads_for
+from clearhead.kernels.calls import INT4, INT8, KINDS, PRODUCT_ROWS, address, kernels_on, readable, threads_for
 
 from .rounding import round_int4, round_int8
 
@@ -34,14 +34,18 @@ class Packed(nn.Module):
         return (self.rows, self.columns) if self.stacked is None else (self.stacked, self.rows, self.columns)
 
     def linear(self, x: Float[Tensor, "... i"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "... o"]:
-        """x Wᵀ + b. Few rows of x take the kernel that reads W once; many, or a gradient, take W in float32."""
-        library = kernels_for(x) if readable(bias) else None
+        """x Wᵀ + b. The kernels read W as it is stored. If a gradient is needed, torch multiplies by W in float32."""
+        library = kernels_on(x) if readable(bias) and self.multiplies(x) else None
         if library is None:
             return F.linear(x, self.dense().to(x.dtype), bias)
         flat, out = self.pad_rows(x), x.new_empty(*x.shape[:-1], self.rows)
         given = address(bias), flat.data_ptr(), self.width, out.data_ptr(), len(flat)
         library.linear(self.matrix(), *given, self.threads(len(flat)))
         return out
+
+    def multiplies(self, x: Float[Tensor, "... i"]) -> bool:
+        """Whether the kernels are at least as fast as torch for this many rows."""
+        return True
 
     def pad_rows(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "n w"]:
         """x as rows of the width that the kernels read."""
@@ -109,6 +113,9 @@ class FloatMatrix(Packed):
     def matrix(self) -> Matrix:
         values = self.stored["values"]
         return Matrix(KINDS[values.dtype], 0, self.rows, self.columns, self.columns, values.data_ptr(), 0, 0)
+
+    def multiplies(self, x: Float[Tensor, "... i"]) -> bool:
+        return self.stored["values"].dtype != torch.float32 or x.numel() <= PRODUCT_ROWS * x.shape[-1]
 
     def dense(self) -> Float[Tensor, "..."]:
         return self.values.float().view(self.shape)

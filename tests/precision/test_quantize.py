@@ -209,5 +209,5 @@ def test_a_damaged_folder_says_what_is_wrong(tmp_path: Path) -> None:
     said = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     said["quantization_config"]["precision"] = {"kind": "Causal"}
     (tmp_path / "config.json").write_text(json.dumps(said), encoding="utf-8")
-    with pytest.raises(CheckpointError, match="is no precision"):
+    with pytest.raises(CheckpointError, match="is not a precision"):
         clearhead.load(tmp_path)
