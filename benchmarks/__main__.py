@@ -15,6 +15,7 @@ NAMES = (
     "starting",
     "speculative",
     "looking",
+    "studio",
     "mixers",
     "generation",
     "translating",

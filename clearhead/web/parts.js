@@ -135,7 +135,7 @@ export function Explanation({ path, index, onGo }) {
   if (!path || !index) return html`<p class="note">${t("cell_none")}</p>`;
   if (!found) return html`<${Status} state=${state} />`;
   return html`<div data-cell=${`${found.path}:${found.index.join(",")}`} data-value=${found.value}>
-    <h3>${t("why", { x: number(found.value, 6) })}</h3>
+    <h2>${t("why", { x: number(found.value, 6) })}</h2>
     <p class="crumbs"><code>${found.path}[${found.index.join(", ")}]</code></p>
     ${found.stages.length === 0 && html`<p class="note">${t("no_rule")}</p>`}
     ${found.stages.map((stage, n) => html`<div class="stage" key=${n}><b>${stage.formula}</b> <span class="num">= ${number(stage.value, 6)}</span>

@@ -25,7 +25,7 @@ export function Flow() {
   const isOpen = (group, n) => shut[group.name] !== undefined ? !shut[group.name] : !group.name.includes("blocks") || n === openFirst || section(chosen) === group.name;
   return html`<p class="help">${t("flow_help")}</p><div class="cols three">
     <section class="panel steps" aria-label=${t("steps")} tabindex="0">${groups.map((group, n) => html`<div key=${group.name}>
-      <h3><button class="fold" aria-expanded=${isOpen(group, n)} onClick=${() => putShut({ ...shut, [group.name]: isOpen(group, n) })}>${isOpen(group, n) ? "▾" : "▸"} ${group.name.includes("blocks") ? `${group.name.split(".")[0] === "stack" ? "" : group.name.split(".")[0] + " "}${t("block")} ${group.name.split(".")[2]}` : group.name}</button></h3>
+      <h2><button class="fold" aria-expanded=${isOpen(group, n)} onClick=${() => putShut({ ...shut, [group.name]: isOpen(group, n) })}>${isOpen(group, n) ? "▾" : "▸"} ${group.name.includes("blocks") ? `${group.name.split(".")[0] === "stack" ? "" : group.name.split(".")[0] + " "}${t("block")} ${group.name.split(".")[2]}` : group.name}</button></h2>
       ${isOpen(group, n) && html`<ul>${group.steps.map((step) => html`<li key=${step.name}><button aria-current=${step.name === chosen} data-step=${step.name} onClick=${() => go({ step: step.name, cell: "" }, true)}>${short(step.name)}<small>${step.formula}</small><small class="num">[${step.letters.join(",")}] = [${step.shape.join(", ")}]</small></button></li>`)}</ul>`}
     </div>`)}<${Tools} python=${steps.answer.python} /></section>
     <${StepValues} step=${current} path=${chosen} index=${index} tokens=${tokens.answer} />

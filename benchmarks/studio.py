@@ -1,0 +1,83 @@
+"""How quick the studio is: start, first paint, edit to view, arrow keys, memory, ablation. `python -m benchmarks studio`."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import clearhead
+from tests.studio.tools import CHROMIUM, running_studio
+
+MODEL = Path(os.environ.get("CLEARHEAD_SHARED", "../shared")) / "models" / "stories15M"
+SENTENCE = "Once upon a time there was a little girl who had a red ball and a big dog . "
+LENGTHS = (13, 200, 850)
+
+
+def text_of(model: Any, tokens: int) -> str:
+    """A text of about so many tokens."""
+    words = (SENTENCE * (tokens // 15 + 1)).split()
+    while len(model.inspect(" ".join(words), layers=[0], heads=[0]).model_input.labels) > tokens and len(words) > 2:
+        words = words[: -max(1, len(words) // 20)]
+    return " ".join(words)
+
+
+def main() -> None:
+    from playwright.sync_api import sync_playwright
+
+    if not MODEL.exists():
+        raise SystemExit(f"{MODEL} is missing: set CLEARHEAD_SHARED to a folder with models/stories15M")
+    model = clearhead.load(MODEL)
+    texts = {length: text_of(model, length) for length in LENGTHS}
+    start = time.monotonic()
+    with running_studio() as address:
+        print(f"clearhead studio without arguments, to its address: {time.monotonic() - start:.1f} s")
+        assert address
+    with running_studio(str(MODEL), "--text", texts[13]) as address, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900}, locale="en-US")
+        page.goto(address)
+        page.wait_for_selector(".tok")
+        page.reload()
+        page.wait_for_selector(".tok")
+        paint = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
+        print(f"first paint, warm: {paint:.0f} ms")
+        page.click("button[data-view=atlas]")
+        page.wait_for_selector(".thumb")
+        for length, text in texts.items():
+            page.evaluate("document.querySelectorAll('.thumb').forEach((each) => each.remove())")
+            page.evaluate("window.before = performance.now()")
+            page.fill("[data-act=text]", text)
+            page.wait_for_timeout(250)
+            page.wait_for_load_state("networkidle")
+            page.wait_for_selector(".thumb canvas")
+            took = page.evaluate("performance.now() - window.before")
+            heap = page.evaluate("performance.memory ? performance.memory.usedJSHeapSize / 1e6 : 0")
+            print(f"edit to atlas, {length} tokens: {took / 1000:.2f} s; browser heap {heap:.0f} MB")
+        base = page.url.partition("#")[0]
+        page.goto("about:blank")
+        page.goto(f"{base}#view=atlas&open=true&layer=2&head=1&text={texts[200]}")
+        page.wait_for_selector(".heat")
+        page.focus(".heat")
+        times = []
+        for key in ["ArrowDown", "ArrowRight"] * 25:
+            times.append(page.evaluate(ARROW, key))
+        print(f"arrow keys at 200 tokens: median {statistics.median(times):.1f} ms, worst {max(times):.1f} ms")
+        browser.close()
+    inspection = model.inspect(texts[850])
+    start = time.monotonic()
+    inspection.ablate()
+    print(f"ablate, {len(inspection.model_input.labels)} tokens, all heads: {time.monotonic() - start:.1f} s")
+
+
+ARROW = """key => new Promise((done) => {
+  const start = performance.now();
+  document.querySelector(".heat").dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+  requestAnimationFrame(() => done(performance.now() - start));
+})"""
+
+
+if __name__ == "__main__":
+    main()
