@@ -1,4 +1,4 @@
-"""How quick the studio is: start, first paint, edit to view, arrow keys, memory, ablation. `python -m benchmarks studio`."""
+"""How quick the studio is: start, first paint, edit to view, arrow keys, memory, ablation."""
 
 from __future__ import annotations
 
