@@ -31,7 +31,7 @@ VIEWS = ("maps", "rollout", "lens", "norms", "ablation", "patching")
 @click.argument("text", metavar="INPUT")
 @click.option("--target", default=None, metavar="TEXT", help="Of an encoder–decoder: what it has written so far.")
 @click.option("as_ids", "--ids", is_flag=True, help="INPUT is token ids, such as '5 3 8'.")
-@click.option("--write", type=int, default=0, help="Let the model go on for so many tokens, and look at those too.")
+@click.option("--write", type=int, default=0, help="Generate this many tokens, and look at those too.")
 @click.option("--layers", default=None, metavar="LIST", help="Which layers, such as 0,3-5.  [default: all]")
 @click.option("--heads", default=None, metavar="LIST", help="Which heads of each layer.  [default: all]")
 @click.option("--rows", default=None, metavar="LIST", help="Which queries, such as 4 or -3--1.  [default: all]")
@@ -102,7 +102,7 @@ def command(
         else:
             grid.save(path, theme)
     if as_json:
-        print_json(told(inspection, grid, asked["row"]))
+        print_json(inspection_data(inspection, grid, asked["row"]))
     else:
         show(inspection, grid, asked["row"])
         for path in out:
@@ -200,7 +200,7 @@ def show(inspection: Inspection, grid: Grid | None, row: int) -> None:
         print_next_tokens(following, inspection.model_input.describe_position(row), out)
 
 
-def told(inspection: Inspection, grid: Grid | None, row: int) -> dict[str, Any]:
+def inspection_data(inspection: Inspection, grid: Grid | None, row: int) -> dict[str, Any]:
     model_input = inspection.model_input
     data: dict[str, Any] = {"model": model_input.name, "tokens": model_input.labels, "written": model_input.generated}
     if model_input.source_labels is not None:

@@ -15,10 +15,22 @@ if TYPE_CHECKING:
     from clearhead.lab.result import Result
 
 
-@click.group("lab")
+class FullHelpGroup(click.Group):
+    """A group whose list of commands is not cut to the width of a line."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Experiments"):
+            formatter.write_dl([(name, first_line(each)) for name, each in sorted(self.commands.items())])
+
+
+def first_line(each: click.Command) -> str:
+    return (each.help or "").strip().splitlines()[0]
+
+
+@click.group("lab", cls=FullHelpGroup)
 def command() -> None:
-    """Put claims about the Transformer to the test: each experiment prints a table, draws a figure, and says what it
-    found against the claim. All run on a laptop, in seconds or a few minutes.
+    """Run experiments that test claims about Transformers. Each prints a table, draws a figure, and compares the claim
+    with what it found. All run on a laptop, in seconds or a few minutes.
 
     \b
     clearhead lab scores
@@ -28,7 +40,7 @@ def command() -> None:
 
 
 def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
-    """A command that runs the experiment of its name. What it says of itself is the help; it needs no body."""
+    """A command that runs the experiment named like the function; the docstring becomes its help."""
 
     def make(function: Callable[..., None]) -> click.Command:
         name = function.__name__
@@ -52,7 +64,7 @@ def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
                 result.save(path, theme)
                 click.echo(path, err=as_json)
 
-        run.__doc__ = function.__doc__
+        run.__doc__ = f"{function.__doc__}\n\n\b\nclearhead lab {name}\nclearhead lab {name} --seed 1 --out {name}.svg"
         both: Any = run
         for option in (*reversed(options), *COMMON):
             both = option(both)
@@ -67,25 +79,25 @@ COMMON = (
     click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True),
     click.option("form", "--format", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True),
     click.option("--out", type=PICTURES, metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),
-    click.option("--seed", type=int, default=0, show_default=True, help="Two runs with one seed find the same."),
+    click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same result."),
 )
 LONG = {"turing", "icl", "gradients", "induction", "shape", "lstm"}
-"""Those that take long enough to say how far they are."""
+"""Experiments that take long enough to show progress."""
 
 
-def sized(name: str, default: int | float, text: str) -> Any:
+def number_option(name: str, default: int | float, text: str) -> Any:
     """An option that is a number."""
     return click.option(name, type=type(default), default=default, show_default=True, help=text)
 
 
-def listed(name: str, default: str, text: str) -> Any:
+def list_option(name: str, default: str, text: str) -> Any:
     """An option that is several numbers."""
     kind = FLOATS if "." in default else WHOLES
     return click.option(name, type=kind, default=default, show_default=True, help=f"{text}, separated by commas.")
 
 
 def show(result: Result) -> None:
-    """The table, the claim, and what was found."""
+    """Print the table, the claim and the finding."""
     from rich.table import Table
     from rich.text import Text
 
@@ -106,111 +118,111 @@ def show(result: Result) -> None:
 
 
 @experiment(
-    listed("--widths", "4,16,64,256,1024", "Widths d_k"),
-    sized("--keys", 64, "Keys that softmax goes over."),
-    sized("--draws", 4096, "Queries drawn."),
+    list_option("--widths", "4,16,64,256,1024", "Widths d_k"),
+    number_option("--keys", 64, "Keys that softmax goes over."),
+    number_option("--draws", 4096, "Queries drawn."),
 )
 def scores() -> None:
     """Why scores are divided by √d_k: their variance, and the gradient that softmax lets through."""
 
 
 @experiment(
-    listed("--temperatures", "1.0,0.3,0.1,0.03,0.01,0.003,0.001", "Temperatures"),
-    sized("--keys", 16, "Entries of the dictionary."),
-    sized("--width", 32, "Width of keys and values."),
-    sized("--draws", 512, "Lookups."),
+    list_option("--temperatures", "1.0,0.3,0.1,0.03,0.01,0.003,0.001", "Temperatures"),
+    number_option("--keys", 16, "Entries of the dictionary."),
+    number_option("--width", 32, "Width of keys and values."),
+    number_option("--draws", 512, "Lookups."),
 )
 def dictionary() -> None:
     """Attention as a dictionary: as the temperature falls, the output becomes the value of one key."""
 
 
 @experiment(
-    sized("--length", 24, "Tokens."),
-    sized("--dim", 32, "Width."),
-    sized("--heads", 4, "Heads."),
-    sized("--layers", 2, "Blocks."),
-    sized("--draws", 8, "Orders tried."),
+    number_option("--length", 24, "Tokens."),
+    number_option("--dim", 32, "Width."),
+    number_option("--heads", 4, "Heads."),
+    number_option("--layers", 2, "Blocks."),
+    number_option("--draws", 8, "Orders tried."),
 )
 def permutation() -> None:
     """Attention without positions does not see the order of its input; with positions it does."""
 
 
 @experiment(
-    sized("--inputs", 3, "Inputs that each output depends on: heads."),
-    sized("--length", 10, "Positions."),
-    sized("--symbols", 2, "Values that an input can have."),
-    sized("--trials", 5, "Random functions."),
-    listed("--gaps", "1.0,2.0,4.0,8.0,16.0,32.0,64.0,128.0", "Gaps between scores"),
+    number_option("--inputs", 3, "Inputs that each output depends on: heads."),
+    number_option("--length", 10, "Positions."),
+    number_option("--symbols", 2, "Values that an input can have."),
+    number_option("--trials", 5, "Random functions."),
+    list_option("--gaps", "1.0,2.0,4.0,8.0,16.0,32.0,64.0,128.0", "Gaps between scores"),
 )
 def routing() -> None:
     """Weights set by hand: one block computes any function of a few chosen inputs, exactly."""
 
 
-@experiment(sized("--steps", 3000, "Steps after which a machine that does not stop is stopped."))
+@experiment(number_option("--steps", 3000, "Steps after which a machine that does not stop is stopped."))
 def turing() -> None:
     """Weights set by hand: a decoder that runs Turing machines, one step for each token."""
 
 
 @experiment(
-    sized("--width", 5, "Numbers in an x."),
-    sized("--examples", 12, "Examples in a prompt, at most."),
-    sized("--noise", 0.3, "Deviation of what is added to each y."),
-    sized("--steps", 2000, "Training steps."),
-    sized("--batch", 64, "Prompts in a step."),
-    sized("--dim", 64, "Width of the models."),
-    sized("--layers", 3, "Blocks of the Transformer."),
-    sized("--descents", 5, "The k of k steps of gradient descent."),
+    number_option("--width", 5, "Numbers in an x."),
+    number_option("--examples", 12, "Examples in a prompt, at most."),
+    number_option("--noise", 0.3, "Deviation of what is added to each y."),
+    number_option("--steps", 2000, "Training steps."),
+    number_option("--batch", 64, "Prompts in a step."),
+    number_option("--dim", 64, "Width of the models."),
+    number_option("--layers", 3, "Blocks of the Transformer."),
+    number_option("--descents", 5, "The k of k steps of gradient descent."),
 )
 def icl() -> None:
     """In-context learning of linear regression, beside gradient descent, ridge and least squares."""
 
 
 @experiment(
-    sized("--alpha", 0.5, "The power: a skill k is used as k^−(1+α)."),
-    sized("--skills", 1_000_000, "Skills there are."),
-    sized("--needed", 3, "Examples after which a skill is known."),
-    sized("--largest", 2**20, "The largest N and D."),
-    sized("--tests", 200_000, "Tasks that a learner is tested on."),
+    number_option("--alpha", 0.5, "The power: a skill k is used as k^−(1+α)."),
+    number_option("--skills", 1_000_000, "Skills there are."),
+    number_option("--needed", 3, "Examples after which a skill is known."),
+    number_option("--largest", 2**20, "The largest N and D."),
+    number_option("--tests", 200_000, "Tasks that a learner is tested on."),
 )
 def powerlaw() -> None:
     """Why loss could fall as a power law: a toy of Zipf-distributed skills."""
 
 
 @experiment(
-    listed("--depths", "6,12,24,48", "Blocks, at the start"),
-    sized("--dim", 64, "Width."),
-    sized("--heads", 4, "Heads."),
-    sized("--length", 32, "Tokens in a row."),
-    sized("--batch", 8, "Rows in a step."),
-    sized("--train-depth", 12, "Blocks of the models that are trained."),
-    sized("--steps", 120, "Training steps, of which the first third may warm up."),
-    sized("--lr", 0.003, "Learning rate."),
+    list_option("--depths", "6,12,24,48", "Blocks, at the start"),
+    number_option("--dim", 64, "Width."),
+    number_option("--heads", 4, "Heads."),
+    number_option("--length", 32, "Tokens in a row."),
+    number_option("--batch", 8, "Rows in a step."),
+    number_option("--train-depth", 12, "Blocks of the models that are trained."),
+    number_option("--steps", 120, "Training steps, of which the first third may warm up."),
+    number_option("--lr", 0.003, "Learning rate."),
 )
 def gradients() -> None:
     """How gradients reach the first layer: pre- and post-norm, residuals, warm-up, Adam."""
 
 
 @experiment(
-    sized("--vocabulary", 32, "Different tokens."),
-    sized("--half", 16, "Tokens that come twice."),
-    sized("--dim", 64, "Width."),
-    sized("--heads", 4, "Heads in a layer."),
-    sized("--steps", 800, "Training steps."),
-    sized("--batch", 64, "Texts in a step."),
+    number_option("--vocabulary", 32, "Different tokens."),
+    number_option("--half", 16, "Tokens that come twice."),
+    number_option("--dim", 64, "Width."),
+    number_option("--heads", 4, "Heads in a layer."),
+    number_option("--steps", 800, "Training steps."),
+    number_option("--batch", 64, "Texts in a step."),
 )
 def induction() -> None:
     """Induction heads grow in a model of two layers: the score of its heads over training."""
 
 
 @experiment(
-    listed("--ratios", "1,2,4,8", "d_ff/d"),
-    listed("--heads", "1,2,4,8,16", "Heads"),
-    sized("--dim", 96, "Width at d_ff/d = 4."),
-    sized("--layers", 2, "Blocks."),
-    sized("--steps", 150, "Training steps."),
-    sized("--batch", 16, "Rows in a step."),
-    sized("--context", 64, "Bytes in a row."),
-    sized("--runs", 2, "Runs of each, with different seeds."),
+    list_option("--ratios", "1,2,4,8", "d_ff/d"),
+    list_option("--heads", "1,2,4,8,16", "Heads"),
+    number_option("--dim", 96, "Width at d_ff/d = 4."),
+    number_option("--layers", 2, "Blocks."),
+    number_option("--steps", 150, "Training steps."),
+    number_option("--batch", 16, "Rows in a step."),
+    number_option("--context", 64, "Bytes in a row."),
+    number_option("--runs", 2, "Runs of each, with different seeds."),
     click.option("data", "--data", multiple=True, metavar="FILE", help="Text.  [default: this package's own source]"),
 )
 def shape() -> None:
@@ -218,13 +230,13 @@ def shape() -> None:
 
 
 @experiment(
-    listed("--lengths", "128,256,512,1024", "Tokens, for time and memory"),
-    sized("--dim", 64, "Width."),
-    sized("--layers", 2, "Blocks."),
-    sized("--half", 16, "The longest period of a text."),
-    sized("--steps", 600, "Training steps on recall."),
-    sized("--batch", 64, "Texts in a step."),
-    sized("--rounds", 3, "Measurements, of which the median is told."),
+    list_option("--lengths", "128,256,512,1024", "Tokens, for time and memory"),
+    number_option("--dim", 64, "Width."),
+    number_option("--layers", 2, "Blocks."),
+    number_option("--half", 16, "The longest period of a text."),
+    number_option("--steps", 600, "Training steps on recall."),
+    number_option("--batch", 64, "Texts in a step."),
+    number_option("--rounds", 3, "Measurements; the median is printed."),
 )
 def lstm() -> None:
     """Attention against recurrence: throughput, recall at a distance, cost of inference."""
@@ -235,7 +247,7 @@ def describe_experiments() -> list[dict[str, Any]]:
     found = []
     for name, each in command.commands.items():
         options = [described for option in each.params if (described := describe_option(option)) is not None]
-        found.append({"name": name, "title": name, "help": (each.help or "").strip(), "options": options})
+        found.append({"name": name, "title": name, "help": first_line(each), "options": options})
     return found
 
 

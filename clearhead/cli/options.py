@@ -459,7 +459,7 @@ def check_free_folder(folder: str) -> bool:
 
 def count_text(count: int) -> str:
     """`124.4M`, `1.6B`: a count of parameters."""
-    for size, letter in ((10**15, "Q"), (10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+    for size, letter in ((10**15, "Q"), (10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= size:
             return f"{count / size:.1f}{letter}"
     return str(count) if count else "·"
@@ -467,7 +467,7 @@ def count_text(count: int) -> str:
 
 def flops_text(count: int) -> str:
     """`8.1G`: a count of floating-point operations."""
-    return count_text(count).replace("K", "k").replace("B", "G").replace("Q", "P")
+    return count_text(count).replace("B", "G").replace("Q", "P")
 
 
 def bytes_text(count: int) -> str:

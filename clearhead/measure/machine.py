@@ -28,7 +28,7 @@ INSTRUCTIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Computer:
-    """The computer as the operating system describes it to this process. Sizes are bytes; None is unknown."""
+    """The computer as the operating system describes it to this process. Sizes are in bytes; None means unknown."""
 
     platform: str
     processor: str | None
