@@ -1,5 +1,7 @@
 """The loss of language models and classifiers."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -33,7 +35,7 @@ def cross_entropy(
     ignored = -100 if ignore_index is None else ignore_index  # torch wants a number; −100 is no class
     rows, aim = widen(logits).reshape(targets.numel(), logits.shape[-1]), targets.reshape(-1).long()
     w = None if weight is None else weight.to(rows.dtype)
-    options = {"weight": w, "label_smoothing": label_smoothing, "ignore_index": ignored}
+    options: dict[str, Any] = {"weight": w, "label_smoothing": label_smoothing, "ignore_index": ignored}
     if reduction == "none":
         return F.cross_entropy(rows, aim, reduction="none", **options).reshape(targets.shape)
     total = F.cross_entropy(rows, aim, reduction="sum", **options)

@@ -107,7 +107,9 @@ class Scan(torch.autograd.Function):
         x, step, decay, write, read, start, starts, continues = ctx.saved_tensors
         if torch.is_grad_enabled():
             found = plain_backward(
-                lambda *given: scan_written_out(*given, start, continues)[0], (x, step, decay, write, read), d_y
+                lambda x, step, decay, write, read: scan_written_out(x, step, decay, write, read, start, continues)[0],
+                (x, step, decay, write, read),
+                d_y,
             )
             return *found, None, None
         batch, length, _ = x.shape

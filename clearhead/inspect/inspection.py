@@ -251,7 +251,7 @@ def record(
             if getattr(blocks[i], "cross", None) is not None:
                 wanted[f"{stack}.blocks.{i}.cross"] = ("cross", i, "Attention")
     places = (*wanted, *(f"{path}.global" for path in wanted))
-    taps = Taps(read=(*OUTSIDE, *stream_taps(model_input)), on_attention=dict.fromkeys(places, keep))
+    taps = Taps(read=(*OUTSIDE, *stream_taps(model_input)), on_attention=dict.fromkeys(places, keep), strict=False)
     logits = model_input.run(taps)
     maps, layers_without_maps = [], []
     for path, (place, i, kind) in wanted.items():

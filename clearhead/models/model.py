@@ -16,6 +16,7 @@ from clearhead.configs import (
     ConfigError,
     EncoderDecoderConfig,
     ModelConfig,
+    PatchEmbeddingConfig,
     Precision,
     SequenceModelConfig,
     TokenEmbeddingConfig,
@@ -30,6 +31,7 @@ from clearhead.nn.tap import Taps
 from .context import check_ids, last_real, make_context, make_state
 from .initialise import SkipInitialisation, initialise
 from .methods import ModelMethods
+from .presets import preset
 
 
 class ModelBase(ModelMethods, nn.Module):
@@ -38,6 +40,37 @@ class ModelBase(ModelMethods, nn.Module):
     origin: Path | None = None  # the folder or GGUF file it was loaded from, which holds its tokenizer and defaults
     family: str | None = None  # the `model_type` it was loaded from, and is saved as
     precision: Precision | None = None  # how `quantize` stored the matrices
+    config: ModelConfig
+
+    def taps(self, batch: int = 1, length: int = 4) -> dict[str, tuple[int, ...]]:
+        """The path and shape of every value that `Taps` can read or replace, in a pass over `batch` × `length` tokens.
+
+        Example: `build("tiny-llama").taps()["stack.blocks.0.mixer.weights"]` is (1, 4, 4, 4), B H T S.
+        """
+        found, device = Taps(read="*"), next(self.parameters()).device
+        tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
+        inputs: tuple[Tensor, ...] = (tokens, tokens)
+        if isinstance(self.config, SequenceModelConfig):
+            inputs, embedding = (tokens,), self.config.embedding
+            if isinstance(embedding, PatchEmbeddingConfig):
+                shape = (batch, embedding.channels, embedding.image, embedding.image)
+                inputs = (torch.zeros(shape, dtype=next(self.parameters()).dtype, device=device),)
+        with torch.no_grad():
+            self(*inputs, taps=found, fused=False)
+        return {path: tuple(value.shape) for path, value in found.values.items()}
+
+    def __repr__(self) -> str:
+        """One line for each part: what it is, and its parameters."""
+        count = sum(p.numel() for p in self.parameters())
+        lines = [f"{type(self).__name__}: {count:,} parameters"]
+        for name, child in self.named_children():
+            if isinstance(child, Stack):
+                blocks = [describe_block(block) for block in child.layers()]
+                lines += [f"  {name}.blocks.{span}: {what}" for span, what in group_runs(blocks)]
+                lines += [f"  {name}.final_norm: {type(child.final_norm).__name__}"]
+            else:
+                lines.append(f"  {name}: {type(child).__name__}, {sum(p.numel() for p in child.parameters()):,}")
+        return "\n".join(lines)
 
 
 class SequenceModel(ModelBase):
@@ -86,7 +119,10 @@ class SequenceModel(ModelBase):
             fused=fused,
         )
         x = self.hidden(inputs, context, segments, state)
-        return x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
+        x = x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
+        if taps is not None:
+            taps.check()
+        return x
 
     def hidden(
         self,
@@ -142,7 +178,10 @@ class EncoderDecoder(ModelBase):
     ) -> Float[Tensor, "B T V"]:
         """The logits of each next target token, given the source and the target tokens before it."""
         context = self.target_context(source, target, source_readable, readable, taps, fused)
-        return self.target_logits(target, context, None)
+        logits = self.target_logits(target, context, None)
+        if taps is not None:
+            taps.check()
+        return logits
 
     def hidden(
         self,
@@ -265,8 +304,36 @@ if hasattr(os, "register_at_fork"):  # the threads of a process do not survive i
     os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 
-def build(config: ModelConfig) -> Model:
-    """A model with fresh weights, on torch's default device and in its default dtype."""
+def describe_block(block: nn.Module) -> str:
+    """The parts of a block and its parameters, such as "MultiHeadAttention, GatedFeedForward, 12,345"."""
+    parts = (getattr(block, name, None) for name in ("mixer", "cross", "ffn"))
+    names = [type(part).__name__ for part in parts if part is not None]
+    return f"{', '.join(names)}, {sum(p.numel() for p in block.parameters()):,}"
+
+
+def group_runs(lines: list[str]) -> list[tuple[str, str]]:
+    """Equal lines that follow each other as one, with their numbers: [("0–3", line), …]."""
+    groups: list[tuple[int, int, str]] = []
+    for i, line in enumerate(lines):
+        if groups and groups[-1][2] == line:
+            groups[-1] = (groups[-1][0], i, line)
+        else:
+            groups.append((i, i, line))
+    return [(f"{first}–{last}" if last > first else str(first), line) for first, last, line in groups]
+
+
+def build(config: ModelConfig | str) -> Model:
+    """A model with fresh weights, from a config or a preset's name, on torch's default device and in its dtype.
+
+    Example: `model = build("tiny-llama")`.
+    """
+    if isinstance(config, str):
+        config = preset(config)
+    if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
+        raise ConfigError(
+            f"build takes a model config or a preset's name, such as 'tiny-llama', not a {type(config).__name__}; "
+            "use clearhead.load for a checkpoint folder"
+        )
     check_budget(config)
     model = SequenceModel(config) if isinstance(config, SequenceModelConfig) else EncoderDecoder(config)
     initialise(model)
