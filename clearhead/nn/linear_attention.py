@@ -214,6 +214,11 @@ class LinearAttentionView(AttentionView):
 
     kernel: Kernel
 
+    @property
+    def shares(self) -> bool:
+        """Whether each row of weights sums to 1."""
+        return self.kernel.shares
+
     def weights(
         self, heads: slice = slice(None), rows: Rows = slice(None), keys: int | None = None
     ) -> Float[Tensor, "B Heads Rows Keys"]:
