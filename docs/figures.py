@@ -28,6 +28,15 @@ PICTURES = {
 """Name of a picture -> where in the studio it is taken."""
 
 
+def shrink(path: Path) -> None:
+    """Store a picture with 128 colours, which is enough for a page of text and heat maps."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(128)
+    small.save(path, optimize=True)
+
+
 def main(model: str | None = None) -> None:
     from playwright.sync_api import sync_playwright
 
@@ -46,6 +55,7 @@ def main(model: str | None = None) -> None:
                 page.wait_for_timeout(400)
                 path = OUT / f"studio-{name}-{theme}.png"
                 page.screenshot(path=path)
+                shrink(path)
                 print(path.relative_to(OUT.parent), f"{path.stat().st_size / 1000:.0f} kB")
         browser.close()
 
