@@ -75,7 +75,7 @@ def split_by_dimension(group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @dataclass
-class Stack:
+class MatrixStack:
     """Matrices of one shape that are orthogonalized together, as `count × short × long`.
 
     places  for each matrix its parameter, its number within that parameter, and whether it is stored transposed here
@@ -136,13 +136,13 @@ class Muon(torch.optim.Optimizer):
         for stack in self.stacks(group):
             self.init_momentum(stack)
 
-    def stacks(self, group: dict[str, Any]) -> list[Stack]:
+    def stacks(self, group: dict[str, Any]) -> list[MatrixStack]:
         """The group's matrices by shape, the short side first."""
         shapes: dict[tuple[int, int], list[tuple[Tensor, int, bool]]] = {}
         for parameter in group["params"]:
             for i, (rows, columns) in enumerate(matrix_shapes(parameter, group["rows"])):
                 shapes.setdefault((min(rows, columns), max(rows, columns)), []).append((parameter, i, rows > columns))
-        return [Stack(places, self.share(len(places))) for places in shapes.values()]
+        return [MatrixStack(places, self.share(len(places))) for places in shapes.values()]
 
     def share(self, count: int) -> slice:
         """The matrices of a stack that this process works on."""
@@ -152,7 +152,7 @@ class Muon(torch.optim.Optimizer):
         first = each * self.mesh.get_local_rank()
         return slice(min(first, count), min(first + each, count))
 
-    def init_momentum(self, stack: Stack) -> None:
+    def init_momentum(self, stack: MatrixStack) -> None:
         first, number, _ = stack.places[0]
         rows, columns = matrix_shapes(first, self.group_of(first)["rows"])[number]
         shape = (len(stack.places), *sorted((rows, columns)))
@@ -162,7 +162,7 @@ class Muon(torch.optim.Optimizer):
     def group_of(self, parameter: Tensor) -> dict[str, Any]:
         return next(group for group in self.param_groups if any(p is parameter for p in group["params"]))
 
-    def momentum(self, stack: Stack, shape: tuple[int, ...]) -> Tensor:
+    def momentum(self, stack: MatrixStack, shape: tuple[int, ...]) -> Tensor:
         return self.state[stack.places[0][0]][momentum_key((len(stack.places), *shape))]
 
     @torch.no_grad()
@@ -176,7 +176,7 @@ class Muon(torch.optim.Optimizer):
                 self.step_stack(stack, group)
         return loss
 
-    def step_stack(self, stack: Stack, group: dict[str, Any]) -> None:
+    def step_stack(self, stack: MatrixStack, group: dict[str, Any]) -> None:
         """Update the matrices of one shape."""
         parameters = list({id(p): p for p, _, _ in stack.places}.values())
         gradients = {id(p): matrices(full_tensor(gradient_of(p)), group["rows"]) for p in parameters}
@@ -222,7 +222,7 @@ def matrix_shapes(weight: Tensor, rows: Rows | None = None) -> list[tuple[int, i
 
 
 def matrices(weight: Tensor, rows: Rows | None = None) -> list[Tensor]:
-    """The matrices of a weight: experts along the first axis, or parts of so many rows below each other."""
+    """The matrices of a weight: experts along the first axis, or parts with the given rows below each other."""
     if weight.dim() == 3:
         return list(weight)
     return list(weight.split(rows or (len(weight),)))

@@ -19,7 +19,7 @@ from clearhead.tokenize import Tokenizer
 from clearhead.training.curves import draw_curves
 from clearhead.training.loop import Callbacks, RunStopped, train
 from clearhead.training.recipes import recipe
-from clearhead.training.resize import Sizes, resize
+from clearhead.training.resize import RecipeSizes, resize
 from clearhead.training.run import Run
 from clearhead.training.task import prepare_task
 from clearhead.training.text import continue_text
@@ -35,7 +35,7 @@ LINE = "def add(self, other):\n    return self.total + other"
 
 def demo_recipe(steps: int) -> RecipeConfig:
     """`lm` at a size that two cores train in two minutes."""
-    sizes = Sizes(dim=160, layers=4, heads=4, context=128, batch=12, vocabulary=2048)
+    sizes = RecipeSizes(dim=160, layers=4, heads=4, context=128, batch=12, vocabulary=2048)
     every = max(steps // SAMPLES, 1)
     changes = {"steps": steps, "evaluate_every": every, "evaluate_targets": 4096, "save_every": steps}
     return resize(recipe("lm"), sizes).changed_all(changes | {"task.tokenizer.learn_from": 2_000_000})

@@ -115,9 +115,9 @@ def command(
     recipe = recipe or ("lm" if checkpoint is None else "finetune")
     folder = Path(out or f"runs/{Path(recipe).stem}")
     from clearhead.configs.train import NextTokenConfig, PairsConfig
-    from clearhead.training.resize import Sizes
+    from clearhead.training.resize import RecipeSizes
 
-    sizes = Sizes(
+    sizes = RecipeSizes(
         lr=lr, batch=batch, context=context, layers=layers, dim=dim, heads=heads, mixer=mixer, vocabulary=vocabulary
     )
     wanted = find_recipe(recipe, changes, steps, seed, checkpoint, lora, bool(data), sizes)
@@ -220,7 +220,7 @@ def find_recipe(
     )
     from clearhead.configs.train import RecipeConfig
     from clearhead.training.recipes import bert_tiny, lm, recipe, transformer_base, vit_digits
-    from clearhead.training.resize import Sizes, resize, scale_rates
+    from clearhead.training.resize import RecipeSizes, resize, scale_rates
 
     path = Path(name)
     config: Any
@@ -241,7 +241,7 @@ def find_recipe(
         config = start_from(config, checkpoint, lora)
     elif lora is not None:
         raise click.UsageError("--lora needs a checkpoint to adapt: add --from MODEL")
-    config = resize(config, sizes or Sizes())
+    config = resize(config, sizes or RecipeSizes())
     named = [change.partition("=")[0].strip() for change in changes]
     before = config.optimizer
     config = apply_changes(config, check_short_names(changes))

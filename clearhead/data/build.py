@@ -34,7 +34,7 @@ IN_FLIGHT = 2  # batches encoded while a third is written, so no core waits
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Chunk:
     """A stretch of one piece of a document, encoded at once."""
 
     name: str
@@ -119,7 +119,7 @@ def resume_index(folder: Path, new: Index) -> Index:
     return old
 
 
-def skip(stream: Iterator[Part], text: hashlib.blake2b, index: Index, folder: Path) -> None:
+def skip(stream: Iterator[Chunk], text: hashlib.blake2b, index: Index, folder: Path) -> None:
     """Skip the text of the finished shards, and check that it is the same text."""
     if not index.shards:
         return
@@ -130,22 +130,22 @@ def skip(stream: Iterator[Part], text: hashlib.blake2b, index: Index, folder: Pa
         raise DataError(f"the token shards in {folder} were made from other text; {REMOVE}")
 
 
-def all_parts(documents: Iterable[Document]) -> Iterator[Part]:
-    def begin() -> Iterator[Part]:
+def all_parts(documents: Iterable[Document]) -> Iterator[Chunk]:
+    def begin() -> Iterator[Chunk]:
         for document in documents:
             begins = not document.continues
             for piece, loss in document.pieces:
                 for text in parts(piece):
                     if text:
-                        yield Part(document.name, text, loss, begins)
+                        yield Chunk(document.name, text, loss, begins)
                         begins = False
 
     for part, after in pairwise(chain(begin(), [None])):
         assert part is not None
-        yield Part(part.name, part.text, part.loss, part.begins, ends=after is None or after.begins)
+        yield Chunk(part.name, part.text, part.loss, part.begins, ends=after is None or after.begins)
 
 
-def add_to_fingerprint(text: hashlib.blake2b, part: Part) -> int:
+def add_to_fingerprint(text: hashlib.blake2b, part: Chunk) -> int:
     """Add a part to the fingerprint of the text; its size in bytes."""
     data = part.text.encode()
     text.update(b"%d %d %d " % (part.begins, part.loss, len(data)))
@@ -153,14 +153,14 @@ def add_to_fingerprint(text: hashlib.blake2b, part: Part) -> int:
     return len(data)
 
 
-def encode_in_parallel(stream: Iterator[Part], tokenizer: Tokenizer) -> Iterator[list[tuple[Part, list[int]]]]:
+def encode_in_parallel(stream: Iterator[Chunk], tokenizer: Tokenizer) -> Iterator[list[tuple[Chunk, list[int]]]]:
     """Batches of parts with their ids, in order, while the tokenizer's threads encode the next ones."""
 
-    def result(batch: list[Part], encodings: Future[list[Encoding]]) -> list[tuple[Part, list[int]]]:
+    def result(batch: list[Chunk], encodings: Future[list[Encoding]]) -> list[tuple[Chunk, list[int]]]:
         return [(part, encoding.ids) for part, encoding in zip(batch, encodings.result(), strict=True)]
 
     with ThreadPoolExecutor(IN_FLIGHT) as pool:
-        waiting: deque[tuple[list[Part], Future[list[Encoding]]]] = deque()
+        waiting: deque[tuple[list[Chunk], Future[list[Encoding]]]] = deque()
         for batch in batches(stream):
             waiting.append((batch, pool.submit(encode, batch, tokenizer)))
             if len(waiting) > IN_FLIGHT:
@@ -169,8 +169,8 @@ def encode_in_parallel(stream: Iterator[Part], tokenizer: Tokenizer) -> Iterator
             yield result(*waiting.popleft())
 
 
-def batches(stream: Iterator[Part]) -> Iterator[list[Part]]:
-    batch: list[Part] = []
+def batches(stream: Iterator[Chunk]) -> Iterator[list[Chunk]]:
+    batch: list[Chunk] = []
     characters = 0
     for part in stream:
         batch.append(part)
@@ -182,7 +182,7 @@ def batches(stream: Iterator[Part]) -> Iterator[list[Part]]:
         yield batch
 
 
-def encode(batch: list[Part], tokenizer: Tokenizer) -> list[Encoding]:
+def encode(batch: list[Chunk], tokenizer: Tokenizer) -> list[Encoding]:
     try:
         return tokenizer.encodings([part.text for part in batch])
     except TokenizerError:
@@ -212,7 +212,7 @@ class Writer:
         self.ids, self.starts = array("I"), array("q")  # not yet written
         self.tokens = self.documents_begun = self.bytes = self.scored_bytes = self.parts = 0
 
-    def add(self, part: Part, ids: list[int]) -> None:
+    def add(self, part: Chunk, ids: list[int]) -> None:
         if self.tokens >= self.index.shard_tokens:
             self.close()
             self.open()

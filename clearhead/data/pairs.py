@@ -137,7 +137,7 @@ class PairBatches:
         order = np.argsort(cell, kind="stable")
         self.kept, self.cells = kept[order], cell[order]
         widths = np.maximum(target_cell * CELL[0], source_cell * CELL[1])[order]
-        self.cuts = cut(widths, tokens)
+        self.cuts = cut_batches(widths, tokens)
         self.mean = float(np.mean(self.lengths[1, kept]))
         self._planned: tuple[int, Int[np.ndarray, " n"]] | None = None
 
@@ -193,7 +193,7 @@ def document_lengths(shards: Shards) -> Int[np.ndarray, " n"]:
     return np.diff(np.append(shards.document_starts, len(shards)))
 
 
-def cut(widths: Int[np.ndarray, " n"], tokens: int) -> list[tuple[int, int]]:
+def cut_batches(widths: Int[np.ndarray, " n"], tokens: int) -> list[tuple[int, int]]:
     """Stretches of rows, each with as many rows as fit into `tokens` when padded, and at least one."""
     found, begin, widest = [], 0, 0
     for end, width in enumerate(widths.tolist()):

@@ -34,7 +34,7 @@ SETTLED, PATIENCE = 1e-6, 5  # a fit is done after so many rounds without a rela
 
 
 @dataclass(frozen=True)
-class Problem:
+class FitProblem:
     """The runs in logarithms. θ = (e, a, b, α, β) refers to centred logarithms."""
 
     log_n: Float[np.ndarray, "n"]
@@ -42,7 +42,7 @@ class Problem:
     log_loss: Float[np.ndarray, "n"]
 
     @classmethod
-    def of(cls, table: Table) -> Problem:
+    def of(cls, table: Table) -> FitProblem:
         return cls(np.log(table.n), np.log(table.d), np.log(table.loss))
 
     @property
@@ -170,7 +170,7 @@ def huber(error: Float[np.ndarray, "*n"]) -> Float[np.ndarray, "*n"]:
 def fit_parametric(table: Table, draws: int, seed: int) -> Fit:
     """The five constants with intervals from resampled runs; FitError if the runs do not determine them."""
     require_spread(table)
-    problem = Problem.of(table)
+    problem = FitProblem.of(table)
     theta = problem.best()
     require_inside(problem, theta)
     error = problem.log_loss - problem.law(theta)[0]
@@ -184,7 +184,7 @@ def fit_parametric(table: Table, draws: int, seed: int) -> Fit:
 
 
 def resample(
-    problem: Problem, theta: Float[np.ndarray, "5"], error: Float[np.ndarray, "n"], draws: int, seed: int
+    problem: FitProblem, theta: Float[np.ndarray, "5"], error: Float[np.ndarray, "n"], draws: int, seed: int
 ) -> Float[np.ndarray, "R 5"]:
     """Fits to the same N and D with errors drawn from those of the fit.
 
@@ -196,7 +196,7 @@ def resample(
     return problem.refit(theta, problem.law(theta)[0] + drawn, np.ones_like(drawn))
 
 
-def to_constants(problem: Problem, theta: Float[np.ndarray, "*R 5"]) -> Float[np.ndarray, "*R 5"]:
+def to_constants(problem: FitProblem, theta: Float[np.ndarray, "*R 5"]) -> Float[np.ndarray, "*R 5"]:
     """E, A, B, α, β for N and D themselves, from θ for centred logarithms."""
     e, a, b, alpha, beta = np.moveaxis(theta, -1, 0)
     logs = e, a + alpha * problem.log_n.mean(), b + beta * problem.log_d.mean()
@@ -221,7 +221,7 @@ def require_spread(table: Table) -> None:
         raise refusal("D falls as N grows, as if all runs had one budget; add runs with other budgets")
 
 
-def require_inside(problem: Problem, theta: Float[np.ndarray, "5"]) -> None:
+def require_inside(problem: FitProblem, theta: Float[np.ndarray, "5"]) -> None:
     """Require that the best law lies within the bounds and has all its terms."""
     for name, value in {"α": theta[3], "β": theta[4]}.items():
         if at_edge(value):
@@ -246,7 +246,7 @@ def at_edge(exponent: Float[np.ndarray, "*R"] | float) -> Any:
 
 
 def find_sensitive(
-    table: Table, problem: Problem, theta: Float[np.ndarray, "5"], found: Fit
+    table: Table, problem: FitProblem, theta: Float[np.ndarray, "5"], found: Fit
 ) -> tuple[SensitiveRun, ...]:
     """The runs without which α or β would leave its interval."""
     losses = np.tile(problem.log_loss, (len(table), 1))

@@ -27,7 +27,7 @@ Block = BlockConfig | ParallelBlockConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
+class RecipeSizes:
     """What to change in a recipe; None leaves it unchanged.
 
     lr          the main learning rate; all others are scaled by the same factor
@@ -45,7 +45,7 @@ class Sizes:
     vocabulary: int | None = None
 
 
-def resize(recipe: RecipeConfig, sizes: Sizes) -> RecipeConfig:
+def resize(recipe: RecipeConfig, sizes: RecipeSizes) -> RecipeConfig:
     """The recipe with other sizes. Feed-forward layers keep their width relative to `dim`."""
     for field in fields(sizes):
         value = getattr(sizes, field.name)
@@ -100,7 +100,7 @@ def resize_context(recipe: RecipeConfig, context: int) -> RecipeConfig:
     return recipe
 
 
-def resize_model(recipe: RecipeConfig, sizes: Sizes) -> SequenceModelConfig | EncoderDecoderConfig:
+def resize_model(recipe: RecipeConfig, sizes: RecipeSizes) -> SequenceModelConfig | EncoderDecoderConfig:
     model, context = recipe.model, getattr(recipe.task, "context", 0)
     if isinstance(model, EncoderDecoderConfig):
         if sizes.mixer is not None:
@@ -110,7 +110,7 @@ def resize_model(recipe: RecipeConfig, sizes: Sizes) -> SequenceModelConfig | En
     return replace(model, stack=resize_stack(model.stack, sizes, context))
 
 
-def resize_stack(stack: StackConfig, sizes: Sizes, context: int) -> StackConfig:
+def resize_stack(stack: StackConfig, sizes: RecipeSizes, context: int) -> StackConfig:
     dim, repeats = sizes.dim or stack.dim, stack.repeats
     pattern = tuple(resize_block(block, sizes, dim / stack.dim, context) for block in stack.pattern)
     if sizes.mixer is not None:
@@ -126,7 +126,7 @@ def resize_stack(stack: StackConfig, sizes: Sizes, context: int) -> StackConfig:
     return replace(stack, dim=dim, pattern=pattern, repeats=repeats)
 
 
-def resize_block(block: Block, sizes: Sizes, wider: float, context: int) -> Block:
+def resize_block(block: Block, sizes: RecipeSizes, wider: float, context: int) -> Block:
     """A block with other heads, another mixer, and a feed-forward layer that grows with the width."""
     changes: dict[str, Any] = {}
     heads = sizes.heads or getattr(block.mixer, "heads", None) or 4

@@ -49,7 +49,7 @@ from .task import Paths, Say, Sums, Task, TrainBatch
 PROMPT_CHARACTERS, SAMPLE_CHARACTERS = 24, 120
 
 
-class Text(Task):
+class TextTask(Task):
     """What both text tasks share: tokenizer, token shards and windows over them."""
 
     unit = "tokens"
@@ -80,7 +80,7 @@ class Text(Task):
             yield to_torch(window)
 
 
-class NextToken(Text):
+class NextToken(TextTask):
     """The loss of a language model. The logits of the vocabulary are never all in memory at once."""
 
     head = LMHeadConfig
@@ -120,7 +120,7 @@ class NextToken(Text):
         return {"chat_template.jinja": CHAT_TEMPLATE} if self.training.chats else {}
 
 
-class MaskedTokens(Text):
+class MaskedTokens(TextTask):
     """The loss on masked tokens. Only these need logits."""
 
     head = MaskedLMHeadConfig

@@ -1,4 +1,4 @@
-"""Where documents come from, and what is said of data that cannot be used."""
+"""Where documents come from, and what is reported of data that cannot be used."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 
 from clearhead.configs.data import BytesConfig
 from clearhead.data import IGNORED, DataError, Shards, build
-from clearhead.data.pairs import PairBatches, Pairs, cut, pairs
+from clearhead.data.pairs import PairBatches, Pairs, cut_batches, pairs
 from clearhead.tokenize import Tokenizer, make
 
 
@@ -169,7 +169,7 @@ def test_pairs_that_are_too_long_are_skipped_and_counted(tmp_path: Path) -> None
 
 
 def test_cuts_fill_a_batch_and_a_row_that_is_too_wide_stands_alone() -> None:
-    assert cut(np.array([2, 2, 2, 3, 3, 50, 1]), 8) == [(0, 3), (3, 5), (5, 6), (6, 7)]
+    assert cut_batches(np.array([2, 2, 2, 3, 3, 50, 1]), 8) == [(0, 3), (3, 5), (5, 6), (6, 7)]
 
 
 # ---- dates

@@ -1,4 +1,4 @@
-"""Tokenizers: text comes back as it was, transformers reads what is saved, and what cannot be done is said."""
+"""Tokenizers: text comes back as it was, transformers reads what is saved, and what cannot be done is reported."""
 
 from __future__ import annotations
 

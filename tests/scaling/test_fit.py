@@ -11,12 +11,12 @@ from scipy import optimize, special, stats
 
 from clearhead.scaling import PUBLISHED, FitError, Table, fit, make_table, read_fit
 from clearhead.scaling.laws import LEVEL
-from clearhead.scaling.parametric import Problem
+from clearhead.scaling.parametric import FitProblem
 
 from .tools import BOTH, CHINCHILLA, KEYS, REANALYSIS, best_size, curves_table, isoflop_table, loss
 
 
-def objective(problem: Problem, theta: np.ndarray, losses: np.ndarray, counts: np.ndarray) -> float:
+def objective(problem: FitProblem, theta: np.ndarray, losses: np.ndarray, counts: np.ndarray) -> float:
     """Hoffmann et al. 2022, equation 3, as it is written, with scipy's parts."""
     e, a, b, alpha, beta = theta
     terms = np.stack([np.full_like(problem.x, e), a - alpha * problem.x, b - beta * problem.y])
@@ -24,11 +24,11 @@ def objective(problem: Problem, theta: np.ndarray, losses: np.ndarray, counts: n
 
 
 @pytest.fixture(scope="module")
-def noisy() -> Problem:
-    return Problem.of(isoflop_table(REANALYSIS, noise=0.005, seed=3))
+def noisy() -> FitProblem:
+    return FitProblem.of(isoflop_table(REANALYSIS, noise=0.005, seed=3))
 
 
-def test_the_objective_is_the_papers_and_its_gradient_its_slope(noisy: Problem) -> None:
+def test_the_objective_is_the_papers_and_its_gradient_its_slope(noisy: FitProblem) -> None:
     rng, ones = np.random.default_rng(0), np.ones_like(noisy.x)
     for _ in range(5):
         theta = rng.normal([0.5, -0.5, -0.5, 0.4, 0.4], 0.1)
@@ -38,7 +38,7 @@ def test_the_objective_is_the_papers_and_its_gradient_its_slope(noisy: Problem) 
         np.testing.assert_allclose(gradient, slope, rtol=1e-4, atol=1e-4)
 
 
-def test_no_start_of_the_papers_grid_finds_better(noisy: Problem) -> None:
+def test_no_start_of_the_papers_grid_finds_better(noisy: FitProblem) -> None:
     """α, β, e, a, b of its appendix D.2, every so many of the 4,500."""
     best = noisy.objective(noisy.best())[0]
     grid = np.stack(
@@ -57,7 +57,7 @@ def test_no_start_of_the_papers_grid_finds_better(noisy: Problem) -> None:
         assert best <= found.fun * (1 + 1e-6)
 
 
-def test_many_fits_at_once_are_each_the_best(noisy: Problem) -> None:
+def test_many_fits_at_once_are_each_the_best(noisy: FitProblem) -> None:
     rng = np.random.default_rng(1)
     theta = noisy.best()
     losses = noisy.log_loss + 0.003 * rng.standard_normal((12, len(noisy.x)))

@@ -1,4 +1,4 @@
-"""Tables are read as they are meant, and what is wrong with one is said in a sentence that names the line."""
+"""Tables are read as they are meant, and what is wrong with one is reported in a sentence that names the line."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from clearhead.models.hub import find_checkpoint
 from clearhead.training.checkpoint import ResumeError, find_damage, list_checkpoints
 from clearhead.training.loop import Callbacks, train
 from clearhead.training.recipes import RECIPES, recipe
-from clearhead.training.resize import Sizes, resize
+from clearhead.training.resize import RecipeSizes, resize
 from clearhead.training.run import Run
 
 from .tools import same, small, stop_at, weights
@@ -107,28 +107,28 @@ def test_a_small_text_gets_a_small_vocabulary(corpus: Path, tmp_path: Path) -> N
 
 
 def test_sizes_reach_every_part_of_a_recipe() -> None:
-    config = resize(recipe("lm"), Sizes(layers=2, dim=64, heads=2, context=48, batch=3, vocabulary=300, lr=0.01))
+    config = resize(recipe("lm"), RecipeSizes(layers=2, dim=64, heads=2, context=48, batch=3, vocabulary=300, lr=0.01))
     stack = config.model.stack
     assert (stack.dim, stack.repeats, stack.pattern[0].mixer.heads, stack.pattern[0].ffn.hidden) == (64, 2, 2, 176)
     assert (config.task.context, config.batch, config.task.tokenizer.vocabulary) == (48, 3, 300)
     assert (config.optimizer.lr, config.optimizer.rest.lr) == (0.01, 0.0025)
-    assert isinstance(resize(recipe("lm"), Sizes(mixer="mamba")).model.stack.pattern[0].mixer, MambaConfig)
-    assert resize(recipe("chars"), Sizes(mixer="linear")).model.stack.repeats == 3
-    assert resize(recipe("bert"), Sizes(context=256)).model.embedding.position.length == 256
-    assert resize(recipe("translate"), Sizes(layers=2, dim=64)).model.decoder.repeats == 2
+    assert isinstance(resize(recipe("lm"), RecipeSizes(mixer="mamba")).model.stack.pattern[0].mixer, MambaConfig)
+    assert resize(recipe("chars"), RecipeSizes(mixer="linear")).model.stack.repeats == 3
+    assert resize(recipe("bert"), RecipeSizes(context=256)).model.embedding.position.length == 256
+    assert resize(recipe("translate"), RecipeSizes(layers=2, dim=64)).model.decoder.repeats == 2
 
 
 @pytest.mark.parametrize(("sizes", "sentence"), [
-    (Sizes(layers=4), "repeats a pattern of 3 blocks; give a multiple of 3"),
-    (Sizes(mixer="mambo"), "there is no mixer 'mambo'; did you mean 'mamba'"),
-    (Sizes(vocabulary=300), "--vocabulary sets the size of a byte-pair vocabulary, but this recipe has Characters"),
-    (Sizes(lr=-1.0), "--lr is -1.0, but must be positive"),
+    (RecipeSizes(layers=4), "repeats a pattern of 3 blocks; give a multiple of 3"),
+    (RecipeSizes(mixer="mambo"), "there is no mixer 'mambo'; did you mean 'mamba'"),
+    (RecipeSizes(vocabulary=300), "sets the size of a byte-pair vocabulary, but this recipe has Characters"),
+    (RecipeSizes(lr=-1.0), "--lr is -1.0, but must be positive"),
 ])  # fmt: skip
-def test_sizes_that_cannot_be_are_refused(sizes: Sizes, sentence: str) -> None:
+def test_sizes_that_cannot_be_are_refused(sizes: RecipeSizes, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         resize(recipe("chars"), sizes)
     with pytest.raises(ConfigError, match="with --from the model is the checkpoint's"):
-        resize(replace(recipe("lm"), start="somewhere"), Sizes(layers=2))
+        resize(replace(recipe("lm"), start="somewhere"), RecipeSizes(layers=2))
 
 
 def test_set_scales_all_rates_and_names_the_path_of_short_names() -> None:
@@ -211,7 +211,7 @@ def test_every_recipe_learns_in_bfloat16(name: str) -> None:
 
     if not precision_works("bfloat16").works:
         pytest.skip("this processor cannot multiply in bfloat16")
-    config = resize(recipe(name), Sizes(dim=32, heads=2))
+    config = resize(recipe(name), RecipeSizes(dim=32, heads=2))
     task = Task()
     task.config = config.model
     model = make_model(config, task)

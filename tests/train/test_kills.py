@@ -20,7 +20,7 @@ KILLS = 100
 
 @pytest.mark.proof
 def test_a_hundred_kills_change_nothing(corpus: Path, tmp_path: Path) -> None:
-    """They fall on the start, on steps, on checkpoints being written, on the last save; a run that ends begins anew."""
+    """Kills hit the start, steps, checkpoint writes and the last save; a run that ends starts again."""
     file = tmp_path / "recipe.json"
     file.write_text(dumps(small(steps=300, save_every=1, evaluate_every=50)))
     begun = time.monotonic()
