@@ -131,7 +131,7 @@ def visible_files(folder: Path, besides: Path | None, found: FileList) -> Iterat
         inner = [Path(place, name) for name in sorted(folders) if not name.startswith(".")]
         inner = [path for path in inner if not is_same(path, besides)]
         found.runs += sum(map(is_run, inner))
-        saved = {path: files for path in inner if (files := dataset_files(path)) is not None}
+        saved = {path: tables for path in inner if (tables := dataset_files(path)) is not None}
         folders[:] = [path.name for path in inner if not is_run(path) and path not in saved]
         files = (Path(place, name) for name in sorted(names) if not name.startswith("."))
         yield from (path for path in files if path.is_file())

@@ -105,8 +105,8 @@ def resize_model(recipe: RecipeConfig, sizes: RecipeSizes) -> SequenceModelConfi
     if isinstance(model, EncoderDecoderConfig):
         if sizes.mixer is not None:
             raise ConfigError("--mixer replaces the mixers of a language model, not of an encoder–decoder")
-        stacks = {name: resize_stack(getattr(model, name), sizes, context) for name in ("encoder", "decoder")}
-        return replace(model, **stacks)
+        encoder, decoder = (resize_stack(stack, sizes, context) for stack in (model.encoder, model.decoder))
+        return replace(model, encoder=encoder, decoder=decoder)
     return replace(model, stack=resize_stack(model.stack, sizes, context))
 
 
@@ -129,17 +129,19 @@ def resize_stack(stack: StackConfig, sizes: RecipeSizes, context: int) -> StackC
 def resize_block(block: Block, sizes: RecipeSizes, wider: float, context: int) -> Block:
     """A block with other heads, another mixer, and a feed-forward layer that grows with the width."""
     changes: dict[str, Any] = {}
+    mixer: Any = block.mixer
     heads = sizes.heads or getattr(block.mixer, "heads", None) or 4
     if sizes.mixer is not None:
         changes["mixer"] = named_mixer(sizes.mixer, heads)(context)
     elif sizes.heads is not None and hasattr(block.mixer, "heads"):
-        changes["mixer"] = replace(block.mixer, **{"heads": heads} | drop_kv_heads(block.mixer))
+        changes["mixer"] = replace(mixer, **{"heads": heads} | drop_kv_heads(mixer))
     cross = getattr(block, "cross", None)
     if sizes.heads is not None and cross is not None:
         changes["cross"] = replace(cross, **{"heads": heads} | drop_kv_heads(cross))
-    hidden = getattr(block.ffn, "hidden", None)
+    ffn: Any = block.ffn
+    hidden = getattr(ffn, "hidden", None)
     if hidden is not None and wider != 1:
-        changes["ffn"] = replace(block.ffn, hidden=max(8, round(hidden * wider / 8) * 8))  # type: ignore[arg-type, type-var]
+        changes["ffn"] = replace(ffn, hidden=max(8, round(hidden * wider / 8) * 8))
     return replace(block, **changes)
 
 

@@ -107,7 +107,7 @@ class NextToken(TextTask):
         count = min(math.ceil(PROMPT_CHARACTERS / self.bytes_per_token), len(self.held_out), self.task.context - 1)
         prompt = [int(token) for token in self.held_out.tokens(0, count)]
         length = math.ceil(SAMPLE_CHARACTERS / self.bytes_per_token)
-        position = self.config.embedding.position
+        position = self.config.embedding.position if isinstance(self.config, SequenceModelConfig) else None
         if isinstance(position, LearnedConfig):
             length = min(length, position.length - len(prompt))
         return {
