@@ -28,18 +28,25 @@ FEW_QUERIES = 8
 class MultiHeadAttention(nn.Module):
     """x -> q, k, v by one matrix -> heads -> softmax(qkᵀ/√K)·v -> heads side by side -> out.
 
-    Cross-attention is the same module with a source in its context: the key and value rows of the matrix read it.
+    x  B T D      q  B H T K      k  B G S K      v  B G S U      out  B T D
+
+    G = H is multi-head, G = 1 multi-query, anything between grouped-query attention: H/G query heads share a key head.
+    Cross-attention is the same module with a source in its context, which the key and value rows of the matrix read.
     """
 
     def __init__(self, config: AttentionConfig, dim: int) -> None:
         super().__init__()
         key, value = config.widths(dim)
         self.heads, self.groups = config.heads, config.groups
-        self.rows = (self.heads * key, self.groups * key, self.groups * value)  # of queries, keys and values
+        self.rows = (
+            self.heads * key,
+            self.groups * key,
+            self.groups * value,
+        )  # rows of the matrix for queries, keys and values
         self.widths = (key, value)
         self.mask, self.dropout = config.mask, config.dropout
         self.ring = config.ring
-        self.fused = {"qkv": self.rows}  # rows of the matrices that lie under each other in one
+        self.fused = {"qkv": self.rows}  # matrices stored as one: their rows, for loaders and LoRA
         self.qkv = Linear(dim, sum(self.rows), bias=config.qkv_bias)
         joint = isinstance(config.qk_norm, ProjectionNormConfig)
         self.query_norm = build_part(config.qk_norm, self.heads * key if joint else key)
@@ -214,7 +221,7 @@ def fused_attention(
     scale: float | None,
     dropout: float,
 ) -> Float[Tensor, "B H T U"]:
-    """One call of torch's kernel. The key heads of a group are read where they lie, never copied R times."""
+    """One call of torch's fused kernel. The key heads of a group are read in place, never copied R times."""
     (batch, heads, length, key), (groups, value) = q.shape, (v.shape[1], v.shape[3])
     repeats = heads // groups
     if k.shape[2] == 0 or batch == 0 or length == 0:
@@ -223,7 +230,7 @@ def fused_attention(
     extra: Tensor | None = allowed
     if bias is not None:
         extra = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
-    if key != value:  # the kernel wants one width; zeros change neither scores nor mixture
+    if key != value:  # the kernel wants one width; added zeros change neither scores nor results
         width = max(key, value)
         q, k, v = F.pad(q, (0, width - key)), F.pad(k, (0, width - key)), F.pad(v, (0, width - value))
     if repeats == 1:
@@ -244,6 +251,7 @@ def fused_attention(
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, causal: bool, scale: float, dropout: float) -> Tensor:
+    """torch's kernel, or plain products if there are so few queries that they are faster."""
     plain = not (causal or dropout or torch.is_grad_enabled()) and q.device.type == "cpu" and q.dtype == torch.float32
     if plain and q.shape[2] <= FEW_QUERIES:
         return few_queries(q, k, v, extra, scale)
@@ -251,8 +259,10 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, causal: bool, sc
 
 
 def few_queries(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, scale: float) -> Tensor:
-    """Two products and what is between them, which on a CPU is quicker than torch's kernel where there are few scores.
-    A query that may read nothing gets zeros."""
+    """softmax(scale·qkᵀ)·v in place. On a CPU this is faster than torch's kernel for a few queries.
+
+    A query that may read nothing gets zeros: its largest score −∞ is clamped, and so is its denominator 0.
+    """
     scores = (q @ k.mT).mul_(scale)
     if extra is not None:
         scores = scores.masked_fill_(~extra, -torch.inf) if extra.dtype == torch.bool else scores.add_(extra)
@@ -262,8 +272,10 @@ def few_queries(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, scale: fl
 
 
 def split_heads(x: Float[Tensor, "B T HK"], width: int) -> Float[Tensor, "B H T K"]:
+    """[B, T, H·K] -> [B, H, T, K]."""
     return x.unflatten(-1, (-1, width)).transpose(1, 2)
 
 
 def merge_heads(x: Float[Tensor, "B H T U"]) -> Float[Tensor, "B T HU"]:
+    """[B, H, T, U] -> [B, T, H·U]: undo `split_heads`."""
     return x.transpose(1, 2).flatten(2)

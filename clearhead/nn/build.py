@@ -1,4 +1,4 @@
-"""From a config to its module: the module lives in the file of `clearhead.nn` that is named like the config's."""
+"""From a config to its module, which is in the file of `clearhead.nn` named like the config's file."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from torch import nn
 from clearhead.configs import Config
 
 MODULES: dict[type[Config], Callable[[Any, int], nn.Module]] = {}
+"""The module of each kind of config, filled in by `builds`."""
 
 Module = TypeVar("Module", bound=type[nn.Module])
 
 
 def builds(config: type[Config]) -> Callable[[Module], Module]:
-    """Class decorator: this module is what that config describes."""
+    """Class decorator: register this module as what that config describes.
+
+    The class takes `(config, dim)`: its own config, and the width of the model.
+    """
 
     def register(module: Module) -> Module:
         MODULES[config] = module
@@ -26,7 +30,10 @@ def builds(config: type[Config]) -> Callable[[Module], Module]:
 
 
 def build_part(config: Config | None, dim: int) -> Any:
-    """The module of one node in a model of width `dim`; an absent norm or position is the identity."""
+    """The module of one config in a model of width `dim`. None, such as an absent norm, becomes the identity.
+
+    The module's file is imported on first use, so a new part needs no list of modules.
+    """
     if config is None:
         return nn.Identity()
     if type(config) not in MODULES:

@@ -1,4 +1,4 @@
-"""What a forward pass knows besides x: where queries and keys are, which keys are real, and who is watching."""
+"""What a forward pass knows besides x: positions of queries and keys, which keys are real, and the taps."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Context:
-    """Passed down through every part; a part that reads other keys passes on a changed copy."""
+    """Passed down through every part. Frozen: a part that reads other keys (a cache, a source) passes on a copy.
+
+    Everything that varies between passes is here and not on a module, so one model can serve many threads.
+    """
 
     positions: Int[Tensor, "#B T"]  # of the queries
     key_positions: Int[Tensor, "#B S"]
@@ -36,11 +39,11 @@ class Context:
     memo: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)  # lives for one forward pass
 
     def path_of(self, name: str) -> str:
-        """The path of a value of this part."""
+        """The full name of one of this part's values, such as stack.blocks.0.mixer.weights."""
         return ".".join(part for part in (self.path, name) if part)
 
     def at(self, name: str) -> Context:
-        """The context of a child, whose taps are called by its place."""
+        """The context of the child `name`. Only the path of its taps differs."""
         if self.taps is None:
             return self
         path = self.path_of(name)
@@ -48,36 +51,38 @@ class Context:
         return replace(self, path=path, cross=cross)
 
     def tap(self, name: str, value: Tensor) -> Tensor:
-        """A point where `value` can be read or replaced."""
+        """Let the taps read or replace `value`, and return it. Costs nothing without taps."""
         return value if self.taps is None else self.taps(self.path_of(name), value)
 
     def reads(self, *names: str) -> bool:
+        """Whether a tap reads one of these values, so that it must be computed."""
         return self.taps is not None and any(self.taps.reads(self.path_of(name)) for name in names)
 
     def replaces(self, *names: str) -> bool:
+        """Whether a tap replaces one of these values, so that a kernel that never makes it cannot be used."""
         return self.taps is not None and any(self.taps.replaces(self.path_of(name)) for name in names)
 
     def viewers(self) -> Sequence[Callable[[Any], None]]:
-        """Who looks at what the attention of this part reads."""
+        """The callbacks that get this layer's `AttentionView`."""
         return () if self.taps is None else self.taps.viewers(self.path)
 
     def once(self, key: Hashable, make: Callable[[], Made]) -> Made:
-        """A value that all layers share, made by the first that asks."""
+        """A value that all layers share, such as a mask: computed by the first layer, then reused in this pass."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
 
     def with_keys(self, key_positions: Int[Tensor, "#B S"], readable: Bool[Tensor, "B S"] | None) -> Context:
-        """The same queries over other keys: those that a state holds."""
+        """The same queries over other keys, such as those of a KV cache."""
         aligned = self.aligned and key_positions.shape[1] == self.positions.shape[1]
         return replace(self, key_positions=key_positions, readable=readable, aligned=aligned)
 
     def allowed(self, mask: Mask) -> Bool[Tensor, "#B 1 T S"] | None:
-        """Who may read whom: the mask, padding and documents together; None where everyone may."""
+        """True where query t may read key s: the mask, padding and documents together. None if all are True."""
         return self.once(("allowed", mask, id(self.key_positions)), lambda: self.allowed_rows(mask, slice(None)))
 
     def allowed_rows(self, mask: Mask, rows: slice | list[int]) -> Bool[Tensor, "#B 1 Rows S"] | None:
-        """The same of some queries only."""
+        """The same for some queries only."""
         if mask == Full() and self.readable is None and self.documents is None:
             return None
         allowed = mask(self.positions[:, None, rows, None], self.key_positions[:, None, None, :])
@@ -89,16 +94,18 @@ class Context:
         return allowed if torch.compiler.is_exporting() or not bool(allowed.all()) else None
 
     def is_causal(self, mask: Mask) -> bool:
-        """Whether the mask is the lower triangle and nothing else, which kernels know without a tensor."""
+        """Whether the mask is the lower triangle and nothing else, which kernels apply without a table."""
         return self.aligned and self.readable is None and self.documents is None and mask.kind() == "Causal"
 
     def is_full(self, mask: Mask) -> bool:
-        """Whether everyone reads everyone."""
+        """Whether every query reads every key."""
         return self.readable is None and self.documents is None and mask == Full()
 
     def tiles(self, masks: tuple[Mask, ...]) -> list[tuple[Tile, ...]] | None:
-        """What the masks leave of the scores, one plan for each row of the batch or one for all; None where so little
-        is to be saved that a table of all pairs is cheaper."""
+        """The tiles of scores that the masks leave: one plan per row of the batch, or one for all rows.
+
+        None if so little is saved that a boolean table of all pairs is cheaper.
+        """
         pairs = self.positions.shape[1] * self.key_positions.shape[1]
         if not worthwhile(0, pairs, len(masks)):
             return None
@@ -121,7 +128,7 @@ class Context:
         return [of(row) for row in range(max(len(x) for x in given if x is not None))]
 
     def tile(self, row: int, tile: Tile) -> Context:
-        """The queries and keys of one tile of one row of the batch."""
+        """The context of the queries and keys of one tile, in one row of the batch."""
         queries, keys = (x[row % len(x)] for x in (self.positions, self.key_positions))
         read = torch.cat([keys[run.start : run.stop] for run in tile.runs])
         return Context(queries[None, tile.start : tile.stop], read[None])

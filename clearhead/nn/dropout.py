@@ -1,4 +1,4 @@
-"""Dropout whose random numbers cost little."""
+"""Dropout with cheap random numbers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-STEPS = 2**16  # shares that 16 random bits tell apart
+STEPS = 2**16  # probabilities are multiples of 1/STEPS: 16 random bits decide about each value
 
 
 class Dropout(nn.Dropout):
-    """Each value is 0 with probability p, rounded to a multiple of 2⁻¹⁶; the rest is scaled up so that the mean stays.
+    """Set each value to 0 with probability p (rounded to a multiple of 2⁻¹⁶); scale the rest so that the mean stays.
 
-    On a CPU, torch draws a number of 64 bits for each value, one after the other. Here one is drawn for four values.
+    On a CPU, torch draws 64 random bits for each value, one after the other. Here 64 bits serve four values.
     """
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:

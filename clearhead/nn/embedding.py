@@ -17,7 +17,10 @@ from .dropout import Dropout
 
 @builds(TokenEmbeddingConfig)
 class TokenEmbedding(nn.Module):
-    """table[token] (·√D) + position + segment, normed, dropped out."""
+    """table[token] (·√D) + position + segment, then a norm (BERT) and dropout.
+
+    The factor √D (2017, Gemma) is for tables that are also the output matrix.
+    """
 
     def __init__(self, config: TokenEmbeddingConfig, dim: int) -> None:
         super().__init__()
@@ -45,12 +48,13 @@ class TokenEmbedding(nn.Module):
 
     @property
     def table(self) -> Float[Tensor, "V D"] | Packed:
+        """The table, which a tied head uses as its output matrix."""
         return self.tokens.weight
 
 
 @builds(FactoredEmbeddingConfig)
 class FactoredEmbedding(TokenEmbedding):
-    """A token embedding of another width, projected to the model's."""
+    """A narrow table, then a matrix to the model's width: fewer weights for a large vocabulary (ALBERT)."""
 
     def __init__(self, config: FactoredEmbeddingConfig, dim: int) -> None:
         super().__init__(config, config.width)
@@ -64,7 +68,7 @@ class FactoredEmbedding(TokenEmbedding):
 
 @builds(PatchEmbeddingConfig)
 class PatchEmbedding(nn.Module):
-    """Square patches, each projected by one matrix, after a class token; plus learned positions."""
+    """Project each square patch of an image to width D, after a class token; learned positions are added (ViT)."""
 
     def __init__(self, config: PatchEmbeddingConfig, dim: int) -> None:
         super().__init__()
@@ -89,10 +93,12 @@ class PatchEmbedding(nn.Module):
 
     @property
     def table(self) -> None:
+        """Patches have no table that a head could be tied to."""
         return None
 
 
 def check_range(ids: Int[Tensor, "B T"], size: int, what: str, where: str) -> None:
+    """Raise one clear sentence for an id outside 0 … size − 1; torch's own message names no value."""
     if torch.compiler.is_compiling() or plain_needed():
         return  # a graph, or torch.func.vmap, cannot look at values
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < size:

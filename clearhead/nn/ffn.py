@@ -1,4 +1,7 @@
-"""Feed-forward layers, plain and gated."""
+"""Feed-forward layers, plain and gated: what each position computes on its own.
+
+The tap `pre_activation` is what the activation reads; `up` is what `down` reads.
+"""
 
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -13,7 +16,7 @@ from .context import Context
 
 @builds(FeedForwardConfig)
 class FeedForward(nn.Module):
-    """down(activation(up(x)))."""
+    """down(activation(up(x))): D → F → D, with F = 4·D by default (2017, GPT-2, BERT)."""
 
     def __init__(self, config: FeedForwardConfig, dim: int) -> None:
         super().__init__()
@@ -29,7 +32,7 @@ class FeedForward(nn.Module):
 
 @builds(GatedFeedForwardConfig)
 class GatedFeedForward(nn.Module):
-    """down(activation(gate(x)) ⊙ up(x))."""
+    """down(activation(gate(x)) ⊙ up(x)): the gate decides how much of `up` passes (SwiGLU, GEGLU; LLaMA, Gemma)."""
 
     def __init__(self, config: GatedFeedForwardConfig, dim: int) -> None:
         super().__init__()

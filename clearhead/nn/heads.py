@@ -1,4 +1,7 @@
-"""From hidden states to logits or one vector. `table` is the embedding's, for heads that are tied to it."""
+"""Heads: from hidden states to logits, or to one vector per text.
+
+A tied head has no matrix of its own and uses `table`, the embedding's.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from clearhead.precision.matrix import Linear, Packed, linear
 from .build import build_part, builds
 from .context import Context
 
-Table = Float[Tensor, "V Y"] | Packed | None  # Y is D, but for ALBERT
+Table = Float[Tensor, "V Y"] | Packed | None  # Y = D, except in ALBERT
 
 
 @builds(LMHeadConfig)
 class LMHead(nn.Module):
-    """logits over the vocabulary."""
+    """x Wᵀ + b: logits over the vocabulary. Those at position t score token t + 1."""
 
     def __init__(self, config: LMHeadConfig, dim: int) -> None:
         super().__init__()
@@ -44,7 +47,7 @@ class LMHead(nn.Module):
 
 @builds(MaskedLMHeadConfig)
 class MaskedLMHead(nn.Module):
-    """A dense layer and a norm, then logits over the vocabulary."""
+    """A dense layer, an activation and a norm, then logits: those at position t score token t itself (BERT)."""
 
     def __init__(self, config: MaskedLMHeadConfig, dim: int) -> None:
         super().__init__()
@@ -63,7 +66,7 @@ class MaskedLMHead(nn.Module):
 
 @builds(FirstTokenConfig)
 class FirstToken(nn.Module):
-    """The first position's vector."""
+    """The first real position's vector: the class token of BERT and ViT."""
 
     def __init__(self, config: FirstTokenConfig, dim: int) -> None:
         super().__init__()
@@ -74,7 +77,7 @@ class FirstToken(nn.Module):
 
 @builds(LastTokenConfig)
 class LastToken(nn.Module):
-    """The last real position's vector."""
+    """The last real position's vector: in a causal model the only one that has read the whole text."""
 
     def __init__(self, config: LastTokenConfig, dim: int) -> None:
         super().__init__()
@@ -88,7 +91,7 @@ class LastToken(nn.Module):
 
 @builds(MeanPoolConfig)
 class MeanPool(nn.Module):
-    """The mean over real positions."""
+    """The mean over real positions; padding does not count."""
 
     def __init__(self, config: MeanPoolConfig, dim: int) -> None:
         super().__init__()
@@ -115,7 +118,7 @@ class Pooler(nn.Module):
 
 @builds(ClassHeadConfig)
 class ClassHead(nn.Module):
-    """Logits over classes from one pooled vector."""
+    """Pool the positions to one vector, then score the classes."""
 
     def __init__(self, config: ClassHeadConfig, dim: int) -> None:
         super().__init__()
@@ -127,13 +130,14 @@ class ClassHead(nn.Module):
 
 
 def first_real(x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B D"]:
-    """The first position that is not padding."""
+    """The vector of the first position that is not padding."""
     if context.readable is None:
         return x[:, 0]
     return x[torch.arange(len(x), device=x.device), context.readable.int().argmax(dim=1)]
 
 
 def own_or_tied(weight: Table, table: Table) -> Float[Tensor, "V Y"] | Packed:
+    """The head's own matrix, or the embedding's table if it is tied."""
     chosen = table if weight is None else weight
     assert chosen is not None, "the config has checked that a tied head has a table"
     return chosen

@@ -1,4 +1,7 @@
-"""Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, 2.1): keys and values are read from one latent."""
+"""Multi-head latent attention (MLA): keys and values of all heads from one small latent per position.
+
+DeepSeek-V2, arXiv 2405.04434, section 2.1. The KV cache holds the latent and one rotary key.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ from .context import Context
 
 @builds(LatentAttentionConfig)
 class LatentAttention(nn.Module):
-    """Two forms with one result.
+    """Two forms with the same result. c is the latent of a position, r its rotary key, shared by all heads.
 
-    plain     k_h = [W_key,h·c ; r]   v_h = W_value,h·c       every head has keys of its own: training, prompts
-    absorbed  q_h·W_key,h reads c     W_value,h·(weights·c)   all heads read the latent as it is: decoding
+    plain     k_h = [W_key,h·c ; r]   v_h = W_value,h·c        make keys and values of every head: training, prefill
+    absorbed  q_h·W_key,h reads c     W_value,h·(weights·c)    multiply the matrices into the query instead: decoding
 
-    c is the latent of a position and r its rotary key, which all heads share.
+    The absorbed form reads the cache as it is, because q·(W c) = (q W)·c and Σ p·(W c) = W·(Σ p·c).
     """
 
     def __init__(self, config: LatentAttentionConfig, dim: int) -> None:
@@ -52,7 +55,7 @@ class LatentAttention(nn.Module):
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
     def queries(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B H T K"]:
-        """[plain ; turned], by heads."""
+        """The queries of every head: a part without position, then a rotated part."""
         config = self.config
         if config.query_latent_dim is not None:
             x = context.tap("query_norm", self.query_norm(context.tap("query_down", self.query_down(x))))
@@ -62,7 +65,7 @@ class LatentAttention(nn.Module):
         return context.tap("query_rotated", q)
 
     def latents(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B 1 T LR"]:
-        """[latent ; rotary key]: all that is kept of a position."""
+        """[latent ; rotary key]: what the cache keeps of each position."""
         down = context.tap("down", self.down(x)).unsqueeze(1)
         latent, rope = down.split((self.config.latent_dim, self.config.rope_dim), dim=-1)
         latent = context.tap("latent_norm", self.latent_norm(latent.squeeze(1))).unsqueeze(1)
@@ -70,7 +73,7 @@ class LatentAttention(nn.Module):
         return torch.cat((latent, rope), dim=-1)
 
     def prefers_absorbed(self, queries: int, keys: int) -> bool:
-        """Whether fewer multiplications are done without making keys and values: few queries over many kept latents."""
+        """Whether the absorbed form takes fewer multiplications: for few queries over many cached latents it does."""
         c = self.config
         made = c.latent_dim * (c.plain_dim + c.value_dim)  # per key, in the plain form
         wider = 2 * (c.latent_dim + c.rope_dim) - (c.plain_dim + c.rope_dim + c.value_dim)  # per query and key
@@ -79,6 +82,7 @@ class LatentAttention(nn.Module):
     def plain(
         self, q: Float[Tensor, "B H T K"], joint: Float[Tensor, "B 1 S LR"], context: Context
     ) -> Float[Tensor, "B H T U"]:
+        """Make keys and values of every head from the latents, then attend."""
         c = self.config
         latent, rope = joint.split((c.latent_dim, c.rope_dim), dim=-1)
         up = split_heads(context.tap("up", self.up(latent.squeeze(1))), c.plain_dim + c.value_dim)
@@ -89,12 +93,13 @@ class LatentAttention(nn.Module):
     def absorbed(
         self, q: Float[Tensor, "B H T K"], joint: Float[Tensor, "B 1 S LR"], context: Context
     ) -> Float[Tensor, "B H T U"]:
+        """Attend over the latents themselves, with W_key multiplied into the queries and W_value into the result."""
         c = self.config
         up = dense(self.up.weight).unflatten(0, (c.heads, -1))  # H K+U L
         to_key, to_value = up.split((c.plain_dim, c.value_dim), dim=1)
         plain, rope = q.split((c.plain_dim, c.rope_dim), dim=-1)
         q = torch.cat((plain @ to_key, rope), dim=-1)  # B H T L+R
-        # the values are the keys' own first L columns: passing the keys twice saves a copy, the rest is cut off
+        # the values are the first L columns of the keys: pass the keys twice instead of copying, and cut off the rest
         dropout = c.dropout if self.training else 0.0
         mixed = attend([(q, c.mask)], joint, joint, context, scale=c.scale, dropout=dropout)
         return mixed[..., : c.latent_dim] @ to_value.mT

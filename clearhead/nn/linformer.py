@@ -1,4 +1,4 @@
-"""Attention over a few mixtures of all positions (Wang et al. 2020, Linformer)."""
+"""Linformer: attention over W learned mixtures of all positions, O(n·W) (Wang et al. 2020)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from .packing import document_rows
 
 @builds(LinformerConfig)
 class Linformer(nn.Module):
-    """x -> W rows by E and F -> their keys and values, which every query reads -> out.
+    """keys = (E·X)·W_K, values = (F·X)·W_V: W rows each, and every query reads all of them.
 
-    E·(X·W_K) is computed as (E·X)·W_K, so that the matrices meet W rows and not T.
+    (E·X)·W_K equals E·(X·W_K), but multiplies the matrices with W rows instead of T.
     """
 
     def __init__(self, config: LinformerConfig, dim: int) -> None:
@@ -58,12 +58,13 @@ class Linformer(nn.Module):
 
     @staticmethod
     def mixtures(mix: nn.Linear, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B W D"]:
-        """Each row's mixture of the tokens, by the column of each token's position."""
+        """W mixtures of the tokens: each token is weighted by the column of its position."""
         if context.aligned:
             return mix.weight[:, : x.shape[1]] @ x
         return mix.weight.T[context.positions].mT @ x
 
     def check_positions(self, context: Context) -> None:
+        """Raise if a token stands past the last column of E and F."""
         last = context.positions.shape[1] - 1
         if not context.aligned and context.positions.numel():
             last = int(context.positions.max())
@@ -71,7 +72,7 @@ class Linformer(nn.Module):
             raise ValueError(f"position {last} is past the {self.config.length} positions of this Linformer")
 
     def by_document(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        """Each document in a row of its own."""
+        """Run each document in a row of its own, so that mixtures do not cross documents."""
         rows = document_rows(context, len(x))
         assert rows.tokens is not None
         positions = context.positions.expand(x.shape[:2]).flatten()[rows.tokens]

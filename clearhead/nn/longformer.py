@@ -1,4 +1,4 @@
-"""Longformer's attention: a window, and global tokens that read and are read with projections of their own."""
+"""Longformer: attention within a window, and a few global tokens that read everything (Beltagy et al. 2020)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from .context import Context
 
 @builds(LongformerConfig)
 class Longformer(nn.Module):
-    """x -> q, k, v -> attention under `Window | Global`; the rows of global tokens are then put in their place."""
+    """Attention under `Window | Global`; then the rows of the global tokens are replaced by attention over all tokens.
+
+    Global tokens read with a second set of projections, `global_qkv`.
+    """
 
     def __init__(self, config: LongformerConfig, dim: int) -> None:
         super().__init__()
@@ -37,22 +40,24 @@ class Longformer(nn.Module):
             for name, part in zip(("query", "key", "value"), projected, strict=True)
         )
         local = context.tap("local", attend([(q, self.config.mask)], k, v, context, dropout=dropout))
-        mixed = context.tap("mixed", self.with_global(local, x, context, dropout))
+        mixed = context.tap("mixed", self.replace_global_rows(local, x, context, dropout))
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
-    def with_global(
+    def replace_global_rows(
         self, local: Float[Tensor, "B H T K"], x: Float[Tensor, "B T D"], context: Context, dropout: float
     ) -> Float[Tensor, "B H T K"]:
-        """The mixture of the global tokens, which read everyone, in their rows; `local` in all others."""
+        """The rows of the global tokens, which read every token; `local` in all other rows."""
         early = context.positions < self.config.tokens
         is_global = (early if context.readable is None else early & context.readable).expand(x.shape[:2])
         count = int(is_global.sum(dim=1).max()) if x.shape[1] else 0
         if not count:
             return local
-        at = is_global.int().argsort(dim=1, descending=True, stable=True)[:, :count]  # where they are in the row
+        at = is_global.int().argsort(dim=1, descending=True, stable=True)[
+            :, :count
+        ]  # the places of the global tokens in each row
         weight, bias = self.global_qkv.weight.chunk(3)[0], self.bias(0)
         q = split_heads(F.linear(x.gather(1, at[..., None].expand(-1, -1, x.shape[2])), weight, bias), self.width)
-        reader = of_some(context, at)
+        reader = select_queries(context, at)
         absorbs = context.fused and not dropout and self.config.absorbs(count, x.shape[2])
         if absorbs and not context.replaces(
             "global_qkv", *(f"global.{name}" for name in ("scores", "weights", "mixed"))
@@ -64,13 +69,13 @@ class Longformer(nn.Module):
             mixed = self.projected(q, x, reader, dropout)
         rows, places = is_global.nonzero(as_tuple=True)
         which = is_global.cumsum(dim=1)[rows, places] - 1
-        chosen = mixed[rows, :, which].to(local.dtype)  # under autocast a bias has made it wider
+        chosen = mixed[rows, :, which].to(local.dtype)  # under autocast, adding a bias has widened it
         return local.transpose(1, 2).index_put((rows, places), chosen).transpose(1, 2)
 
     def projected(
         self, q: Float[Tensor, "B H N K"], x: Float[Tensor, "B T D"], context: Context, dropout: float
     ) -> Float[Tensor, "B H N K"]:
-        """Every token gets a key and a value of the second matrix."""
+        """Project every token to a key and a value by the second matrix."""
         weight, bias = self.global_qkv.weight[x.shape[2] :], self.global_qkv.bias
         keys = context.tap("global_qkv", F.linear(x, weight, None if bias is None else bias[x.shape[2] :]))
         k, v = (split_heads(part, self.width) for part in keys.chunk(2, dim=-1))
@@ -80,9 +85,9 @@ class Longformer(nn.Module):
     def absorbed(
         self, q: Float[Tensor, "B H N K"], x: Float[Tensor, "B T D"], context: Context
     ) -> Float[Tensor, "B H N K"]:
-        """The same with the matrices at the few queries, which read x itself: q·(W x) = (q W)·x, and Σ p·W x = W Σ p·x.
+        """The same, but x itself is read: q·(W x) = (q W)·x, and Σ p·W x = W Σ p·x. Cheaper for few queries.
 
-        The bias of the keys adds the same to all scores of a query, and that is nothing.
+        The bias of the keys adds the same to all scores of a query, so the softmax cancels it.
         """
         _, to_key, to_value = (part.unflatten(0, (-1, self.width)) for part in self.global_qkv.weight.chunk(3))  # H K D
         bias = self.bias(2)
@@ -90,15 +95,15 @@ class Longformer(nn.Module):
         return mixed if bias is None else mixed + bias.unflatten(0, (-1, 1, self.width))
 
     def bias(self, part: int) -> Float[Tensor, "D"] | None:
-        """Of the second matrix: of its queries, keys or values."""
+        """The bias of the second matrix's queries (0), keys (1) or values (2)."""
         return None if self.global_qkv.bias is None else self.global_qkv.bias.chunk(3)[part]
 
     def init_state(self, allocator: StateAllocator) -> None:
         check_causal(self.config.mask)
 
 
-def of_some(context: Context, at: Int[Tensor, "#B N"]) -> Context:
-    """The context of some of the queries."""
+def select_queries(context: Context, at: Int[Tensor, "#B N"]) -> Context:
+    """The context of the queries at these places only."""
 
     def chosen(x: Int[Tensor, "#B T"]) -> Int[Tensor, "#B N"]:
         return x.expand(max(len(x), len(at)), -1).gather(1, at.expand(max(len(x), len(at)), -1))

@@ -1,4 +1,4 @@
-"""The long short-term memory as a mixer: what comes before is read through h and c alone."""
+"""The LSTM as a mixer: everything about the past passes through h and c, whose size is fixed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .packing import packed_sequences
 
 @builds(LSTMConfig)
 class LSTM(nn.Module):
-    """x -> gates; token after token c = f∘c + i∘g, h = o∘tanh(c); h -> out."""
+    """Gates of x and h; token after token c = f∘c + i∘g, h = o∘tanh(c); then a projection of h to width D."""
 
     def __init__(self, config: LSTMConfig, dim: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class LSTM(nn.Module):
         self.out = nn.Linear(width, dim, bias=False)
 
     def init_weights(self) -> None:
-        """The forget gate starts open, so that gradients reach far back (Jozefowicz et al. 2015)."""
+        """Start with the forget gate open, so that gradients reach far back (Jozefowicz et al. 2015)."""
         nn.init.ones_(self.input.bias.chunk(4)[1])
 
     def forward(

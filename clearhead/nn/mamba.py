@@ -1,4 +1,4 @@
-"""A selective state space as a mixer (Gu & Dao 2023, Mamba)."""
+"""Mamba: a selective state-space model as a mixer (Gu & Dao 2023)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,14 @@ from .packing import DenseRows, dense_rows
 
 @builds(MambaConfig)
 class Mamba(nn.Module):
-    """x -> (x, gate); x through a short filter -> step, write, read -> h = exp(step·A)∘h + step·x·write -> gate -> out.
+    """h_t = exp(Δ_t A)∘h_{t−1} + Δ_t·x_t ⊗ B_t,   y_t = C_t·h_t + D∘x_t, with Δ, B, C computed from x.
 
-    One pass scans chunk by chunk; decoding goes on from h and the last few inputs of the filter.
+    x ─ input ─┬─ inner ─ conv ─ silu ─┬──────────────── scan ─ (+ skip∘conv) ─ (∘) ─ out
+               │                       └─ select ─ step, write, read ─┘          │
+               └─ gate ─ silu ───────────────────────────────────────────────────┘
+
+    In the code Δ is `step`, A `decay`, B `write`, C `read` and D `skip`. A pass over a text scans it chunk by chunk;
+    decoding continues from h and the last few inputs of the convolution.
     """
 
     def __init__(self, config: MambaConfig, dim: int) -> None:
@@ -41,7 +46,7 @@ class Mamba(nn.Module):
         self.out = Linear(inner, dim, bias=config.bias)
 
     def init_weights(self) -> None:
-        """As the authors start: A = −1 … −Z in every channel, and Δ between 0.001 and 0.1 (section 3.6)."""
+        """The authors' initialisation: A = −1 … −Z in every channel, and Δ between 0.001 and 0.1 (section 3.6)."""
         with torch.no_grad():
             numbers = torch.arange(1, len(self.decay) + 1, device=self.decay.device)
             self.decay.copy_(numbers.log()[:, None].expand_as(self.decay))
@@ -49,7 +54,7 @@ class Mamba(nn.Module):
             nn.init.uniform_(self.filter, -(len(self.filter) ** -0.5), len(self.filter) ** -0.5)
             nn.init.uniform_(self.step.weight, -(self.rank**-0.5), self.rank**-0.5)
             wanted = torch.empty_like(self.step.bias).uniform_(math.log(1e-3), math.log(1e-1)).exp_()
-            self.step.bias.copy_(wanted + torch.log(-torch.expm1(-wanted)))  # softplus of it is what is wanted
+            self.step.bias.copy_(wanted + torch.log(-torch.expm1(-wanted)))  # the inverse of softplus
 
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: MambaState | None = None
@@ -78,7 +83,7 @@ class Mamba(nn.Module):
         state: MambaState | None,
         written_out: bool,
     ) -> Float[Tensor, "B T I"]:
-        """h·read, in float32 or wider; a step of 0 leaves h as it is, and that is what padding gets."""
+        """read·h of every token, in float32 or wider. Padding gets a step of 0, which leaves h unchanged."""
         conv, step, write, read = (row.gather(widen(part)) for part in (conv, step, write, read))
         if row.real is not None:
             step = step * row.real.unsqueeze(-1)

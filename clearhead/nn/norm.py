@@ -1,4 +1,4 @@
-"""LayerNorm and RMSNorm. Statistics are taken in float32 whatever the input's precision."""
+"""LayerNorm and RMSNorm over the last axis. Statistics are computed in float32 whatever the input's precision."""
 
 import torch
 from jaxtyping import Float
@@ -13,7 +13,7 @@ from .build import build_part, builds
 
 @builds(LayerNormConfig)
 class LayerNorm(nn.Module):
-    """γ·(x − μ)/√(σ² + ε) + β."""
+    """γ·(x − μ)/√(σ² + ε) + β (GPT-2, BERT)."""
 
     def __init__(self, config: LayerNormConfig, dim: int) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class LayerNorm(nn.Module):
 
 @builds(RMSNormConfig)
 class RMSNorm(nn.Module):
-    """γ·x/√(mean(x²) + ε)."""
+    """γ·x/√(mean(x²) + ε): no mean is subtracted, no bias added (LLaMA)."""
 
     def __init__(self, config: RMSNormConfig, dim: int) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class RMSNorm(nn.Module):
 
 @builds(OffsetRMSNormConfig)
 class OffsetRMSNorm(nn.Module):
-    """(1 + γ)·x/√(mean(x²) + ε)."""
+    """(1 + γ)·x/√(mean(x²) + ε): weights start at 0, and weight decay pulls the gain to 1 (Gemma)."""
 
     def __init__(self, config: OffsetRMSNormConfig, dim: int) -> None:
         super().__init__()

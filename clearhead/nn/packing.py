@@ -1,12 +1,13 @@
-"""Where tokens really follow each other, for parts that go through a text in order.
+"""Which tokens follow each other, for parts that read a text in order: recurrences and convolutions.
 
-Padding is passed over and every document is a text of its own, so that a row of a batch
+Padding is skipped, and every document is a sequence of its own. This row of a batch
 
     place       0  1  2  3  4  5  6
     readable    ·  ▪  ▪  ▪  ▪  ▪  ·
     documents   0  0  0  1  1  1  1
 
-holds two texts, of places 1 2 and 3 4 5.
+holds two sequences: places 1 2, and places 3 4 5. `PackedSequences` orders their tokens by time, as torch's LSTM wants
+them; `DenseRows` moves the real tokens of each row to its front, so that whole rows can be computed at once.
 """
 
 from __future__ import annotations
@@ -22,27 +23,29 @@ from .context import Context
 
 @dataclass(frozen=True)
 class PackedSequences:
-    """The texts of a batch, longest first, and their tokens by time: the first of each, the second of each, …"""
+    """The sequences of a batch, longest first, and their tokens by time: all first tokens, all second tokens, …"""
 
-    rows: Int[Tensor, "N"]  # of the batch, in which each text stands
-    tokens: Int[Tensor, "W"]  # number row·T + place of each token
-    sizes: Int[Tensor, "T"]  # how many texts have a token at each time
+    rows: Int[Tensor, "N"]  # the batch row of each sequence
+    tokens: Int[Tensor, "W"]  # index row·T + place of each token
+    sizes: Int[Tensor, "T"]  # how many sequences have a token at each time
 
     def gather(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "W D"]:
+        """The tokens of the batch in this order."""
         return x.flatten(0, 1)[self.tokens]
 
     def scatter(self, y: Float[Tensor, "W I"], like: Float[Tensor, "B T D"]) -> Float[Tensor, "B T I"]:
-        """Back to the places of the batch; padding gets zeros."""
+        """Put the results back in their places in the batch. Padding gets zeros."""
         batch, length, _ = like.shape
         return y.new_zeros(batch * length, y.shape[1]).index_copy(0, self.tokens, y).unflatten(0, (batch, length))
 
 
 def packed_sequences(context: Context, batch: int) -> PackedSequences:
-    """Found once for all layers."""
-    return context.once("texts", lambda: find_packed_sequences(context, batch))
+    """The sequences of this pass; computed once for all layers."""
+    return context.once("packed_sequences", lambda: find_packed_sequences(context, batch))
 
 
 def find_packed_sequences(context: Context, batch: int) -> PackedSequences:
+    """Sort real tokens by (time within their sequence, rank of the sequence by length)."""
     length, device = context.positions.shape[1], context.positions.device
     if context.readable is None and context.documents is None:
         rows, times = torch.arange(batch, device=device), torch.arange(length, device=device)
@@ -67,21 +70,21 @@ def find_packed_sequences(context: Context, batch: int) -> PackedSequences:
 
 @dataclass(frozen=True)
 class DenseRows:
-    """Rows in which real tokens come first, one after the other: the batch's own, or one for each document."""
+    """Rows whose real tokens come first, without gaps: the batch's own rows, or one row for each document."""
 
     shape: tuple[int, int]  # B and T of the batch
-    tokens: Int[Tensor, "N L"] | None  # number row·T + place of each token; None: all stand where they stood
-    real: Bool[Tensor, "N L"] | None  # None: no place is padding
-    document: Int[Tensor, "N L"] | None = None  # None: a row is one document
+    tokens: Int[Tensor, "N L"] | None  # index row·T + place of each token; None: nothing moves
+    real: Bool[Tensor, "N L"] | None  # None: there is no padding
+    document: Int[Tensor, "N L"] | None = None  # None: each row is one document
 
     def gather(self, x: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
-        """From the batch, whose axis of tokens is `time`."""
+        """The tokens of the batch in these rows; `time` is the axis of tokens."""
         if self.tokens is None:
             return x
         return x.movedim(time, 1).flatten(0, 1)[self.tokens].movedim(1, time)
 
     def scatter(self, y: Float[Tensor, "..."], time: int = 1) -> Float[Tensor, "..."]:
-        """Back to the batch; padding gets zeros."""
+        """Put the results back in their places in the batch. Padding gets zeros."""
         if self.tokens is None and self.real is None:
             return y
         y = y.movedim(time, 1)
@@ -95,11 +98,12 @@ class DenseRows:
 
 
 def dense_rows(context: Context, batch: int) -> DenseRows:
-    """Each row's real tokens at its front, document by document. Found once for all layers."""
-    return context.once("lanes", lambda: find_dense_rows(context, batch))
+    """Each row's real tokens at its front, document by document. Computed once for all layers."""
+    return context.once("dense_rows", lambda: find_dense_rows(context, batch))
 
 
 def find_dense_rows(context: Context, batch: int) -> DenseRows:
+    """Sort each row by document, padding last; the sort is stable, so order within a document stays."""
     length, device = context.positions.shape[1], context.positions.device
     real, document = context.readable, context.documents
     if real is not None and bool(real.all()):
@@ -120,11 +124,12 @@ def find_dense_rows(context: Context, batch: int) -> DenseRows:
 
 
 def document_rows(context: Context, batch: int) -> DenseRows:
-    """A row for each document."""
+    """One row for each document. Computed once for all layers."""
     return context.once("document_rows", lambda: find_document_rows(context, batch))
 
 
 def find_document_rows(context: Context, batch: int) -> DenseRows:
+    """Unpack the sequences into rows as long as the longest, padded at the end."""
     order = packed_sequences(context, batch)
     longest, count = len(order.sizes), len(order.rows)
     sizes = order.sizes.to(order.tokens.device)

@@ -18,7 +18,7 @@ from .context import Context
 
 @builds(SinusoidalConfig)
 class Sinusoidal(nn.Module):
-    """sin and cos of position/base^(2i/D), for any position."""
+    """sin and cos of position/base^(2i/D), added to the embedding. Works for any position (2017)."""
 
     def __init__(self, config: SinusoidalConfig, dim: int) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Sinusoidal(nn.Module):
 
 @builds(LearnedConfig)
 class Learned(nn.Module):
-    """A learned vector for each position up to the table's end."""
+    """A learned vector for each position, added to the embedding. Positions past the table raise (GPT-2, BERT)."""
 
     def __init__(self, config: LearnedConfig, dim: int) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Learned(nn.Module):
 
 @builds(AlibiConfig)
 class Alibi(nn.Module):
-    """−slope_h·|i − j|, added to the scores of head h."""
+    """−slope_h·|i − j|, added to the scores of head h: far keys count less (Press et al. 2022)."""
 
     def __init__(self, config: AlibiConfig, heads: int) -> None:
         super().__init__()
@@ -60,6 +60,7 @@ class Alibi(nn.Module):
         return context.once(("alibi", self.heads, id(context.key_positions)), lambda: self.bias(context, dtype))
 
     def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#B H T S"]:
+        """The bias of every query and key of this pass."""
         slopes = torch.tensor(alibi_slopes(self.heads), dtype=dtype, device=context.positions.device)
         distance = (context.positions[:, None, :, None] - context.key_positions[:, None, None, :]).abs()
         return -slopes[:, None, None] * distance

@@ -1,4 +1,4 @@
-"""Rotary positions: pairs of dimensions of q and k turned by position × frequency."""
+"""Rotary position embedding: pairs of coordinates of q and k are rotated by position × frequency."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from .context import Context
 
 @builds(RotaryConfig)
 class Rotary(nn.Module):
-    """Holds no tensor: the angles of a forward pass are made once, in float64, and shared by all layers."""
+    """Rotates q and k, so that their dot products depend on relative positions only (Su et al. 2021).
+
+    Holds no tensor: the angles of a pass are computed once, in float64, and shared by all layers.
+    """
 
     def __init__(self, config: RotaryConfig, head_dim: int) -> None:
         super().__init__()
@@ -35,15 +38,15 @@ class Rotary(nn.Module):
         return self(k, context.positions, context)
 
     def queries(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
-        """The queries that attention needs, and which keys each of them reads."""
+        """The rotated queries, each with the mask of the keys it reads."""
         return [(context.tap("query_rotated", self(q, context.positions, context)), mask)]
 
     def angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype, context: Context) -> tuple[Tensor, Tensor]:
-        """cos and sin of every angle, `B 1 T K/2`, of all layers alike."""
+        """cos and sin of every angle, `B 1 T K/2`; computed once for all layers."""
         key = (self.config, self.frequencies, id(positions))
-        return context.once(key, lambda: self.fresh_angles(positions, dtype))
+        return context.once(key, lambda: self.compute_angles(positions, dtype))
 
-    def fresh_angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def compute_angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         frequencies = torch.tensor(self.frequencies, dtype=exact, device=positions.device)
         angles = positions[:, None, :, None].to(exact) * frequencies
@@ -52,7 +55,10 @@ class Rotary(nn.Module):
 
 @builds(DualChunkConfig)
 class DualChunk(nn.Module):
-    """Three queries for each token: one for its own chunk, one for the chunk before, one for all older ones."""
+    """Dual chunk attention: three rotated queries per token, for its own chunk, the one before, and all older ones.
+
+    No distance then exceeds the trained context, so a model reads longer texts untrained (An et al. 2024).
+    """
 
     def __init__(self, config: DualChunkConfig, head_dim: int) -> None:
         super().__init__()
@@ -67,7 +73,7 @@ class DualChunk(nn.Module):
         return self.rotary(k, self.places(context)["query_rotated"], context)
 
     def queries(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
-        """The queries that attention needs, and which keys each of them reads."""
+        """The rotated queries, each with the mask of the keys it reads."""
         places = self.places(context)
         masks = self.config.queries(mask)
         return [(context.tap(name, self.rotary(q, places[name], context)), masks[name]) for name in masks]

@@ -1,4 +1,4 @@
-"""A short filter between two gates."""
+"""A short causal convolution between two gates, a cheap mixer (LFM2)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from .packing import dense_rows
 
 @builds(ShortConvConfig)
 class ShortConv(nn.Module):
-    """x -> write, read, x by one matrix -> read∘filter(write∘x) -> out. Decoding keeps the filter's last few inputs."""
+    """write, read, x by one matrix -> read∘conv(write∘x) -> out.
+
+    Decoding keeps the last few inputs of the convolution.
+    """
 
     def __init__(self, config: ShortConvConfig, dim: int) -> None:
         super().__init__()
@@ -29,6 +32,7 @@ class ShortConv(nn.Module):
         self.out = Linear(dim, dim, bias=config.bias)
 
     def init_weights(self) -> None:
+        """Start the filter like torch's convolutions: uniform, of variance 1/(3·taps)."""
         with torch.no_grad():
             nn.init.uniform_(self.filter, -(len(self.filter) ** -0.5), len(self.filter) ** -0.5)
 

@@ -17,15 +17,16 @@ from .context import Context
 from .dropout import Dropout
 
 Select = Callable[[Tensor], Tensor]
-"""The positions that are asked for, of all."""
+"""Picks the positions that are needed: B T D -> B Chosen D."""
 
 
 def all_positions(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+    """The `Select` that keeps every position."""
     return x
 
 
 class Residual(nn.Module):
-    """One residual branch. Where the norm sits is decided here and nowhere else.
+    """One residual branch, x + f(x). Where the norm sits is decided here and nowhere else.
 
     pre       x + f(norm(x))          x ──┬── before ── f ── inside ── dropout ──(+)── after ──
     post      norm(x + f(x))              └───────────────────────────────────────┘
@@ -51,7 +52,10 @@ class Residual(nn.Module):
 
 @builds(BlockConfig)
 class Block(nn.Module):
-    """mixer, then cross-attention if there is a source, then feed-forward, each on its residual branch."""
+    """Mixer, then cross-attention if there is a source, then feed-forward, each on its residual branch.
+
+    The mixer moves information between positions; the feed-forward layer works on each position alone.
+    """
 
     def __init__(self, config: BlockConfig, dim: int) -> None:
         super().__init__()
@@ -74,7 +78,7 @@ class Block(nn.Module):
         state: BlockState | None = None,
         select: Select = all_positions,
     ) -> Float[Tensor, "B Chosen D"]:
-        """What the mixer has read, it remembers; only `some` positions go on from there."""
+        """All positions go through the mixer, which stores them in its state; only selected ones through the rest."""
         memory = (None, None) if state is None else (state.mixer, state.cross)
         x = self.mixer_residual(
             x, lambda h: self.mixer(h, context.at("mixer"), memory[0]), context.at("mixer_residual")
@@ -93,7 +97,10 @@ class Block(nn.Module):
 
 @builds(ParallelBlockConfig)
 class ParallelBlock(nn.Module):
-    """x + mixer(norm(x)) + ffn(norm(x)). The taps of its branches are called as in any block."""
+    """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same normalised input (GPT-J, PaLM).
+
+    Its taps have the same names as those of `Block`.
+    """
 
     def __init__(self, config: ParallelBlockConfig, dim: int) -> None:
         super().__init__()
@@ -126,7 +133,10 @@ class ParallelBlock(nn.Module):
 @builds(StackConfig)
 @builds(SharedStackConfig)
 class Stack(nn.Module):
-    """The blocks from the bottom up, and the final norm."""
+    """The blocks from first to last, and the final norm.
+
+    In a shared stack (ALBERT) several layers are the same block.
+    """
 
     def __init__(self, config: StackConfig, dim: int) -> None:
         super().__init__()
@@ -141,7 +151,7 @@ class Stack(nn.Module):
         state: list[BlockState] | None = None,
         select: Select = all_positions,
     ) -> Float[Tensor, "B Chosen D"]:
-        """Who needs `some` positions only saves the others the last feed-forward layer."""
+        """If only some positions are needed, the last feed-forward layer skips the rest."""
         last = len(self.places) - 1
         for i, block in enumerate(self.layers()):
             kept = None if state is None else state[i]
@@ -152,5 +162,5 @@ class Stack(nn.Module):
         return [block.init_state(allocator) for block in self.layers()]
 
     def layers(self) -> list[Block | ParallelBlock]:
-        """The blocks in the order they run; one that is shared stands there more than once."""
+        """The blocks in the order they run. A shared block is listed more than once."""
         return [cast("Block | ParallelBlock", self.blocks[place]) for place in self.places]
