@@ -155,6 +155,11 @@ def quote(value: Any) -> str:
         return quote_text(repr(value))
 
 
+def quote_repr(value: Any) -> str:
+    """A value as Python writes it, cut to 80 characters."""
+    return quote_text(repr(value))
+
+
 def quote_text(text: str) -> str:
     """A text cut to 80 characters, with control characters shown as escapes."""
     return escape_controls(text if len(text) <= QUOTED else text[: QUOTED - 1] + "…")

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from clearhead.typed_json import decode_json, quote, read_json
+from clearhead.typed_json import decode_json, quote_repr, read_json
 
 Shape = tuple[int, ...]
 C = TypeVar("C", bound="Config")
@@ -101,7 +101,9 @@ class Config:
         for f in fields(self):
             value = getattr(self, f.name)
             if not fits(value, hints[f.name]):
-                raise ConfigError(f"{self.kind()}.{f.name} is {quote(value)}, but must be {describe(hints[f.name])}")
+                raise ConfigError(
+                    f"{self.kind()}.{f.name} is {quote_repr(value)}, but must be {describe(hints[f.name])}"
+                )
         self.check()
 
     @classmethod
@@ -194,7 +196,7 @@ def from_json(data: Any) -> Config:
     """The config in decoded JSON."""
     config = parse(data, "config")
     if not isinstance(config, Config):
-        raise ConfigError(f"config is {quote(data)}, but must be an object with a 'kind'")
+        raise ConfigError(f"config is {quote_repr(data)}, but must be an object with a 'kind'")
     return config
 
 
@@ -217,7 +219,7 @@ def parse(data: Any, where: str) -> Any:
         raise ConfigError(f"{where} has no 'kind'; known kinds: {', '.join(sorted(Config.kinds))}")
     kind = data["kind"]
     if not isinstance(kind, str) or kind not in Config.kinds:
-        raise ConfigError(f"{where} has the unknown kind {quote(kind)}{nearest(kind, Config.kinds)}")
+        raise ConfigError(f"{where} has the unknown kind {quote_repr(kind)}{nearest(kind, Config.kinds)}")
     cls = Config.kinds[kind]
     names = {f.name for f in fields(cls)}
     values = {}
@@ -225,7 +227,7 @@ def parse(data: Any, where: str) -> Any:
         if key == "kind":
             continue
         if key not in names:
-            raise ConfigError(f"{where}: {kind} has no field {quote(key)}{nearest(key, names)}")
+            raise ConfigError(f"{where}: {kind} has no field {quote_repr(key)}{nearest(key, names)}")
         values[key] = parse(value, f"{where}.{key}")
     required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
     if missing := sorted(required - values.keys()):
@@ -253,7 +255,7 @@ def put(node: Any, changes: list[Change]) -> Any:
             if not key.isdigit() or int(key) >= len(node):
                 raise ConfigError(f"{whole}: {key!r} is not one of the places 0 to {len(node) - 1}")
         elif not isinstance(node, Config):
-            raise ConfigError(f"{whole}: {quote(node)} has no fields, so no {key!r}")
+            raise ConfigError(f"{whole}: {quote_repr(node)} has no fields, so no {key!r}")
         elif key not in (names := {f.name for f in fields(node)}):
             raise ConfigError(f"{whole}: {node.kind()} has no field {key!r}{nearest(key, names)}")
     if isinstance(node, tuple):

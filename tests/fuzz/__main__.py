@@ -38,8 +38,8 @@ VALUES = [
     "../..", "/", ".", "-", "--", "*", "0,1", "1-2", "-3--1", "a=b", "stack.repeats=2", "stack.dim=0", "head=", "=3",
     "stack.pattern.0=3", "light", "int8", "float32", "gpt2", "tiny-gpt", "tiny-llama", "json", "tsv",
 ]  # fmt: skip
-SLOW = {"train", "compare", "doctor", "scaling", "lab", "exercises", "completion"}
-"""Commands whose own work is long or writes into folders: only their option parsing is tried."""
+SLOW = {"train", "compare", "doctor", "scaling", "lab", "exercises", "completion", "serve", "studio"}
+"""Commands that run for long, wait for requests, or write into folders: only their option parsing is tried."""
 
 
 @dataclass

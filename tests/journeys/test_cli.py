@@ -162,7 +162,7 @@ def test_bad_input_gets_one_sentence(arguments: tuple[str, ...], sentence: str) 
         ('{"kind": "Winndow"}', "unknown kind 'Winndow'; did you mean 'Window'?"),
         ('{"kind": "Window"}', "Window needs size"),
         ('{"kind": "Window", "size": 3}', "describes a Window, not a whole model"),
-        ('{"model_type": "gpt5"}', "the model_type 'gpt5' is not supported; did you mean 'gpt2'?"),
+        ('{"model_type": "gpt5"}', "the model_type 'gpt5' is not supported; did you mean 'gptj'?"),
     ],
 )
 def test_a_bad_file_gets_one_sentence(text: str, sentence: str, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_completion_completes() -> None:
     environment = {"_CLEARHEAD_COMPLETE": "bash_complete", "COMP_WORDS": "clearhead co", "COMP_CWORD": "1"}
     command = [sys.executable, "-c", "from clearhead.cli.main import main; main()"]
     result = subprocess.run(command, capture_output=True, text=True, env=PLAIN | environment, check=False)
-    assert result.stdout.split() == ["plain,cost", "plain,compare", "plain,completion"]
+    assert result.stdout.split() == ["plain,compare", "plain,cost", "plain,completion"]
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:
