@@ -18,6 +18,7 @@ NAMES = (
     "studio",
     "mixers",
     "generation",
+    "serving",
     "translating",
 )
 
