@@ -372,10 +372,8 @@ INLINE void tile(int M, int R, const float *w, int64_t w_stride, const float *x,
     EACH(r, R) EACH(m, M) sums[r * M + m] = acc[m][r];
 }
 
-#define AHEAD 1024 /* bytes that are fetched before they are needed */
-
 /* The same for one row of x and R rows of a stored matrix, without a copy in float32 where the order of the columns
- * allows it. */
+ * allows it. The rows of the next tile are fetched meanwhile. */
 INLINE void tile_of_one(int kind, int R, const matrix *w, const codebook *c, int64_t row, const float *x, vec *sums) {
     const int64_t bytes_each = row_bytes(w), columns = kind == INT8 || kind == INT4 ? w->padded : w->columns;
     const uint8_t *values = (const uint8_t *)w->values + row * bytes_each;
@@ -386,8 +384,9 @@ INLINE void tile_of_one(int kind, int R, const matrix *w, const codebook *c, int
         for (int64_t k = 0; k < columns; k += RUN) {
             const int64_t count = columns - k < RUN ? columns - k : RUN;
             for (int r = 0; r < R; r++) {
-                __builtin_prefetch(values + r * bytes_each + (kind == INT4 ? k / 2 : k) + AHEAD);
-                if (kind == INT8) __builtin_prefetch(values + r * bytes_each + k + 64 + AHEAD);
+                const uint8_t *next = values + (R + r) * bytes_each + (kind == INT4 ? k / 2 : k);
+                __builtin_prefetch(next, 0, 2);
+                if (kind == INT8) __builtin_prefetch(next + 64, 0, 2);
                 widen_span(kind, w, c, row + r, k, k + count, wide[r]);
             }
             for (int64_t i = 0; i < count; i += LANES) {
@@ -399,7 +398,7 @@ INLINE void tile_of_one(int kind, int R, const matrix *w, const codebook *c, int
         const int64_t size = kind == F32 ? 4 : 2, whole = columns / LANES * LANES, rest = columns - whole;
         for (int64_t k = 0; k < whole; k += LANES) {
             const vec a = load(x + k);
-            if (k * size % 64 == 0) EACH(r, R) __builtin_prefetch(values + r * bytes_each + k * size + AHEAD);
+            if (k * size % 64 == 0) EACH(r, R) __builtin_prefetch(values + (R + r) * bytes_each + k * size, 0, 2);
             EACH(r, R) acc[r] = madd(a, load_float(kind, values + r * bytes_each, k), acc[r]);
         }
         if (rest) EACH(r, R) {

@@ -50,7 +50,7 @@ def round_int4(
     Without `moments` every number goes to its nearest; with them, Σ x xᵀ over inputs x, the later columns of a row make
     up for the errors of the earlier ones: not W but W·x is kept (Frantar et al. 2022, arXiv 2210.17323).
     """
-    half = torch.tensor(HALF, device=weight.device)
+    half = torch.tensor(HALF, device=weight.device).bfloat16().float()  # the kernels keep a table in bfloat16
     table = torch.cat((-half.flip(0), half))
     rows = max(1, ROWS // weight.shape[1])
     spread = None if moments is None else error_spread(moments, weight.shape[1])
