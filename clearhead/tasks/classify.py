@@ -32,9 +32,9 @@ class Class:
 def classify(
     model: Model, inputs: Sequence[str | Path], *, top: int = 5, tokenizer: Tokenizer | None = None
 ) -> list[list[Class]]:
-    """The `top` likeliest classes of each input: files of images for a model that reads images, else texts."""
+    """The `top` likeliest classes of each input: image files for a model that reads images, else texts."""
     if isinstance(model, EncoderDecoder) or not isinstance(model.config.head, ClassHeadConfig):
-        raise ValueError("this model has no class head, so it classifies nothing")
+        raise ValueError("this model has no class head, so it cannot classify")
     if top < 1:
         raise ValueError(f"top is {top}, but must be at least 1")
     said = {} if model.origin is None else read_fields(model.origin / "config.json")
@@ -48,17 +48,17 @@ def classify(
         else:
             for tokens, readable in TextReader.of(model, tokenizer).batches([str(text) for text in inputs]):
                 logits += list(model(tokens, readable=readable))
-    return [ranked(chances(one.float(), said), said.get("id2label") or {}, top) for one in logits]
+    return [rank_classes(class_probabilities(one.float(), said), said.get("id2label") or {}, top) for one in logits]
 
 
-def chances(logits: Float[Tensor, "C"], said: dict[str, Any]) -> Float[Tensor, "C"]:
-    """The softmax; each class for itself where the model was made for several at once, or for a single one."""
+def class_probabilities(logits: Float[Tensor, "C"], said: dict[str, Any]) -> Float[Tensor, "C"]:
+    """Probabilities: a softmax, or a sigmoid for each class if a text may have several labels or there is one class."""
     several = said.get("problem_type") == "multi_label_classification" or len(logits) == 1
     return logits.sigmoid() if several else logits.softmax(dim=0)
 
 
-def ranked(chances: Float[Tensor, "C"], labels: dict[str, str], top: int) -> list[Class]:
-    best = chances.topk(min(top, len(chances)))
+def rank_classes(probabilities: Float[Tensor, "C"], labels: dict[str, str], top: int) -> list[Class]:
+    best = probabilities.topk(min(top, len(probabilities)))
     pairs = zip(best.values.tolist(), best.indices.tolist(), strict=True)
     return [Class(labels.get(str(number), f"LABEL_{number}"), score) for score, number in pairs]
 

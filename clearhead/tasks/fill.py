@@ -1,4 +1,4 @@
-"""Masked words, filled in."""
+"""Predict masked words."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KNOWN_MASKS = ("[MASK]", "<mask>")
 
 @dataclass(frozen=True)
 class Filling:
-    """A token for a mask."""
+    """One prediction for a mask."""
 
     score: float  # its probability
     token: int
     word: str
-    text: str  # the whole text with it, the other masks left out
+    text: str  # the whole text with it; other masks are removed
 
 
 @torch.inference_mode()
@@ -33,7 +33,7 @@ def fill_mask(
     """For each mask of each text, the `top` likeliest tokens."""
     reader = TextReader.of(model, tokenizer)
     if not isinstance(reader.model.config.head, MaskedLMHeadConfig):
-        raise ValueError("this model has no masked-LM head, so it fills in nothing")
+        raise ValueError("this model has no masked-LM head, so it cannot fill masks")
     if top < 1:
         raise ValueError(f"top is {top}, but must be at least 1")
     mask = mask_token(reader.tokenizer)
@@ -44,22 +44,24 @@ def fill_mask(
             places = [place for place, token in enumerate(ids) if token == mask]
             if not places:
                 named = reader.tokenizer.inner.id_to_token(mask)
-                raise ValueError(f"there is no {named} in {texts[len(found)]!r}, so there is nothing to fill in")
+                raise ValueError(f"there is no {named} in {texts[len(found)]!r}, so there is nothing to predict")
             length = len(ids) if readable is None else int(readable[row].sum())
-            found.append([filled(reader.tokenizer, logits[row, place], ids[:length], place, top) for place in places])
+            found.append(
+                [rank_tokens(reader.tokenizer, logits[row, place], ids[:length], place, top) for place in places]
+            )
     return found
 
 
-def filled(tokenizer: Tokenizer, logits: torch.Tensor, ids: list[int], place: int, top: int) -> list[Filling]:
+def rank_tokens(tokenizer: Tokenizer, logits: torch.Tensor, ids: list[int], place: int, top: int) -> list[Filling]:
     best = logits.float().softmax(dim=0).topk(min(top, len(logits)))
     return [
-        Filling(score, token, spelled(tokenizer, token), tokenizer.decode([*ids[:place], token, *ids[place + 1 :]]))
+        Filling(score, token, token_text(tokenizer, token), tokenizer.decode([*ids[:place], token, *ids[place + 1 :]]))
         for score, token in zip(best.values.tolist(), best.indices.tolist(), strict=True)
     ]
 
 
-def spelled(tokenizer: Tokenizer, token: int) -> str:
-    """A token as a word, special ones too."""
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """The text of a token, special tokens included."""
     return tokenizer.inner.decode([token], skip_special_tokens=False)
 
 

@@ -1,4 +1,4 @@
-"""Image files to numbers, as a checkpoint's `preprocessor_config.json` says."""
+"""Read image files as a checkpoint's `preprocessor_config.json` describes."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ PREPROCESSING: dict[str, Any] = {
 """The fields of `preprocessor_config.json` that are used, with their types."""
 
 
-def read_image(path: Path, embedding: PatchEmbeddingConfig, said: dict[str, Any]) -> Float[Tensor, "Ch Y X"]:
-    """Resized, cropped, rescaled and normed; where nothing is said, as ViT was trained: to ±1, by bilinear resizing."""
+def read_image(path: Path, embedding: PatchEmbeddingConfig, settings: dict[str, Any]) -> Float[Tensor, "Ch Y X"]:
+    """Resize, crop, rescale and normalise an image. Defaults are those of ViT: bilinear resizing, values in ±1."""
     image = open_image(path, embedding.channels)
-    if said.get("do_resize", True):
-        image = image.resize(resized(image.size, said.get("size") or embedding.image), said.get("resample", BILINEAR))
-    if said.get("do_center_crop", False):
-        image = cropped(image, *sides(said.get("crop_size") or embedding.image))
+    if settings.get("do_resize", True):
+        image = image.resize(
+            target_size(image.size, settings.get("size") or embedding.image), settings.get("resample", BILINEAR)
+        )
+    if settings.get("do_center_crop", False):
+        image = crop_center(image, *sides(settings.get("crop_size") or embedding.image))
     pixels = torch.tensor(np.asarray(image, dtype=np.float32)).reshape(image.height, image.width, -1).permute(2, 0, 1)
-    if said.get("do_rescale", True):
-        pixels = pixels * said.get("rescale_factor", 1 / 255)
-    if said.get("do_normalize", True):
-        mean, std = (torch.tensor(said.get(f"image_{name}", 0.5)).reshape(-1, 1, 1) for name in ("mean", "std"))
+    if settings.get("do_rescale", True):
+        pixels = pixels * settings.get("rescale_factor", 1 / 255)
+    if settings.get("do_normalize", True):
+        mean, std = (torch.tensor(settings.get(f"image_{name}", 0.5)).reshape(-1, 1, 1) for name in ("mean", "std"))
         pixels = (pixels - mean) / std
     return pixels
 
@@ -46,8 +48,8 @@ def sides(size: Any) -> tuple[int, int]:
     return (size["height"], size["width"]) if isinstance(size, dict) else (size, size)
 
 
-def resized(now: tuple[int, int], size: Any) -> tuple[int, int]:
-    """Width and height to resize to; a shortest edge keeps the proportions."""
+def target_size(now: tuple[int, int], size: Any) -> tuple[int, int]:
+    """The width and height to resize to. A `shortest_edge` keeps the proportions."""
     if isinstance(size, dict) and "shortest_edge" in size:
         scale = size["shortest_edge"] / min(now)
         return (round(now[0] * scale), round(now[1] * scale))
@@ -55,6 +57,6 @@ def resized(now: tuple[int, int], size: Any) -> tuple[int, int]:
     return width, height
 
 
-def cropped(image: Any, height: int, width: int) -> Any:
+def crop_center(image: Any, height: int, width: int) -> Any:
     left, top = (image.width - width) // 2, (image.height - height) // 2
     return image.crop((left, top, left + width, top + height))

@@ -1,4 +1,4 @@
-"""Texts as an encoder reads them, and vectors of them."""
+"""Compute embeddings of texts, and batch texts for an encoder."""
 
 from __future__ import annotations
 
@@ -34,17 +34,19 @@ class TextReader:
     @classmethod
     def of(cls, model: Model, tokenizer: Tokenizer | None = None) -> TextReader:
         if isinstance(model, EncoderDecoder) or not isinstance(model.config.embedding, TokenEmbeddingConfig):
-            raise ValueError("this takes a model that reads one text; this one reads images, or writes for a source")
+            raise ValueError("this needs a model that reads one text; this one reads images, or is an encoder–decoder")
         found = tokenizer or own_tokenizer(model)
         if found is None:
-            raise ValueError("the model came with no tokenizer; give tokenizer=")
+            raise ValueError("the model has no tokenizer; pass tokenizer=")
         return cls(model, found, context_length(model))
 
     def ids(self, text: str) -> list[int]:
-        """The tokens of a text, with those that belong around it."""
+        """The tokens of a text, with the special tokens around it."""
         ids = self.tokenizer.prompt(text)
         if not ids:
-            raise ValueError("the text is empty, and this tokenizer puts nothing around it: there is nothing to read")
+            raise ValueError(
+                "the text is empty, and this tokenizer adds no special tokens, so there is nothing to read"
+            )
         if self.context is not None and len(ids) > self.context:
             raise ValueError(f"the text has {len(ids)} tokens, but the model reads at most {self.context}")
         return ids
@@ -52,7 +54,7 @@ class TextReader:
     def batches(
         self, texts: Sequence[str], size: int = BATCH
     ) -> Iterator[tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]]:
-        """Texts of any lengths, some at a time: their tokens, and which of them are real."""
+        """Batches of `size` texts: padded tokens, and True where a token is real."""
         device = next(self.model.parameters()).device
         for first in range(0, len(texts), size):
             yield pad_prompts([self.ids(text) for text in texts[first : first + size]], device)
@@ -69,11 +71,11 @@ class TextReader:
 def embed(
     model: Model, texts: Sequence[str], *, pool: Pool = "mean", tokenizer: Tokenizer | None = None
 ) -> list[Tensor]:
-    """A vector of each text, or with `pool="none"` one for each of its tokens.
+    """One vector for each text, or one for each of its tokens with `pool="none"`.
 
-    mean    of the hidden states of all real tokens
+    mean    the mean of the hidden states of all real tokens
     first   the hidden state of the first token, BERT's [CLS]
-    pooler  what the model's own pooler makes of it
+    pooler  the output of the model's own pooler
     """
     reader, found = TextReader.of(model, tokenizer), []
     if pool == "pooler" and not isinstance(reader.model.config.head, PoolerConfig):

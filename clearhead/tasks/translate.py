@@ -30,17 +30,19 @@ STRETCH = 3, 32  # a translation has at most so many times its source's tokens, 
 
 
 class Translating(TextGenerator):
-    """A task whose texts end: how long one may become is a matter of its own source alone, unless somebody says."""
+    """A text generator whose default length limit depends on the length of the source."""
 
     def default_limit(self, ids: Sequence[int]) -> int:
         return STRETCH[0] * len(ids) + STRETCH[1]
 
     def read(self, text: str, number: int | None = None) -> list[int]:
-        """The tokens of a sentence; of one that is too long its beginning, and of a numbered one it is said."""
+        """The tokens of a sentence. A sentence that is too long is cut; if it has a number, with a warning."""
         assert self.tokenizer is not None
         ids, most = self.tokenizer.encode_source(text), min(self.context or LONGEST, LONGEST)
         if len(ids) > most and number is not None:
-            warnings.warn(f"line {number + 1} has {len(ids):,} tokens; its first {most} are translated", stacklevel=2)
+            warnings.warn(
+                f"line {number + 1} has {len(ids):,} tokens; only the first {most} are translated", stacklevel=2
+            )
         return ids if len(ids) <= most else [*ids[: most - 1], ids[-1]]
 
 
@@ -54,44 +56,49 @@ def translate(
     progress: Callable[[int], object] = lambda done: None,
     **options: Any,
 ) -> list[list[Completion]]:
-    """For each text the best `n` translations, best first; an empty text stays empty.
+    """The best `n` translations of each text, best first. An empty text stays empty.
 
-    Texts of about one length are worked on together, which changes nothing in what is written, by so many `workers` at
-    once, where processes can be forked. `progress` is told how many are done; options as of
-    `generate.complete.generate`, of which `beams` is 5 and `length_penalty` Wu(0.6) here.
+    batch     texts of similar length that are translated together; the result does not depend on it
+    workers   processes to use, if the system can fork
+    progress  called with the number of finished texts
+    options   those of `generate.complete.generate`; by default `beams` is 5 and `length_penalty` Wu(0.6)
     """
     if not isinstance(model, EncoderDecoder):
-        raise ValueError(f"a {model.config.kind()} reads no source, so it does not translate; see `clearhead generate`")
+        raise ValueError(f"a {model.config.kind()} has no encoder, so it cannot translate; use `clearhead generate`")
     if batch < 1:
         raise ValueError(f"batch is {batch}, but must be at least 1")
     asked: dict[str, Any] = {"beams": 5, "length_penalty": Wu(0.6)} | options
     if asked["beams"] == 1 and not asked.keys() & SAMPLING:
-        asked["temperature"] = 0.0  # greedy, even where the checkpoint's files ask for drawing
+        asked["temperature"] = 0.0  # greedy, even if the checkpoint's defaults ask for sampling
     task = Translating.of(model, tokenizer, **asked)
     if task.tokenizer is None:
-        raise ValueError("the model came with no tokenizer; give tokenizer=")
+        raise ValueError("the model has no tokenizer; pass tokenizer=")
     sources = [(i, task.read(text, i)) for i, text in enumerate(texts) if text.strip()]
     empty = len(texts) - len(sources)
-    written = written_for(task, sources, batch, lambda done: progress(empty + done), workers)
+    written = complete_all(task, sources, batch, lambda done: progress(empty + done), workers)
     nothing = [Completion(-1, "", [], "end", score=0.0)] * task.config.n
     found = [written.get(i, nothing) for i in range(len(texts))]
     return [[replace(one, prompt=i, text=one.text.strip()) for one in best] for i, best in enumerate(found)]
 
 
-def written_for(
+def complete_all(
     task: TextGenerator,
     sources: Sequence[tuple[int, list[int]]],
     batch: int,
     progress: Callable[[int], object] = lambda done: None,
     workers: int = 1,
 ) -> dict[int, list[Completion]]:
-    """What is written for numbered sources, best first; those of about one length are worked on together."""
+    """Completions of numbered sources, best first. Sources of similar length share a batch."""
     workers = min(workers, len(sources)) if can_fork(task.model) else 1
     size = min(batch, -(-len(sources) // max(workers, 1))) or 1
-    ordered = sorted(sources, key=lambda source: len(source[1]), reverse=True)  # the longest first: none is waited for
+    ordered = sorted(
+        sources, key=lambda source: len(source[1]), reverse=True
+    )  # the longest first, so that no worker finishes late
     parts = [ordered[first : first + size] for first in range(0, len(ordered), size)]
     found: dict[int, list[Completion]] = {}
-    for some in divided(task, parts, workers) if workers > 1 else (complete_batch(task, part) for part in parts):
+    for some in (
+        complete_in_workers(task, parts, workers) if workers > 1 else (complete_batch(task, part) for part in parts)
+    ):
         for one in some:
             found.setdefault(one.prompt, []).append(one)
         progress(len(found))
@@ -102,17 +109,14 @@ def written_for(
 
 
 def can_fork(model: Model) -> bool:
-    """Whether a process can have copies that share its memory, and with it the model. Elsewhere than on Linux the
-    system's own libraries do not bear it."""
+    """Whether forked processes can share the model. Outside Linux, system libraries do not survive a fork."""
     return sys.platform == "linux" and next(model.parameters()).device.type == "cpu"
 
 
-def divided(
+def complete_in_workers(
     task: TextGenerator, parts: Sequence[Sequence[tuple[int, list[int]]]], workers: int
 ) -> Iterator[list[Completion]]:
-    """What each part comes to, as soon as it does, by so many copies of this process, which have a thread each: the
-    threads that it had itself are not copied with it. Whoever leaves early waits for the parts under way, of which
-    each copy has one."""
+    """Yield the completions of each part as soon as they are ready, from forked workers with one thread each."""
     kernels()  # compiled here, if they must be, once for all
     pool = ProcessPoolExecutor(workers, get_context("fork"), begin_work, (task, os.getpid()))
     try:
@@ -136,7 +140,7 @@ DEATH_SIGNAL = 1  # prctl's PR_SET_PDEATHSIG
 
 
 def begin_work(task: TextGenerator, parent: int) -> None:
-    """A copy leaves when its parent does, and lets it decide what an interrupt means."""
+    """Prepare a worker: it dies with its parent, ignores interrupts and uses one thread."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(DEATH_SIGNAL, signal.SIGKILL)
     if os.getppid() != parent:  # it had left before it could be asked

@@ -21,7 +21,7 @@ from clearhead.configs import BytesConfig, Wu
 from clearhead.generate.complete import Completion, TextGenerator, complete_batch
 from clearhead.inspect.alignment import alignment, inspect_translation
 from clearhead.measure.bleu import Moses, bleu, chrf, scores, tokenised_bleu
-from clearhead.tasks.translate import Translating, divided, translate
+from clearhead.tasks.translate import Translating, complete_in_workers, translate
 from clearhead.tokenize import make
 
 from .test_generate import error_of, run, run_json
@@ -103,7 +103,7 @@ def test_a_very_long_line_is_bounded_and_it_is_said(folder: str) -> None:
         warnings.simplefilter("always")
         result = run("translate", folder, "--beams", "1", "-m", "3", typed="x\n" + "ab" * 400 + "\n")
     assert result.returncode == 0, result.stderr
-    assert "line 2 has 801 tokens; its first 512 are translated" in result.stderr
+    assert "line 2 has 801 tokens; only the first 512 are translated" in result.stderr
     assert result.stdout.count("\n") == 2
 
 
@@ -159,7 +159,7 @@ def test_who_leaves_early_leaves_nobody_behind(folder: str, tmp_path: Path, monk
     monkeypatch.setattr("clearhead.tasks.translate.complete_batch", counted)
     task = Translating.of(package.load(folder), beams=1, max_new_tokens=4)
     parts = [[(i, [97, 98, 256])] for i in range(40)]
-    some = divided(task, parts, 2)
+    some = complete_in_workers(task, parts, 2)
     assert next(some)[0].reason in ("end", "length")
     some.close()
     assert multiprocessing.active_children() == []
@@ -176,7 +176,7 @@ def test_what_cannot_be_translated_is_one_sentence(folder: str, tmp_path: Path) 
     torch.manual_seed(0)
     plain = tmp_path / "gpt"
     package.build(package.preset("tiny-gpt")).save(plain, tokenizer=make(BytesConfig(), []))
-    assert "a SequenceModel reads no source, so it does not translate" in error_of("translate", str(plain))
+    assert "a SequenceModel has no encoder, so it cannot translate" in error_of("translate", str(plain))
     assert "-n" in run("translate", "--help").stdout
     assert "n=3 is more than beams=2" in error_of("translate", folder, "--beams", "2", "-n", "3")
     assert "batch is 0" in error_of("translate", folder, "--batch", "0")
