@@ -1,4 +1,4 @@
-"""A model by its name on the Hugging Face Hub: its files, from the cache or fetched into it."""
+"""Find a model by its name on the Hugging Face Hub, in the local cache or by downloading it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ from .convert import CheckpointError
 
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.spm", "*.model", "*.txt"]
-"""What is read of a model; nobody's pickles or programs are fetched."""
+"""The files of a model that are downloaded. Pickles and programs are not."""
+BARE = re.compile(r"\w[\w-]*(\.\d[\w-]*)*")
 
 
 def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
-    """The path itself, if it is there; else, where it looks like `org/name`, the Hub's folder of that name.
+    """The path itself if it exists; else the Hub's folder of a model called `org/name`.
 
-    What would stand in a folder that is there is a path mistyped, not a name: nobody is asked for it.
-    huggingface-hub keeps the cache: HF_HOME says where, HF_HUB_OFFLINE=1 that nothing is fetched.
+    A bare name such as `gpt2` is looked up in the local Hub cache only. A path inside a folder that exists is taken for
+    a typing error, not for a name. HF_HOME says where the cache is; with HF_HUB_OFFLINE=1 nothing is downloaded.
     """
     if not str(path):
-        raise CheckpointError("a model is asked for by an empty name; give the folder of a checkpoint")
+        raise CheckpointError("the name of the model is empty; give the folder of a checkpoint")
     here = Path(path)
     if is_unfinished_run(here):
         return unfinished_model(here)
+    if isinstance(path, str) and BARE.fullmatch(path) and not here.exists():
+        return cached_model(path, files) or here
     if here.exists() or here.parent.is_dir() or not isinstance(path, str) or not NAME.fullmatch(path):
         return here
     try:
@@ -45,8 +48,20 @@ def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
             f"{path} is not a folder, not in the Hub's cache, and the Hub cannot be reached"
         ) from None
     except (OSError, ValueError) as error:
-        said = str(error).strip().splitlines()
-        raise CheckpointError(f"{path} is not a folder, and the Hub says: {said[0] if said else error!r}") from None
+        lines = str(error).strip().splitlines()
+        raise CheckpointError(f"{path} is not a folder, and the Hub says: {lines[0] if lines else error!r}") from None
+
+
+def cached_model(name: str, files: Sequence[str]) -> Path | None:
+    """The folder of a model in the local Hub cache; None if it is not there, or if huggingface-hub is not installed."""
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        return None
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=True))
+    except (OSError, ValueError):
+        return None
 
 
 def is_unfinished_run(folder: Path) -> bool:

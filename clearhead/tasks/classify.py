@@ -37,23 +37,23 @@ def classify(
         raise ValueError("this model has no class head, so it cannot classify")
     if top < 1:
         raise ValueError(f"top is {top}, but must be at least 1")
-    said = {} if model.origin is None else read_fields(model.origin / "config.json")
+    fields = {} if model.origin is None else read_fields(model.origin / "config.json")
     logits: list[Tensor] = []
     with torch.inference_mode():
         if isinstance(model.config.embedding, PatchEmbeddingConfig):
-            wanted = {} if model.origin is None else read_fields(model.origin / "preprocessor_config.json")
+            settings = {} if model.origin is None else read_fields(model.origin / "preprocessor_config.json")
             dtype = next(model.parameters()).dtype
             for path in inputs:
-                logits.append(model(read_image(Path(path), model.config.embedding, wanted)[None].to(dtype))[0])
+                logits.append(model(read_image(Path(path), model.config.embedding, settings)[None].to(dtype))[0])
         else:
             for tokens, readable in TextReader.of(model, tokenizer).batches([str(text) for text in inputs]):
                 logits += list(model(tokens, readable=readable))
-    return [rank_classes(class_probabilities(one.float(), said), said.get("id2label") or {}, top) for one in logits]
+    return [rank_classes(class_probabilities(one.float(), fields), fields.get("id2label") or {}, top) for one in logits]
 
 
-def class_probabilities(logits: Float[Tensor, "C"], said: dict[str, Any]) -> Float[Tensor, "C"]:
+def class_probabilities(logits: Float[Tensor, "C"], fields: dict[str, Any]) -> Float[Tensor, "C"]:
     """Probabilities: a softmax, or a sigmoid for each class if a text may have several labels or there is one class."""
-    several = said.get("problem_type") == "multi_label_classification" or len(logits) == 1
+    several = fields.get("problem_type") == "multi_label_classification" or len(logits) == 1
     return logits.sigmoid() if several else logits.softmax(dim=0)
 
 

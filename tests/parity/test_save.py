@@ -583,6 +583,19 @@ model.save(sys.argv[1], force=True)
     assert not [path for path in tmp_path.iterdir() if path.is_dir()]
 
 
+def test_a_bare_name_is_found_in_the_local_hub_cache(tmp_path: Path) -> None:
+    pytest.importorskip("huggingface_hub")
+    model = random_model(GPT)
+    cache = tmp_path / "home" / "hub" / "models--gpt2"
+    model.save(cache / "snapshots" / "0123abc")
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text("0123abc")
+    program = "import clearhead; print(clearhead.load('gpt2').origin.name)"
+    env = os.environ | {"HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "0123abc", done.stderr
+
+
 # ---- errors
 
 
