@@ -31,27 +31,30 @@ COUNTS = """
     state_size expand conv_kernel sliding_window sliding_window_pattern num_hidden_groups inner_group_num num_labels
     pooler_output_size encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
     decoder_ffn_dim max_new_tokens top_k num_beams min_length min_new_tokens no_repeat_ngram_size
-    encoder_no_repeat_ngram_size decoder_vocab_size
+    encoder_no_repeat_ngram_size decoder_vocab_size decoder_sparse_step dim hidden_dim max_window_layers n_heads
+    num_experts rotary_dim
 """
 NUMBERS = """
     rms_norm_eps layer_norm_eps layer_norm_epsilon attention_dropout hidden_dropout_prob resid_pdrop embd_pdrop
     attn_pdrop dropout attention_probs_dropout_prob activation_dropout rope_theta rope_local_base_freq
     partial_rotary_factor routed_scaling_factor query_pre_attn_scalar final_logit_softcapping attn_logit_softcapping
-    temperature top_p min_p repetition_penalty length_penalty classifier_dropout
+    temperature top_p min_p repetition_penalty length_penalty classifier_dropout logit_scale
+    rotary_emb_base rotary_pct
 """
 FLAGS = """
     tie_word_embeddings attention_bias mlp_bias use_sliding_window use_conv_bias use_bias
     share_encoder_decoder_embeddings scale_embedding scale_attn_weights scale_attn_by_inverse_layer_idx
     rope_interleave qkv_bias norm_topk_prob is_decoder use_bidirectional_attention do_sample
     static_position_embeddings
+    qk_layernorm use_parallel_residual use_qk_norm
 """
 WORDS = """
     model_type hidden_act hidden_activation activation_function afn topk_method position_embedding_type pooler_act
-    problem_type dtype torch_dtype
+    problem_type dtype torch_dtype activation
 """
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(COUNTS.split(), Count | None),
-    **dict.fromkeys(("num_hidden_layers", "n_layer", "encoder_layers", "decoder_layers"), Layers | None),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers"), Layers | None),
     **dict.fromkeys(NUMBERS.split(), Number),
     **dict.fromkeys(FLAGS.split(), Flag),
     **dict.fromkeys(WORDS.split(), Word),
@@ -59,6 +62,9 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), Id | list[Id] | None),
     **dict.fromkeys(("rope_scaling", "rope_parameters"), Object),
     "architectures": Words,
+    "mlp_only_layers": list[int] | None,
+    "no_rope_layers": list[int] | None,
+    "no_rope_layer_interval": Annotated[int, Meta(ge=1)] | None,
     "layer_types": Words,
     "auto_map": Object,
     "quantization_config": Object,
