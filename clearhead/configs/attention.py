@@ -1,4 +1,4 @@
-"""Multi-head, grouped-query and multi-query attention: one part, told apart by `kv_heads`."""
+"""Multi-head, grouped-query and multi-query attention: one config, which differ in `kv_heads` only."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class AttentionConfig(Part):
         )
 
     def projection_steps(self, s: Scope) -> Iterator[Step]:
-        """One matrix gives queries, keys and values of the new tokens; older keys are in the state already."""
+        """Self-attention: one matrix gives queries, keys and values of new tokens; older keys are cached."""
         (rows,) = s.shape("H·K+G·K+G·U")
         flops = 2 * s["B"] * s["T"] * s["D"] * rows
         yield s.step("qkv", "X·[W_Q W_K W_V]", "B T H·K+G·K+G·U", weights=self.qkv(s), flops=flops, order="n·d²")
@@ -121,7 +121,7 @@ class AttentionConfig(Part):
         yield s.step("value", "split into heads", "B G S U", kept=0)
 
     def crossing_steps(self, s: Scope) -> Iterator[Step]:
-        """The same matrix, its query rows over X and its key and value rows over the source."""
+        """Cross-attention: the query rows of the matrix read X, its key and value rows read the source."""
 
         def flops(tokens: int, rows: str) -> int:
             return 2 * s["B"] * tokens * s["D"] * s.shape(rows)[0]
@@ -136,19 +136,19 @@ class AttentionConfig(Part):
         return {"qkv.weight": (rows, s["D"])} | ({"qkv.bias": (rows,)} if self.qkv_bias else {})
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        """What decoding keeps for up to S positions; a causal window keeps a ring of its own size."""
+        """The KV cache for up to S positions; a causal window keeps only its own size (a ring)."""
         s = self.sized(scope)
         s = s.having(S=min(s["S"], self.ring or s["S"]))
         return {"key": s.shape("B G S K"), "value": s.shape("B G S U")}
 
     @property
     def ring(self) -> int | None:
-        """How many keys suffice for decoding, where the mask bounds it."""
+        """The size of the ring that suffices for decoding; None if the mask reads arbitrarily far back."""
         return self.mask.reach if self.mask.causal else None
 
 
 def head_widths(dim: int, heads: int, head_dim: int | None, value_dim: int | None) -> tuple[int, int]:
-    """K and U: what was given, or an even share of the width, and values as wide as keys."""
+    """K and U. Defaults: K = dim/heads, U = K."""
     if head_dim is None and dim % heads:
         raise ConfigError(f"dim={dim} is not a multiple of heads={heads}; give head_dim")
     key = head_dim or dim // heads

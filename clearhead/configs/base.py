@@ -1,8 +1,9 @@
-"""What every config is: frozen, checked when made, saved as JSON by kind, and able to say what it computes."""
+"""The base of all configs: frozen data, checked when made, saved as JSON, and able to list what it computes."""
 
 from __future__ import annotations
 
 import difflib
+import html
 import json
 import math
 import types
@@ -21,12 +22,12 @@ P = TypeVar("P", bound="Part")
 
 
 class ConfigError(ValueError):
-    """A config that cannot be: the message names the place, the value and the rule."""
+    """An invalid config. The message names the field, its value and the rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One line of a computation: a value, how it comes about, its shape, and what it costs."""
+    """One line of `trace`: a value with its formula, shape, weights and cost."""
 
     name: str  # dotted path, the same as the tap's and, for weights, the module's
     formula: str
@@ -48,7 +49,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Scope:
-    """The size of every letter at one place of the tree, and the part that is speaking."""
+    """The size of every dimension letter at one place of the config tree, and the part that `cost` counts it under."""
 
     sizes: Mapping[str, int]
     part: str = ""
@@ -58,6 +59,7 @@ class Scope:
         return self.sizes[letter]
 
     def having(self, part: str | None = None, /, **sizes: int) -> Scope:
+        """A copy with other sizes, and another part."""
         return Scope({**self.sizes, **sizes}, self.part if part is None else part, self.folded)
 
     def shape(self, letters: str) -> Shape:
@@ -73,11 +75,11 @@ class Scope:
 
 
 ONE = Scope(dict.fromkeys(("B", "T", "S", "source", "source_new"), 1))
-"""One token that reads one token: enough to ask for weights, whose shapes do not depend on the input."""
+"""One token: enough to list weights, whose shapes do not depend on the input."""
 
 
 def under(name: str, steps: Iterable[Step]) -> Iterator[Step]:
-    """The steps of a child, called by the child's place in its parent."""
+    """The steps of a child, with the child's name in front of theirs."""
     for step in steps:
         yield replace(
             step,
@@ -88,7 +90,10 @@ def under(name: str, steps: Iterable[Step]) -> Iterator[Step]:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """A node of the tree. Subclasses are frozen dataclasses whose fields are numbers, words, or other configs."""
+    """A node of the config tree: a frozen dataclass whose fields are numbers, words or other configs.
+
+    `print(config)` shows the tree, without the fields that have their default.
+    """
 
     kinds: ClassVar[dict[str, type[Config]]] = {}
 
@@ -111,31 +116,64 @@ class Config:
         return cls.__name__.removesuffix("Config")
 
     def check(self) -> None:
-        """Raise `ConfigError` where the fields do not go together. Types have been checked by then."""
+        """Raise `ConfigError` if the fields do not fit together. Their types are checked already."""
 
     def require_positive(self, *names: str) -> None:
-        """Each named field must be above zero, and finite, where it is given."""
+        """Raise unless each named field is None or a finite number above 0."""
         for name in names:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{self.kind()}.{name} is {value}, but must be positive")
 
     def require_share(self, *names: str) -> None:
-        """Each named field must be a probability below one."""
+        """Raise unless each named field is at least 0 and below 1."""
         for name in names:
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{self.kind()}.{name} is {getattr(self, name)}, but must be at least 0 and below 1")
 
+    def __str__(self) -> str:
+        """The tree, one line for each node that contains others. A node without children is one line."""
+        return "\n".join(tree_lines(self))
+
+    def _repr_html_(self) -> str:
+        """The tree, for notebooks."""
+        return f"<pre>{html.escape(str(self))}</pre>"
+
     def to_dict(self) -> dict[str, Any]:
+        """The config as plain data with its `kind`, as it is saved in JSON."""
         return {"kind": self.kind()} | {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
     def changed(self: C, path: str, value: Any) -> C:
-        """A copy in which the field at a dotted path, such as `stack.pattern.0.mixer.heads`, has another value."""
+        """A copy with another value at a dotted path, such as `stack.pattern.0.mixer.heads`."""
         return self.changed_all({path: value})
 
     def changed_all(self: C, values: Mapping[str, Any]) -> C:
-        """The same for several at once, which may be right only together."""
+        """A copy with several values changed at once; only the result is checked."""
         return put(self, [(path.split("."), value, path) for path, value in values.items()])
+
+
+def tree_lines(config: Config, name: str = "") -> list[str]:
+    """`name: Kind(fields that are not the default)`, then the lines of each child, indented."""
+    plain_fields, children = [], []
+    for f in fields(config):
+        value = getattr(config, f.name)
+        nodes = value if isinstance(value, tuple) else (value,)
+        long = len(nodes) > 1 or any(isinstance(n, Config) and (has_children(n) or len(str(n)) > 40) for n in nodes)
+        if long and all(isinstance(node, Config) for node in nodes):
+            names = [f"{f.name}.{i}" for i in range(len(nodes))] if isinstance(value, tuple) else [f.name]
+            children += list(zip(names, nodes, strict=True))
+            continue
+        if f.default is MISSING or value != f.default:
+            plain_fields.append(f"{f.name}={value}" if isinstance(value, Config) else f"{f.name}={value!r}")
+    lines = [f"{name}: " * bool(name) + f"{config.kind()}({', '.join(plain_fields)})"]
+    for child, node in children:
+        lines += [f"  {line}" for line in tree_lines(node, child)]
+    return lines
+
+
+def has_children(config: Config) -> bool:
+    """Whether a field of the config is a config itself."""
+    return any(isinstance(getattr(config, f.name), Config | tuple) for f in fields(config))
 
 
 @dataclass(frozen=True, kw_only=True)

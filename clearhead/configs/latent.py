@@ -13,15 +13,15 @@ from .rotary import RotaryConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LatentAttentionConfig(Part):
-    """Keys and values are read from one latent per position; one rotary key is shared by all heads.
+    """Keys and values are computed from one latent per position; all heads share one rotary key.
 
     c = norm(W_down·x)      k_h = [W_key,h·c ; rot(W_rope·x)]      v_h = W_value,h·c      q_h = [q_plain ; rot(q_rope)]
     """
 
     heads: int
-    latent_dim: int  # L, what is kept per position
+    latent_dim: int  # L, numbers kept per position
     plain_dim: int  # K − N: the part of a key without position
-    rope_dim: int  # N: the part that turns
+    rope_dim: int  # N: the part that is rotated
     value_dim: int  # U
     query_latent_dim: int | None = None  # None: the query is projected directly (V2-Lite)
     mask: Mask = Causal()
@@ -102,5 +102,5 @@ class LatentAttentionConfig(Part):
 
     @property
     def ring(self) -> int | None:
-        """How many latents suffice for decoding, where the mask bounds it."""
+        """The size of the ring that suffices for decoding; None if the mask reads arbitrarily far back."""
         return self.mask.reach if self.mask.causal else None

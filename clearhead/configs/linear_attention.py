@@ -1,4 +1,4 @@
-"""Attention through a feature map: weights φ(q)·φ(k), so that sums over keys are made once and not for every query."""
+"""Linear attention: weights φ(q)·φ(k), so that sums over keys are computed once and not for every query."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class EluConfig(Config):
     """φ(x) = elu(x) + 1, as many features as the head is wide  (Katharopoulos et al. 2020, equation 7)."""
 
     formula: ClassVar[str] = "elu + 1"
-    shares: ClassVar[bool] = True  # weights are divided by their sum
+    shares: ClassVar[bool] = True  # whether weights are divided by their sum
 
     def count(self, width: int) -> int:
         return width
 
     def flops(self, width: int) -> int:
-        """Of the features of one vector."""
+        """FLOPs of the features of one vector."""
         return 0
 
 
@@ -41,7 +41,7 @@ class FavorConfig(Config):
     """φ(x) = exp(ω·x − |x|²/2)/√W for W random ω, orthogonal in sets of K, so that E[φ(q)·φ(k)] = exp(q·k): an estimate
     of softmax attention  (Choromanski et al. 2021, Performer, lemma 1 and section 2.4)."""
 
-    formula: ClassVar[str] = "φ, its largest 1"
+    formula: ClassVar[str] = "ω·x − |x|²/2, exponents"
     shares: ClassVar[bool] = True
 
     features: int  # W

@@ -1,4 +1,4 @@
-"""The long short-term memory: a recurrence in the place of attention."""
+"""The LSTM (long short-term memory): a recurrence in place of attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .masks import Causal, Mask
 class LSTMConfig(Part):
     """c = f∘c + i∘g, h = o∘tanh(c), out = h·W_O  (Hochreiter & Schmidhuber 1997; forget gate: Gers et al. 2000).
 
-    i, f, o = σ and g = tanh of x·W_X + h·W_H + b, h and c being those of the token before.
+    i, f, o = σ and g = tanh of x·W_X + h·W_H + b, with h and c of the token before.
     """
 
     hidden: int | None = None  # I; None: dim
@@ -23,7 +23,7 @@ class LSTMConfig(Part):
 
     @property
     def mask(self) -> Mask:
-        """Whom a position reads: all before it, through what is left of them in h and c."""
+        """A position reads all earlier ones, through h and c."""
         return Causal()
 
     def resolved(self, dim: int = 0) -> LSTMConfig:
@@ -57,6 +57,6 @@ class LSTMConfig(Part):
         yield s.step("out", "h·W_O", "B T D", weights=weights, flops=tokens * s["D"] * s["I"], order="n·d²", kept=0)
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        """The last h and c, however long the text."""
+        """The last h and c. Constant size, however long the text."""
         s = self.sized(scope)
         return {"hidden": s.shape("B I"), "cell": s.shape("B I")}

@@ -1,4 +1,4 @@
-"""A selective state space: a recurrence whose memory each token decides on (Gu & Dao 2023, Mamba)."""
+"""Mamba: a selective state-space model, a recurrence that decides per token what to remember (Gu & Dao 2023)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .masks import Causal, Mask
 
 @dataclass(frozen=True, kw_only=True)
 class MambaConfig(Part):
-    """h = exp(Δ·A)∘h + Δx·write, y = h·read + skip∘x in each of I channels, with Δ, write and read made of x.
+    """h = exp(Δ·A)∘h + Δx·write, y = h·read + skip∘x in each of I channels, with Δ, write and read computed from x.
 
     x comes through a short convolution and y goes out through a gate  (arXiv 2312.00752, algorithm 2 and figure 3).
     """
@@ -28,7 +28,7 @@ class MambaConfig(Part):
 
     @property
     def mask(self) -> Mask:
-        """Whom a position reads: all before it, through what is left of them in h."""
+        """A position reads all earlier ones, through h."""
         return Causal()
 
     def widths(self, dim: int) -> tuple[int, int]:
@@ -60,7 +60,7 @@ class MambaConfig(Part):
             order="n·d²",
         )
         bias = {"filter_bias": s.shape("I")} if self.conv_bias else {}
-        formula = f"silu(x filtered over {self.conv} tokens)"
+        formula = f"silu(x convolved over {self.conv} tokens)"
         yield s.step("conv", formula, "B T I", weights={"filter": s.shape("O+1 I")} | bias, kept=3)
         yield s.step(
             "select",
@@ -100,6 +100,6 @@ class MambaConfig(Part):
         )
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        """h, and the tokens that the convolution will read again, however long the text."""
+        """h, and the last inputs of the convolution. Constant size, however long the text."""
         s = self.sized(scope)
-        return {"memory": s.shape("B Z I"), "recent": s.shape("B O I")}
+        return {"ssm": s.shape("B Z I"), "conv": s.shape("B O I")}

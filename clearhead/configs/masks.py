@@ -1,4 +1,4 @@
-"""Who may read whom: predicates over a query position i and a key position j, composed with `&` and `|`.
+"""Masks: which key position j a query position i may read. They compose with `&` and `|`.
 
 A mask is data. Calling it evaluates it, with comparisons and arithmetic only, so NumPy arrays, torch tensors and plain
 integers all work: `mask(np.arange(9)[:, None], np.arange(9)[None])` is the picture of it.
@@ -19,7 +19,7 @@ import numpy as np
 from .base import Config, ConfigError
 
 Span = tuple[Any, Any]
-"""The first and the last of some positions."""
+"""The first and the last position of a range."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Mask(Config):
         raise TypeError(f"{self.kind()} says of no query what it may read")
 
     def over(self, i: Span, j: Span) -> tuple[Any, Any]:
-        """For spans of queries and of keys, as arrays: whether any query may read any key, and whether all read all.
+        """For ranges of queries and keys, as arrays: whether any query may read any key, and whether all may read all.
 
         What is not known is (True, False). Attention by blocks skips a block only where the first is False.
         """
@@ -56,21 +56,21 @@ class Mask(Config):
 
     @property
     def reach(self) -> int | None:
-        """How many positions back a query reads at most, itself counted; None where there is no bound."""
+        """How many positions a query reads at most, counted back from itself and including it; None: unlimited."""
         return None
 
     def within(self, length: int) -> Mask:
-        """The simplest mask that says the same of positions below `length`."""
+        """The simplest mask that is the same below `length`: a window wider than the text is no window."""
         return self
 
     def resolved(self) -> Mask:
-        """One way to write masks that say the same: `Causal & Window`, whichever was written first."""
+        """A fixed order of `&` and `|`, so that equal masks compare equal however they were written."""
         return self
 
 
 @dataclass(frozen=True)
 class Full(Mask):
-    """Everyone reads everyone: encoders, and cross-attention."""
+    """Every query reads every key: encoders, and cross-attention."""
 
     def __call__(self, i: Any, j: Any) -> Any:
         return i - i == j - j
@@ -96,7 +96,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """Only near keys: |i − j| < size; a position counts itself, as Mistral counts it."""
+    """A sliding window: |i − j| < size. The position itself counts, as in Mistral."""
 
     size: int
 
@@ -120,7 +120,7 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Global(Mask):
-    """The first `tokens` positions read all and are read by all."""
+    """Global tokens: the first `tokens` positions read everything and are read by everyone."""
 
     tokens: int
 
@@ -137,7 +137,7 @@ class Global(Mask):
 
 @dataclass(frozen=True)
 class Band(Mask):
-    """Keys at a distance behind the query: least ≤ i − j ≤ most; None where there is no bound."""
+    """Keys at a certain distance behind the query: least ≤ i − j ≤ most; most None: no limit."""
 
     least: int
     most: int | None = None
@@ -167,7 +167,7 @@ class Band(Mask):
 
 @dataclass(frozen=True)
 class Scattered(Mask):
-    """`keys` keys for each query, drawn without repetition among the first `among`; the seed decides which.
+    """Random keys (BigBird): `keys` for each query, drawn without repetition from the first `among` by the seed.
 
     Over blocks these are BigBird's random blocks: `Blockwise(64, Scattered(3, among=length // 64))`. In a shorter text
     those that were drawn past its end are missing. Query i past `among` reads what query i mod `among` reads.
@@ -208,7 +208,7 @@ def draw(keys: int, among: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Blockwise(Mask):
-    """A mask over blocks of `size` positions: what it says of block numbers holds for all their members."""
+    """A mask over blocks of `size` positions: the inner mask is applied to block numbers (BigBird)."""
 
     size: int
     mask: Mask
@@ -229,7 +229,7 @@ class Blockwise(Mask):
 
 @dataclass(frozen=True)
 class And(Mask):
-    """Both allow it."""
+    """True where both masks are: `a & b`."""
 
     left: Mask
     right: Mask
@@ -259,7 +259,7 @@ class And(Mask):
 
 @dataclass(frozen=True)
 class Or(Mask):
-    """Either allows it."""
+    """True where either mask is: `a | b`."""
 
     left: Mask
     right: Mask

@@ -22,9 +22,9 @@ class SoftmaxChoiceConfig(Part):
 class GroupedChoiceConfig(Part):
     """p = sigmoid(router(x)); the experts with the largest p + b in the best groups are chosen, weighted by p alone.
 
-    The bias b keeps the experts in balance: DeepSeek's training moves it by how busy they are, not by a gradient; here
-    it stays as it was loaded, or zero. A group is as good as its two best experts; only the `kept` best of `groups` are
-    looked at  (DeepSeek-V3, 2412.19437, 2.1.2).
+    The bias b balances the experts: DeepSeek's training moves it by how busy each is, not by a gradient. Here it stays
+    as loaded, or zero. A group's merit is the sum of its two best experts; only the `kept` best groups are eligible
+    (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
     """
 
     groups: int = 1
@@ -46,7 +46,7 @@ ChoiceConfig = SoftmaxChoiceConfig | GroupedChoiceConfig
 class MoEConfig(Part):
     """Σ over the `active` best experts e of p_e·expert_e(x), p given by the router  (Shazeer et al. 2017).
 
-    Every token reaches all of its experts: there is no capacity, so none is dropped.
+    There is no capacity limit: every token reaches all of its experts, and none is dropped.
     """
 
     expert: FeedForwardConfig | GatedFeedForwardConfig
@@ -65,7 +65,7 @@ class MoEConfig(Part):
             size, rest = divmod(self.experts, self.choice.groups)
             if rest or size < 2 or self.choice.kept * size < self.active:
                 raise ConfigError(
-                    f"MoE.choice looks at {self.choice.kept} of {self.choice.groups} groups, but the {self.experts} "
+                    f"MoE.choice keeps {self.choice.kept} of {self.choice.groups} groups, but the {self.experts} "
                     f"experts must fall into groups of two or more that hold the {self.active} active ones"
                 )
 

@@ -1,4 +1,4 @@
-"""A short filter between two gates: a mixer for what stands close by (LFM2's convolution, Amini et al. 2025)."""
+"""A short causal convolution between two gates: a mixer of neighbouring tokens (LFM2, Amini et al. 2025)."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from .masks import Causal, Mask, Window
 
 @dataclass(frozen=True, kw_only=True)
 class ShortConvConfig(Part):
-    """y = read∘filter(write∘x) in each channel, with write, read and x made of the input by one matrix.
+    """y = read∘conv(write∘x) in each channel, with write, read and x computed from the input by one matrix.
 
-    It costs what attention's projections cost, and no more with the length  (arXiv 2511.23404, section 2).
+    Its cost per token is that of attention's projections, whatever the length  (arXiv 2511.23404, section 2).
     """
 
-    conv: int = 3  # tokens that the filter reads, itself counted
+    conv: int = 3  # tokens that the convolution reads, the newest included
     conv_bias: bool = False
     bias: bool = False  # of the input and out projections
 
@@ -25,7 +25,7 @@ class ShortConvConfig(Part):
 
     @property
     def mask(self) -> Mask:
-        """Whom a position reads."""
+        """A position reads itself and the few before it."""
         return Causal() & Window(self.conv)
 
     def sized(self, scope: Scope) -> Scope:
@@ -48,7 +48,7 @@ class ShortConvConfig(Part):
             order="n·d²",
         )
         bias = {"filter_bias": s.shape("D")} if self.conv_bias else {}
-        formula = f"write∘x filtered over {self.conv} tokens"
+        formula = f"write∘x convolved over {self.conv} tokens"
         yield s.step("conv", formula, "B T D", weights={"filter": s.shape("O+1 D")} | bias, kept=2)
         yield s.step("gated", "read∘conv", "B T D")
         yield s.step(
@@ -62,5 +62,5 @@ class ShortConvConfig(Part):
         )
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        """The products that the filter will read again, however long the text."""
-        return {"recent": self.sized(scope).shape("B O D")}
+        """The last inputs of the convolution. Constant size, however long the text."""
+        return {"conv": self.sized(scope).shape("B O D")}

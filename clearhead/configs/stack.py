@@ -1,4 +1,4 @@
-"""Blocks and the stack of them: where mixers, feed-forward layers and norms are put together."""
+"""Blocks and the stack of blocks: how mixers, feed-forward layers and norms are combined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parts of the score matrix a mask leaves, so that attention can be computed there and nowhere else.
+"""Which parts of the score matrix a mask leaves, so that attention computes only those.
 
 The matrix is cut into cells. Of each cell the mask says whether it is empty, full, or to be looked at key by key; rows
 of cells that read about the same keys are put together to a tile:
@@ -20,15 +20,15 @@ from jaxtyping import Bool, Int
 from .masks import Causal, Full, Mask, Span
 
 CELL, GRID, ROWS, WASTE = 32, 1024, 96, 1.3
-"""Positions of a cell; cells along a side at most; queries of a tile; what joining rows may add to its scores."""
+"""Positions per cell; most cells along a side; most queries of a tile; what joining rows may add to its scores."""
 
 FEW, MANY = 2**18, 2**24
-"""Pairs of queries and keys: up to so few a table of all of them is cheapest; above so many none is ever made."""
+"""Up to FEW pairs of queries and keys, a table of all pairs is cheapest; above MANY, no table is ever made."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """Queries or keys of one text: where they stand, which are real, and in which document."""
+    """Queries or keys of one text: their positions, which are real, and their documents."""
 
     positions: Int[np.ndarray, "N"]
     real: Bool[np.ndarray, "N"] | None = None
@@ -40,7 +40,7 @@ class Tokens:
         documents = np.zeros_like(self.positions) if self.documents is None else self.documents
 
         def span(values: np.ndarray) -> Span:
-            """Of the real tokens of each cell; of a cell without any, an empty span."""
+            """First and last value among the real tokens of each cell; an empty range if it has none."""
             limits = np.iinfo(np.int32)
             low = np.minimum.reduceat(np.where(real, values, limits.max), starts)
             return low, np.maximum.reduceat(np.where(real, values, limits.min), starts)
@@ -51,15 +51,15 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Cells:
-    some: Bool[np.ndarray, "C"]  # whether a cell has any real token
-    every: Bool[np.ndarray, "C"]  # whether it has no other
+    some: Bool[np.ndarray, "C"]  # whether any token of a cell is real
+    every: Bool[np.ndarray, "C"]  # whether all tokens of a cell are real
     positions: Span
     documents: Span
 
 
 @dataclass(frozen=True)
 class Run:
-    """Keys in a row, read by the queries of kind `which`."""
+    """Consecutive keys, read by queries number `which` (dual chunk attention has three queries per token)."""
 
     start: int
     stop: int
@@ -68,7 +68,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Check:
-    """Columns of a tile in which not every query reads every key."""
+    """Columns of a tile in which some query may not read some key, and the table of who may."""
 
     start: int
     stop: int
@@ -77,13 +77,13 @@ class Check:
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries `start` to `stop`, and the keys that any of them reads: the columns are the runs, one after the other."""
+    """Queries `start` to `stop` and the keys that any of them reads; its columns are the runs in order."""
 
     start: int
     stop: int
     runs: tuple[Run, ...]
     checks: tuple[Check, ...]
-    blind: Bool[np.ndarray, "T"] | None  # queries that may read nothing; None: there are none
+    blind: Bool[np.ndarray, "T"] | None  # True for queries that may read nothing; None if there are none
 
     @property
     def columns(self) -> int:
@@ -95,8 +95,10 @@ class Tile:
 
 
 def pairs(masks: tuple[Mask, ...], length: int) -> int:
-    """How many scores attention takes of a text that reads itself, the kinds of its queries together. Those of a causal
-    mask are counted whole, though the fused kernel passes over much of what it hides."""
+    """How many scores self-attention computes for one text, all queries of a token together.
+
+    A causal mask is counted as the full square, although the fused kernel skips much of the hidden half.
+    """
     whole = len(masks) * length**2
     if length**2 <= FEW or masks[0].within(length) in (Full(), Causal()):
         return whole
@@ -105,19 +107,19 @@ def pairs(masks: tuple[Mask, ...], length: int) -> int:
 
 
 def worthwhile(area: float, pairs: int, kinds: int) -> bool:
-    """Whether tiles of this area are cheaper than a table of all pairs for each kind of queries."""
+    """Whether tiles of this area are cheaper than a table of all pairs."""
     return pairs > FEW and (area < kinds * pairs / 2 or pairs > MANY)
 
 
 @lru_cache(maxsize=64)
 def tiles_within(masks: tuple[Mask, ...], length: int) -> tuple[Tile, ...]:
-    """The tiles of a text that reads itself, without padding."""
+    """The tiles of self-attention over a text without padding."""
     tokens = Tokens(np.arange(length))
     return tiles(masks, tokens, tokens)
 
 
 def tiles(masks: Sequence[Mask], queries: Tokens, keys: Tokens) -> tuple[Tile, ...]:
-    """The tiles of all masks together: of each, which queries read which keys; a query of none is in no tile."""
+    """The tiles of all masks together. A query that may read nothing is in no tile."""
     if not len(queries.positions) or not len(keys.positions):
         return ()
     size = CELL * -(-max(len(queries.positions), len(keys.positions)) // (CELL * GRID))
@@ -133,7 +135,7 @@ def tiles(masks: Sequence[Mask], queries: Tokens, keys: Tokens) -> tuple[Tile, .
 
 
 def cell_map(mask: Mask, i: Cells, j: Cells) -> tuple[Bool[np.ndarray, "I J"], Bool[np.ndarray, "I J"]]:
-    """Of each cell: whether any query reads any key, and whether all read all."""
+    """For each pair of cells: whether any query may read any key, and whether all may read all."""
 
     def rows(span: Span) -> Span:
         return span[0][:, None], span[1][:, None]
@@ -145,7 +147,7 @@ def cell_map(mask: Mask, i: Cells, j: Cells) -> tuple[Bool[np.ndarray, "I J"], B
 
 
 def joined(some: Bool[np.ndarray, "I J"], most: int) -> Iterator[tuple[int, int]]:
-    """Rows of cells that are computed together: up to `most`, and only such as read about the same keys."""
+    """Group up to `most` rows of cells that read about the same keys; each group becomes a tile."""
     counts = some.sum(axis=1)
     start = 0
     while start < len(some):
@@ -171,7 +173,7 @@ def tile(
     size: int,
     shared: dict[tuple[tuple[int, ...], bytes], np.ndarray],
 ) -> Tile:
-    """One tile. What equals an earlier tile's pattern is that very array: a window has one for all its tiles."""
+    """Make one tile. Equal tables are the same array, so that all tiles of a window share one."""
     kinds = read.reshape(len(masks), -1), unsure.reshape(len(masks), -1)
     runs, checks, columns = [], [], 0
     seeing = np.zeros(rows.stop - rows.start, bool)
@@ -191,13 +193,13 @@ def tile(
 
 
 def stretches(on: Bool[np.ndarray, "C"]) -> list[tuple[int, int]]:
-    """Where True begins and ends."""
+    """(start, stop) of every run of True."""
     edges = np.flatnonzero(np.diff(on, prepend=False, append=False))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def look(mask: Mask, queries: Tokens, keys: Tokens, rows: slice, columns: slice) -> Bool[np.ndarray, "T C"]:
-    """Key by key: the mask, padding and documents together."""
+    """True where a query may read a key: the mask, padding and documents together."""
     allowed = mask(queries.positions[rows, None], keys.positions[columns])
     if keys.real is not None:
         allowed = allowed & keys.real[columns]
