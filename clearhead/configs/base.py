@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeVar
 
-from clearhead.typed_json import decode_json, quote_repr, read_json
+from clearhead.typed_json import JSONError, decode_json, quote_repr, read_json
 
 Shape = tuple[int, ...]
 C = TypeVar("C", bound="Config")
@@ -226,8 +226,11 @@ def dumps(config: Config) -> str:
 
 
 def loads(text: str) -> Config:
-    """The config in the text of a `clearhead.json`; anything unknown in it is an error."""
-    return from_json(decode_json(text, "the config", Any))
+    """The config in the text of a `clearhead.json`. An unknown kind or field is an error that names the known ones."""
+    try:
+        return from_json(decode_json(text, "the config", Any))
+    except JSONError as error:
+        raise ConfigError(str(error)) from None
 
 
 def from_json(data: Any) -> Config:
@@ -239,7 +242,7 @@ def from_json(data: Any) -> Config:
 
 
 def read(path: Path) -> Config:
-    """The config in a file, which every complaint names."""
+    """The config in a file. Error messages name the file."""
     data = read_json(path, Any)
     try:
         return from_json(data)
