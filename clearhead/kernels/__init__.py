@@ -1,1 +1,1 @@
-"""The engine room: C kernels, how they are built and loaded, and the decode step that runs on them."""
+"""The compiled kernels: C source, build and loading, and `accelerate(model)`, which decodes with them."""

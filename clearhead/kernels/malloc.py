@@ -1,4 +1,4 @@
-"""Keeping the memory that a step has used for the next one."""
+"""Keep freed memory in the process, for the next step."""
 
 from __future__ import annotations
 

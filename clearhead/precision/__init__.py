@@ -1,1 +1,1 @@
-"""Matrices in few bits: how they are rounded, kept and multiplied."""
+"""Weights in few bits: how they are rounded, stored and multiplied."""

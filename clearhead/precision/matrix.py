@@ -1,4 +1,4 @@
-"""A matrix that stands where a weight stood: stored as its precision says, multiplied by the compiled kernels."""
+"""Packed matrices: weights stored in a precision of few bits, and multiplied by the compiled kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOATS = {Float32: torch.float32, BFloat16: torch.bfloat16, Float16: torch.float
 
 
 class Packed(nn.Module):
-    """A matrix `[rows, columns]`, or several of one shape under each other. Subclasses say how it is stored."""
+    """A matrix `[rows, columns]`, or a stack of several of one shape. Each subclass is one way to store it."""
 
     kind: int
 

@@ -1,4 +1,4 @@
-"""From floats to codes and scales, with the error that counts as small as it can be made."""
+"""Round weights to codes and scales, with the smallest squared error."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ HALF = (0.047, 0.1429, 0.2434, 0.3512, 0.4702, 0.6071, 0.7735, 1.0)
 each group with its own best scale (Lloyd's algorithm, 60 rounds over 100,000 groups): 0.0762 of a standard deviation,
 where steps of equal size leave 0.086."""
 
-NEAR = 1 + torch.arange(-4, 5) / 256  # about the next bfloat16 each: what is tried around largest/128
-SCALES = torch.linspace(0.8, 1.2, 9)  # of the group's largest number: what is tried before the scale is refined
+NEAR = 1 + torch.arange(-4, 5) / 256  # int8 scales to try, as multiples of largest/128; one bfloat16 step apart
+SCALES = torch.linspace(0.8, 1.2, 9)  # int4 scales to try, as multiples of the group's largest number
 ROWS = 1 << 21  # numbers rounded at once
-DAMPING = 0.01  # of the mean square input, added to all, so that rare inputs are not overruled
+DAMPING = 0.01  # share of the mean square input that is added to every input, so that rare inputs still count
 
 
 def round_int8(weight: Float[Tensor, "o w"], group: int) -> tuple[Int[Tensor, "o w"], Float[Tensor, "o g"]]:
-    """The nearest multiples of each group's scale, which is the best of those that bring its largest number near −128:
-    a bfloat16 is coarse, so by how much they miss matters."""
+    """int8 codes and bfloat16 scales. Each group takes the best of several scales that map its largest number to about
+    −128: bfloat16 is coarse, so the next scale up or down can have a smaller error."""
     parts = [nearest_int8(part.unflatten(1, (-1, group))) for part in weight.split(max(1, ROWS // weight.shape[1]))]
     codes, scales = (torch.cat(some) for some in zip(*parts, strict=True))
     return codes.flatten(1), scales
@@ -45,27 +45,29 @@ def multiples(weight: Float[Tensor, "... k"], scales: Float[Tensor, "... 1"]) ->
 def round_int4(
     weight: Float[Tensor, "o w"], group: int, moments: Float[Tensor, "i i"] | None = None
 ) -> tuple[Int[Tensor, "o w"], Float[Tensor, "o g"], Float[Tensor, "16"]]:
-    """Places in the table, scales, and the table.
+    """Codes (indices into the table), scales, and the table.
 
-    Without `moments` every number goes to its nearest; with them, Σ x xᵀ over inputs x, the later columns of a row make
-    up for the errors of the earlier ones: not W but W·x is kept (Frantar et al. 2022, arXiv 2210.17323).
+    Without `moments`, each number gets the nearest code. `moments` is Σ x xᵀ over inputs x: later columns of a row then
+    compensate for the errors of earlier ones, so that W·x stays close (GPTQ, Frantar et al. 2022, arXiv 2210.17323).
     """
     half = torch.tensor(HALF, device=weight.device).bfloat16().float()  # the kernels keep a table in bfloat16
     table = torch.cat((-half.flip(0), half))
     rows = max(1, ROWS // weight.shape[1])
     spread = None if moments is None else error_spread(moments, weight.shape[1])
     parts = [
-        nearest(part.unflatten(1, (-1, group)), table) if spread is None else compensated(part, group, table, spread)
+        nearest_codes(part.unflatten(1, (-1, group)), table)
+        if spread is None
+        else round_with_compensation(part, group, table, spread)
         for part in weight.split(rows)
     ]
     places, scales = (torch.cat(some) for some in zip(*parts, strict=True))
     return places.flatten(1), scales, table
 
 
-def nearest(
+def nearest_codes(
     weight: Float[Tensor, "... k"], table: Float[Tensor, "16"]
 ) -> tuple[Int[Tensor, "... k"], Float[Tensor, "..."]]:
-    """Each group by itself: the best of some scales, refined by least squares, and the nearest places."""
+    """The nearest codes of each group, with the best of several scales, refined by least squares."""
     largest, least, scales = weight.abs().amax(-1), weight.new_full(weight.shape[:-1], inf), weight.new_zeros(())
     for share in SCALES.tolist():
         tried = largest * share
@@ -79,12 +81,12 @@ def nearest(
 def places(
     weight: Float[Tensor, "... k"], scales: Float[Tensor, "..."], table: Float[Tensor, "16"]
 ) -> Int[Tensor, "... k"]:
-    """Where in the table each number's nearest entry is."""
+    """The index of the table entry nearest to each number."""
     return torch.bucketize(weight / safe(scales)[..., None], (table[1:] + table[:-1]) / 2)
 
 
 def error_spread(moments: Float[Tensor, "i i"], width: int) -> Float[Tensor, "w w"]:
-    """U with UᵀU = H⁻¹: row j says how an error in column j is best made up for by the columns after it."""
+    """U with UᵀU = H⁻¹: row j is how the columns after j best compensate for an error in column j."""
     full = torch.eye(width, device=moments.device)
     full[: len(moments), : len(moments)] = moments
     full.diagonal().add_(DAMPING * moments.diagonal().mean())
@@ -92,15 +94,15 @@ def error_spread(moments: Float[Tensor, "i i"], width: int) -> Float[Tensor, "w 
     return torch.linalg.cholesky(inverse, upper=True).float()
 
 
-def compensated(
+def round_with_compensation(
     weight: Float[Tensor, "o w"], group: int, table: Float[Tensor, "16"], spread: Float[Tensor, "w w"]
 ) -> tuple[Int[Tensor, "o g k"], Float[Tensor, "o g"]]:
-    """Column after column; what rounding one of them has spoilt is taken out of those that are still to come."""
+    """Round column after column, and subtract the effect of each rounding error from the columns that follow."""
     weight = weight.clone()
     found, scales = [], []
     for first in range(0, weight.shape[1], group):
         last = first + group
-        scale = nearest(weight[:, first:last], table)[1]
+        scale = nearest_codes(weight[:, first:last], table)[1]
         errors = torch.empty_like(weight[:, first:last])
         for j in range(first, last):
             place = places(weight[:, j : j + 1], scale.float(), table)
@@ -113,5 +115,5 @@ def compensated(
 
 
 def safe(divisor: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """A group of zeros has the scale 0; whatever it is divided by, it stays zeros."""
+    """The divisor, or 1 where it is 0: a group of zeros has scale 0 and must stay zero."""
     return torch.where(divisor == 0, 1, divisor)
