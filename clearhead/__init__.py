@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from . import configs, functional, nn, optim, reference
     from .checker.check import check
+    from .checker.magic import load_ipython_extension
     from .configs import dumps, loads
     from .measure.cost import cost
     from .measure.trace import trace
@@ -45,6 +46,7 @@ PLACES = {
     "dumps": "configs",
     "loads": "configs",
     "check": "checker.check",
+    "load_ipython_extension": "checker.magic",
     "Taps": "nn.tap",
 }
 MODULES = ("configs", "functional", "nn", "optim", "reference")

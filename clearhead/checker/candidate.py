@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 from collections.abc import Callable, Mapping
@@ -12,11 +13,19 @@ from typing import Any
 import numpy as np
 
 from .engine import NumPy, engine
-from .names import role_of, size_of
+from .names import assign_sizes, role_of, size_of
 
 
 class CannotCall(Exception):
     """The checker does not know what to pass for a required argument."""
+
+
+class CannotConstruct(Exception):
+    """The constructor failed on the arguments that the checker tried."""
+
+
+class NeedsModule(Exception):
+    """The code uses a name whose import failed."""
 
 
 class NotWritten(Exception):
@@ -24,7 +33,7 @@ class NotWritten(Exception):
 
 
 @dataclass(frozen=True)
-class Sizes:
+class ProbeSizes:
     """The sizes that a class is constructed with. All differ, so that no size can stand in for another by chance."""
 
     D: int = 12
@@ -46,21 +55,29 @@ class Sizes:
         return getattr(self, size)
 
 
-class AnyConfig:
-    """A config object that answers to every known name of a size."""
+# options of config objects that mean "off" when they are not sizes
+SWITCHES = r"^(use|is|has|enable|tie|with)_|bias|flash|causal|dropout|drop$|tied|checkpoint"
 
-    def __init__(self, sizes: Sizes) -> None:
+
+class AnyConfig:
+    """A config object that has every known size and switch. Other names raise AttributeError."""
+
+    def __init__(self, sizes: ProbeSizes) -> None:
         self.sizes = sizes
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
         size = size_of(name)
         if size is not None:
             return self.sizes[size]
-        return {"bias": True, "qkv_bias": False, "flash": False}.get(name, False)
+        if re.search(SWITCHES, name) and not name.startswith("__"):
+            return name == "bias"
+        raise AttributeError(name)
 
-    __getitem__ = __getattr__
+    def __getitem__(self, name: str) -> Any:
+        try:
+            return getattr(self, name)
+        except AttributeError:
+            raise KeyError(name) from None
 
 
 @dataclass(frozen=True)
@@ -71,6 +88,14 @@ class Candidate:
     engine_name: str
     source: str = ""
     neighbours: Mapping[str, Any] = field(default_factory=dict)
+    example: ExampleCall | None = None
+    broken: Mapping[str, int] = field(default_factory=dict)  # undefined names -> the line that failed to define them
+    documented: bool = False  # an exercise: its docstring states which inputs must work
+
+    def caller(self, thing: Any, roles: tuple[str, ...], sizes: ProbeSizes, engine: NumPy | None = None) -> Caller:
+        """Return a caller for the object, which follows the example call if there is one."""
+        example = None if self.example is None else self.example.call
+        return Caller(find_forward(thing), engine or self.engine(), roles, sizes, example=example or {})
 
     @property
     def is_class(self) -> bool:
@@ -86,10 +111,35 @@ class Candidate:
             made.slack = 30.0
         return made
 
-    def instantiate(self, sizes: Sizes, seed: int = 0) -> Any:
+    def instantiate(self, sizes: ProbeSizes, seed: int = 0) -> Any:
         """Return the object, or construct one from the class."""
+        if not self.is_class:
+            return self.thing
         seed_all(seed, self.engine_name)
-        return construct(self.thing, sizes, self.neighbours) if self.is_class else self.thing
+        given = {} if self.example is None else self.example.construct
+        try:
+            return construct(self.thing, sizes, self.neighbours, given=given)
+        except (CannotCall, NotWritten, NotImplementedError, NeedsModule, NameError, MemoryError):
+            raise
+        except Exception as error:
+            call = f"{self.name}({describe(self.thing, sizes, self.neighbours)})"
+            raise CannotConstruct(call, one_line(error)) from error
+
+
+def one_line(error: BaseException) -> str:
+    """Return the type and the first line of an error."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ")[:160]
+
+
+def describe(cls: Any, sizes: ProbeSizes, neighbours: Mapping[str, Any]) -> str:
+    """Return the constructor arguments that the checker tries, as text."""
+    try:
+        given = constructor_arguments(cls, sizes, neighbours, 0)
+    except Exception:
+        return "…"
+    texts = {name: value if isinstance(value, int | float | str) else "…" for name, value in given.items()}
+    return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def seed_all(seed: int, engine_name: str) -> None:
@@ -108,39 +158,33 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
-def construct(cls: Any, sizes: Sizes, neighbours: Mapping[str, Any], depth: int = 0) -> Any:
+def construct(
+    cls: Any, sizes: ProbeSizes, neighbours: Mapping[str, Any], depth: int = 0, given: Mapping[str, Any] | None = None
+) -> Any:
     """Construct a class with these sizes. Configs and sublayers that its constructor needs are constructed too."""
-    given: dict[str, Any] = {}
-    names = [p.name for p in parameters_of(cls.__init__)[1:]]
-    for parameter in parameters_of(cls.__init__)[1:]:
-        value = constructor_value(parameter, sizes, neighbours, depth, names)
-        if value is not inspect.Parameter.empty:
-            given[parameter.name] = value
-    return cls(**given)
+    return cls(**{**constructor_arguments(cls, sizes, neighbours, depth, given or {}), **(given or {})})
+
+
+def constructor_arguments(
+    cls: Any, sizes: ProbeSizes, neighbours: Mapping[str, Any], depth: int, given: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    parameters = [p for p in parameters_of(cls.__init__)[1:] if p.name not in (given or {})]
+    roles = assign_sizes([p.name for p in parameters], getattr(cls, "__name__", ""))
+    found = {p.name: constructor_value(p, roles.get(p.name), sizes, neighbours, depth) for p in parameters}
+    return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
 
 
 def constructor_value(
-    parameter: inspect.Parameter, sizes: Sizes, neighbours: Mapping[str, Any], depth: int, names: list[str]
+    parameter: inspect.Parameter, size: str | None, sizes: ProbeSizes, neighbours: Mapping[str, Any], depth: int
 ) -> Any:
-    size = size_of(parameter.name)
+    """Return what to pass for one argument of a constructor, or Parameter.empty to keep its default."""
     required = parameter.default is inspect.Parameter.empty
-    if re.search(r"conf|cfg|args|params|hparams", parameter.name.lower()):
+    if re.search(r"conf|cfg|^args|params|hparams", parameter.name.lower()):
         return config_for(parameter, sizes, neighbours)
-    if size is not None and callable(parameter.default) and not required:
-        return inspect.Parameter.empty
-    if size == "N" and parameter.name == "N" and not any(size_of(n) == "D" for n in names):
-        size = "N"
-    if size == "G" and not required and sizes.G is None:
-        return inspect.Parameter.empty
-    if size == "K" and not required and not isinstance(parameter.default, int):
-        return inspect.Parameter.empty
-    if size == "rope_base" and not required:
-        return inspect.Parameter.empty
-    if size == "F" and not required and parameter.default is None:
-        return sizes.F
-    if size is not None:
-        wants_text = isinstance(parameter.default, str | bool)
-        return inspect.Parameter.empty if wants_text else sizes[size]
+    if size == "N" and wants_module(parameter) and depth < 3:
+        return module_list(sizes, neighbours, depth)
+    if size is not None and (required or overrides_default(parameter, size, sizes)):
+        return sizes[size]
     if not required:
         return inspect.Parameter.empty
     if parameter.name in ("device", "dtype", "bias", "qkv_bias"):
@@ -150,16 +194,38 @@ def constructor_value(
     raise CannotCall(parameter.name)
 
 
-def config_for(parameter: inspect.Parameter, sizes: Sizes, neighbours: Mapping[str, Any]) -> Any:
+def overrides_default(parameter: inspect.Parameter, size: str, sizes: ProbeSizes) -> bool:
+    """Return True if a size replaces the argument's default: not a text, a switch or a computed width."""
+    default = parameter.default
+    if callable(default) or isinstance(default, str | bool) or size == "rope_base":
+        return False
+    if size in ("G", "K") and not (isinstance(default, int) and (size == "K" or sizes.G is not None)):
+        return size == "G" and sizes.G is not None
+    return True
+
+
+def wants_module(parameter: inspect.Parameter) -> bool:
+    """Return True for `layers: nn.ModuleList` and the like."""
+    return bool(re.search(r"module|list|sequential|layer\b", str(parameter.annotation).lower()))
+
+
+def module_list(sizes: ProbeSizes, neighbours: Mapping[str, Any], depth: int) -> Any:
+    """Construct a list of the file's blocks."""
+    import torch
+
+    return torch.nn.ModuleList([sublayer_for("block", sizes, neighbours, depth) for _ in range(sizes.N)])
+
+
+def config_for(parameter: inspect.Parameter, sizes: ProbeSizes, neighbours: Mapping[str, Any]) -> Any:
     """Return the file's own config with our sizes, or an object that has every size."""
-    for cls in neighbours.values():
-        if inspect.isclass(cls) and re.search(r"config|args|params", cls.__name__.lower()):
-            fields = parameters_of(cls.__init__)[1:]
-            given = {p.name: sizes[s] for p in fields if (s := size_of(p.name)) and s != "rope_base"}
-            try:
-                return cls(**given)
-            except Exception:
-                break
+    annotation = str(parameter.annotation).strip("'\"").split(".")[-1]
+    classes = [v for v in neighbours.values() if inspect.isclass(v) and is_config(v, annotation)]
+    for cls in sorted(classes, key=lambda cls: cls.__name__ != annotation):
+        roles = assign_sizes([p.name for p in parameters_of(cls.__init__)[1:]], cls.__name__)
+        try:
+            return cls(**{name: sizes[size] for name, size in roles.items() if size != "rope_base"})
+        except Exception:
+            continue
     for value in neighbours.values():
         if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
             known = {key: sizes[s] for key in value if (s := size_of(key)) and not isinstance(value[key], bool)}
@@ -168,7 +234,11 @@ def config_for(parameter: inspect.Parameter, sizes: Sizes, neighbours: Mapping[s
     return AnyConfig(sizes)
 
 
-def sublayer_for(name: str, sizes: Sizes, neighbours: Mapping[str, Any], depth: int) -> Any:
+def is_config(cls: type, annotation: str) -> bool:
+    return cls.__name__ == annotation or bool(re.search(r"config|args|params|hyper", cls.__name__.lower()))
+
+
+def sublayer_for(name: str, sizes: ProbeSizes, neighbours: Mapping[str, Any], depth: int) -> Any:
     """Construct a sublayer that the constructor takes, as in EncoderLayer(size, self_attn, feed_forward, dropout)."""
     from .names import part_of
 
@@ -189,17 +259,69 @@ def sublayer_for(name: str, sizes: Sizes, neighbours: Mapping[str, Any], depth: 
 
 
 @dataclass(frozen=True)
+class Role:
+    """An argument of an example call that the checker fills in: q, k, v, x, mask, memory …"""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class ExampleCall:
+    """How to construct and call a part, as the author shows it: `Attention(64, heads=4)(x, mask=mask)`."""
+
+    text: str
+    construct: Mapping[str, Any]
+    call: Mapping[str, Any]
+
+
+def parse_example(text: str, thing: Any, names: Mapping[str, Any]) -> ExampleCall:
+    """Read an example call. A name that is a role stands for our input; other expressions are evaluated."""
+    node = ast.parse(text.strip(), mode="eval").body
+    if not isinstance(node, ast.Call):
+        raise ValueError(f"the example {text!r} is not a call")
+    if not inspect.isclass(thing):
+        return ExampleCall(text, {}, bind_arguments(node, parameters_of(find_forward(thing)), names))
+    made, called = (node.func, node) if isinstance(node.func, ast.Call) else (node, None)
+    construct = bind_arguments(made, parameters_of(thing.__init__)[1:], names)
+    forward = getattr(thing, "forward", None) or thing.__call__
+    call = {} if called is None else bind_arguments(called, parameters_of(forward)[1:], names)
+    return ExampleCall(text, construct, call)
+
+
+def bind_arguments(node: ast.Call, parameters: list[inspect.Parameter], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameter -> Role or value for the arguments of a call."""
+
+    def value(argument: ast.expr) -> Any:
+        role = role_of(argument.id) if isinstance(argument, ast.Name) and argument.id not in names else None
+        if role is not None:
+            return Role(role)
+        return eval(compile(ast.Expression(argument), "example", "eval"), dict(names))
+
+    found = {p.name: value(argument) for p, argument in zip(parameters, node.args, strict=False)}
+    return found | {k.arg: value(k.value) for k in node.keywords if k.arg is not None}
+
+
+@dataclass(frozen=True)
 class Caller:
     """Calls a function with arguments by role, whatever they are named and however they are ordered."""
 
     function: Callable[..., Any]
     engine: NumPy
     roles: tuple[str, ...]
-    sizes: Sizes
-    fixed: Mapping[str, Any] = field(default_factory=dict)  # parameter -> value, decided once
+    sizes: ProbeSizes
+    fixed: Mapping[str, Any] = field(default_factory=dict)  # parameter -> value
+    example: Mapping[str, Any] = field(default_factory=dict)  # parameter -> Role or value, from an example call
 
     def role(self, parameter: inspect.Parameter) -> str | None:
-        return role_of(parameter.name, self.roles)
+        if self.takes_own_context(parameter):
+            return None
+        shown = self.example.get(parameter.name)
+        return shown.name if isinstance(shown, Role) else role_of(parameter.name, self.roles)
+
+    def takes_own_context(self, parameter: inspect.Parameter) -> bool:
+        """Return True for the `context` of clearhead.nn, which is not the memory of cross-attention."""
+        module = str(getattr(self.function, "__module__", ""))
+        return parameter.name == "context" and module.startswith("clearhead.nn")
 
     @property
     def argument_roles(self) -> set[str]:
@@ -220,6 +342,8 @@ class Caller:
             role, required = self.role(parameter), parameter.default is inspect.Parameter.empty
             if parameter.name in self.fixed:
                 value = self.fixed[parameter.name]
+            elif parameter.name in self.example and not isinstance(self.example[parameter.name], Role):
+                value = self.example[parameter.name]
             elif role in given and role not in used:
                 value = given[role]
                 used.add(role)
@@ -232,6 +356,8 @@ class Caller:
             arguments[parameter.name] = self.engine.to_native(value)
         if rest or set(given) - used:
             raise CannotCall(", ".join([*sorted(set(given) - used), *(["?"] * len(rest))]))
+        if "context" in arguments and arguments["context"] is None:
+            arguments["context"] = own_context(next(iter(arguments.values())))
         positional = [arguments.pop(p.name) for p in self.parameters if p.kind is p.POSITIONAL_ONLY]
         result = self.function(*positional, **arguments)
         if result is None or result is Ellipsis:
@@ -242,12 +368,24 @@ class Caller:
         """Return a value for a required argument that the check has no value for."""
         if role in ("mask", "memory_mask", "cache", "dropout") or role_of(parameter.name, ("lengths",)):
             return None
+        if self.takes_own_context(parameter):
+            return None
         size = size_of(parameter.name)
         if size is not None:
             return self.sizes[size]
         if role in ("causal", "training", "weights_too"):
             return False
         raise CannotCall(parameter.name)
+
+
+def own_context(x: Any) -> Any:
+    """Return the context that modules of clearhead.nn take beside x [B, T, D]."""
+    import torch
+
+    from clearhead.nn.context import Context
+
+    positions = torch.arange(x.shape[1], device=x.device)[None]
+    return Context(positions, positions, aligned=True)
 
 
 def find_forward(thing: Any) -> Callable[..., Any]:

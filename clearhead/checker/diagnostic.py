@@ -43,6 +43,7 @@ class Diagnostic:
     key: str
     values: Mapping[str, Any] = field(default_factory=dict)
     example: Example | None = None
+    engine: str = "torch"
 
     @property
     def severity(self) -> str:
@@ -60,13 +61,14 @@ class Diagnostic:
             "severity": self.severity,
             "page": self.page,
             "values": dict(self.values),
+            "engine": self.engine,
             "example": None if self.example is None else self.example.to_dict(),
         }
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Diagnostic:
         example = None if data["example"] is None else Example.from_dict(data["example"])
-        return cls(data["part"], data["name"], data["key"], data["values"], example)
+        return cls(data["part"], data["name"], data["key"], data["values"], example, data["engine"])
 
 
 def to_jsonable(value: Any) -> Any:

@@ -4,25 +4,52 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
+import linecache
 import re
+import signal
 import sys
+import threading
 import types
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .candidate import Candidate, Sizes, construct, find_forward, parameters_of
-from .names import part_of, plain, role_of, weight_role
+from .candidate import (
+    Candidate,
+    ExampleCall,
+    NeedsModule,
+    ProbeSizes,
+    Role,
+    construct,
+    find_forward,
+    one_line,
+    parameters_of,
+    parse_example,
+)
+from .names import normalize_name, part_of, role_of, size_of, weight_role
 from .weights import dict_keys, iter_weights
 
 # only these top-level statements run: loops, prints and training code do not
-DEFINING = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef, ast.Assign, ast.AnnAssign, ast.Try)
+DEFINING = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.AugAssign,
+    ast.Try,
+)
+STATEMENT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Problem:
+class FailedLine:
     """A top-level statement that failed."""
 
     line: int
@@ -34,28 +61,159 @@ class Problem:
 class Loaded:
     names: dict[str, Any]
     source: str
-    problems: tuple[Problem, ...]
+    problems: tuple[FailedLine, ...]
+    broken: dict[str, FailedLine]  # names that a failed statement should have defined
+
+
+class MissingImport:
+    """Stands for a name whose import failed. Any use of it raises NeedsModule."""
+
+    def __init__(self, module: str) -> None:
+        object.__setattr__(self, "module", module)
+
+    def __getattr__(self, name: str) -> Any:
+        raise NeedsModule(object.__getattribute__(self, "module"))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NeedsModule(self.module)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        raise NeedsModule(self.module)
+
+
+def read_source(path: Path) -> str:
+    """Return the Python source of a file; of a notebook, its code cells."""
+    text = path.read_text(encoding="utf-8-sig")
+    return notebook_source(text) if path.suffix == ".ipynb" else text
+
+
+def notebook_source(text: str) -> str:
+    """Join the code cells of a notebook. Magics and shell lines become comments."""
+    cells = [cell["source"] for cell in json.loads(text).get("cells", []) if cell.get("cell_type") == "code"]
+    sources = ["".join(cell) for cell in cells]
+    kept = [source for source in sources if not re.match(r"\s*%%(?!check\b)", source)]
+    lines = [line for source in kept for line in [*source.splitlines(), ""]]
+    return "\n".join(re.sub(r"^(\s*)([%!?].*)$", r"\1# \2", line) for line in lines) + "\n"
 
 
 def load(path: Path) -> Loaded:
     """Run the file's definitions one by one, so that a failing line does not hide the others."""
-    source = path.read_text(encoding="utf-8-sig")
+    source = read_source(path)
     tree = ast.parse(source, str(path))
     module = types.ModuleType("learner")
     module.__file__ = str(path)
+    folder = path.resolve().parent
+    is_package = (folder / "__init__.py").exists() or bool(re.search(r"^\s*from\s+\.", source, re.MULTILINE))
+    sys.path[:0] = [str(folder), str(Path.cwd())]
+    module.__package__ = register_package(folder) if is_package else ""
     sys.modules["learner"] = module
-    sys.path.insert(0, str(path.resolve().parent))
-    problems = []
-    for statement in tree.body:
-        if not isinstance(statement, DEFINING):
-            continue
-        code = compile(ast.Module([statement], []), str(path), "exec")
+    linecache.cache[str(path)] = (len(source), None, source.splitlines(True), str(path))
+    names, problems = module.__dict__, []
+    broken: dict[str, FailedLine] = {}
+    used = names_used_inside(tree)
+    for statement in defining(tree.body):
+        # annotations stay text, so that a missing typing library hides nothing
+        code = compile(ast.Module([statement], []), str(path), "exec", annotations.compiler_flag, dont_inherit=True)
         try:
-            exec(code, module.__dict__)
-        except Exception as error:
-            is_import = isinstance(statement, ast.Import | ast.ImportFrom)
-            problems.append(Problem(statement.lineno, f"{type(error).__name__}: {error}"[:160], is_import))
-    return Loaded(module.__dict__, source, tuple(problems))
+            with time_limit(STATEMENT_SECONDS):
+                exec(code, names)
+        except (Exception, SystemExit) as error:
+            problem = FailedLine(statement.lineno, one_line(error), isinstance(statement, ast.Import | ast.ImportFrom))
+            problems.append(problem)
+            broken |= dict.fromkeys(bind_missing(statement, names, error), problem)
+        shrink_sizes(statement, names, used)
+    return Loaded(names, source, tuple(problems), broken)
+
+
+def defining(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements to run. An `if` runs if it only defines names and is not the main guard."""
+    for statement in body:
+        if isinstance(statement, DEFINING):
+            yield statement
+        elif isinstance(statement, ast.If) and "__name__" not in ast.unparse(statement.test):
+            inner = [*statement.body, *statement.orelse]
+            if all(isinstance(s, (*DEFINING, ast.Pass)) for s in inner):
+                yield statement
+
+
+def register_package(folder: Path) -> str:
+    """Make relative and package imports work without running any `__init__.py`; return the package's name."""
+    chain = [folder]
+    while (chain[0] / "__init__.py").exists() and chain[0].parent != chain[0]:
+        chain.insert(0, chain[0].parent)
+    folders = chain[1:] or chain
+    sys.path.insert(1, str(folders[0].parent))
+    name = ""
+    for place in folders:
+        name = f"{name}.{place.name}".lstrip(".")
+        if name not in sys.modules:
+            package = types.ModuleType(name)
+            package.__path__ = [str(place)]
+            sys.modules[name] = package
+    return name
+
+
+@contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Interrupt one statement, such as a training run, after so many seconds."""
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: Any) -> None:
+        raise TimeoutError(f"takes longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def names_used_inside(tree: ast.Module) -> set[str]:
+    """Return the names that functions and classes of the file read."""
+    bodies = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return {node.id for body in bodies for node in ast.walk(body) if isinstance(node, ast.Name)}
+
+
+def targets_of(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement defines."""
+    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
+        return [statement.name]
+    if isinstance(statement, ast.Import | ast.ImportFrom):
+        return [(alias.asname or alias.name).split(".")[0] for alias in statement.names]
+    places = getattr(statement, "targets", [getattr(statement, "target", None)])
+    nodes = [node for place in places if place is not None for node in ast.walk(place)]
+    return [node.id for node in nodes if isinstance(node, ast.Name)]
+
+
+def bind_missing(statement: ast.stmt, names: dict[str, Any], error: BaseException) -> list[str]:
+    """Bind what a failed statement should define, if we can; return the names that stay undefined."""
+    missing = []
+    for name in targets_of(statement):
+        if isinstance(statement, ast.Import | ast.ImportFrom) and name != "*":
+            module = getattr(error, "name", None) or getattr(statement, "module", None) or name
+            names.setdefault(name, MissingImport(str(module)))
+        elif not isinstance(statement, ast.FunctionDef | ast.ClassDef) and size_of(name):
+            names[name] = ProbeSizes()[str(size_of(name))]
+        else:
+            missing.append(name)
+    return missing
+
+
+def shrink_sizes(statement: ast.stmt, names: dict[str, Any], used: set[str]) -> None:
+    """Replace global sizes such as `n_embd = 384` that the file's classes read by small ones."""
+    value = getattr(statement, "value", None)
+    constants = [value] if isinstance(value, ast.Constant) else getattr(value, "elts", [])
+    if not isinstance(statement, ast.Assign) or not all(isinstance(c, ast.Constant) for c in constants):
+        return
+    for name in targets_of(statement):
+        size = size_of(name)
+        if size in ("D", "H", "G", "K", "F", "V", "L", "N") and name in used and type(names.get(name)) is int:
+            is_shared = size == "G" and names[name] < next((v for n, v in names.items() if size_of(n) == "H"), 0)
+            names[name] = 1 if is_shared else ProbeSizes()[size] if len(normalize_name(name)) > 1 else names[name]
 
 
 def uses_torch(source: str) -> bool:
@@ -85,30 +243,64 @@ def engine_of(thing: Any, text: str, source: str) -> str:
     return "torch" if uses_torch(source) else "numpy"
 
 
-def find_candidates(loaded: Loaded, name: str | None = None, part: str | None = None) -> list[Candidate]:
+def find_candidates(
+    loaded: Loaded, name: str | None = None, part: str | None = None, example: str | None = None
+) -> list[Candidate]:
     """Return the functions and classes that are parts of a Transformer, in file order."""
+    things = {
+        own: thing
+        for own, thing in loaded.names.items()
+        if getattr(thing, "__module__", None) == "learner" and (inspect.isfunction(thing) or inspect.isclass(thing))
+    }
+    if name is not None:
+        things = {own: thing for own, thing in things.items() if own == name}
+    found = [make_candidate(own, thing, loaded, example) for own, thing in things.items()]
+    parts = {candidate.name: part or part_of_candidate(candidate, tries=name is not None) for candidate in found}
+    bases = {base for thing in things.values() if inspect.isclass(thing) for base in thing.__mro__[1:]}
+    if not any(parts.values()) and name is None:
+        parts = {c.name: classify_by_trial(c) for c in found if c.is_function}
+    return [
+        replace(candidate, part=kind)
+        for candidate in found
+        if (kind := parts.get(candidate.name)) and not (candidate.thing in bases and is_abstract(candidate))
+    ]
+
+
+def make_candidate(name: str, thing: Any, loaded: Loaded, example: str | None) -> Candidate:
+    text = source_of(thing, loaded.source)
+    engine = engine_of(thing, text, loaded.source)
+    documented = bool(re.search(r"^Check: clearhead check \d\d_", loaded.source, re.MULTILINE))
+    call = example_for(name, thing, loaded, example)
+    broken = {own: problem.line for own, problem in loaded.broken.items()}
+    return Candidate(name, "", thing, engine, text, loaded.names, call, broken, documented)
+
+
+def example_for(name: str, thing: Any, loaded: Loaded, example: str | None) -> ExampleCall | None:
+    """Return the example call that was given, or the one in a comment `# clearhead: name(…)`."""
+    written = re.findall(rf"^\s*#\s*clearhead:\s*({re.escape(name)}\(.*\))\s*$", loaded.source, re.MULTILINE)
+    text = example or (written[-1] if written else None)
+    return None if text is None else parse_example(text, thing, loaded.names)
+
+
+def part_of_candidate(candidate: Candidate, tries: bool) -> str | None:
+    try:
+        return classify(candidate, tries=tries)
+    except Exception:  # if the trial fails, go by the name
+        return part_of(candidate.name)
+
+
+def is_abstract(candidate: Candidate) -> bool:
+    """Return True for a base class without a computation of its own."""
+    return not re.search(r"@|matmul|einsum|softmax|Linear|\.dot\(|mean\(|exp\(", candidate.source)
+
+
+def find_broken(loaded: Loaded, name: str | None, part: str | None) -> list[dict[str, Any]]:
+    """Return the parts whose definition failed, with the reason."""
     found = []
-    for own, thing in loaded.names.items():
-        is_ours = getattr(thing, "__module__", None) == "learner"
-        if not is_ours or not (inspect.isfunction(thing) or inspect.isclass(thing)) or (name and own != name):
-            continue
-        text = source_of(thing, loaded.source)
-        engine = engine_of(thing, text, loaded.source)
-        candidate = Candidate(own, part or "", thing, engine, text, loaded.names)
-        try:
-            kind = part or classify(candidate, tries=bool(name))
-        except Exception:  # if the trial fails, go by the name
-            kind = part_of(own)
-        if kind is not None:
-            found.append(Candidate(own, kind, thing, engine, text, loaded.names))
-    if not found and not name:
-        for own, thing in loaded.names.items():
-            if getattr(thing, "__module__", None) == "learner" and inspect.isfunction(thing):
-                text = source_of(thing, loaded.source)
-                candidate = Candidate(own, "", thing, engine_of(thing, text, loaded.source), text, loaded.names)
-                kind = classify_by_trial(candidate)
-                if kind is not None:
-                    found.append(Candidate(own, kind, thing, candidate.engine_name, text, loaded.names))
+    for own, problem in loaded.broken.items():
+        kind = part_of(own) if (name is None or own == name) else None
+        if kind is not None and re.search(rf"^\s*(class|def) {own}\b", loaded.source, re.MULTILINE):
+            found.append({"name": own, "part": part or kind, "line": problem.line, "error": problem.error})
     return found
 
 
@@ -127,6 +319,8 @@ def classify(candidate: Candidate, tries: bool = False) -> str | None:
 def classify_function(candidate: Candidate, part: str | None) -> str | None:
     names = [p.name for p in parameters_of(candidate.thing)]
     roles = {role_of(n, ("q", "k", "v")) for n in names}
+    if candidate.example is not None:
+        roles |= {shown.name for shown in candidate.example.call.values() if isinstance(shown, Role)}
     has_weights = sum(bool(re.match(r"^w_?[qkvo]|^w_?(query|key|value|qkv)", n.lower())) for n in names) >= 1
     has_weights = has_weights or any(weight_role(n) and dict_keys(n, candidate) for n in names)
     if part in ("attention", "multi_head"):
@@ -135,13 +329,13 @@ def classify_function(candidate: Candidate, part: str | None) -> str | None:
         return "multi_head" if has_weights else "attention"
     if part is None and has_weights:
         return "multi_head"
-    if part is None and {"gamma", "beta"} <= {plain(n) for n in names}:
+    if part is None and {"gamma", "beta"} <= {normalize_name(n) for n in names}:
         return "layer_norm"
     if part in ("lm", "encoder", "encoder_block", "decoder_block", "learned"):
         return None
     if part == "feed_forward" and sum(n.lower().startswith("w") for n in names) == 3:
         return "swiglu"
-    if part == "rotary" and not any(plain(n) in ("x", "q", "xq", "k", "query", "vec", "t") for n in names):
+    if part == "rotary" and not any(normalize_name(n) in ("x", "q", "xq", "k", "query", "vec", "t") for n in names):
         return None  # it builds the angle table and does not rotate
     return part
 
@@ -153,7 +347,7 @@ def classify_class(candidate: Candidate, part: str | None) -> str | None:
         return "learned" if is_learned and re.search("Embedding|Parameter|randn|normal", candidate.source) else part
     if part in ("attention", "multi_head", "rotary", None):
         try:
-            thing = construct(candidate.thing, Sizes(), candidate.neighbours)
+            thing = construct(candidate.thing, ProbeSizes(), candidate.neighbours)
         except Exception:
             return part
         held = [w for w in iter_weights(thing) if w.array.ndim >= 2]
@@ -163,7 +357,7 @@ def classify_class(candidate: Candidate, part: str | None) -> str | None:
         asked = {role_of(p.name, ("q", "k", "v")) for p in parameters_of(find_forward(thing))}
         if not held and {"q", "k", "v"} <= asked:
             return "attention"
-        return part if held else None
+        return part if held or part == "rotary" else None
     return part
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,10 @@ class NumPy:
         """Put a module into eval mode, in this engine's dtype."""
         return thing
 
+    def no_grad(self) -> Any:
+        """Return a context without autograd."""
+        return nullcontext()
+
 
 class Torch(NumPy):
     """Convert between NumPy arrays and tensors."""
@@ -60,6 +65,11 @@ class Torch(NumPy):
         import torch
 
         return thing.to(getattr(torch, self.dtype)).eval() if isinstance(thing, torch.nn.Module) else thing
+
+    def no_grad(self) -> Any:
+        import torch
+
+        return torch.no_grad()
 
 
 class MetaTorch(Torch):

@@ -44,10 +44,11 @@ BY_PAGE: dict[tuple[str, str], str] = {
         "wrong",
         SOFTMAX,
     ): "softmax-unstable softmax-global-max softmax-axis softmax-everything not-normalised log-softmax "
-    "sigmoid normalised-by-sum softmax-negative divided-by-max divided-by-exp-max axis-ignored softmax-queries "
+    "sigmoid normalised-by-sum softmax-negative divided-by-max divided-by-exp-max axis-ignored "
+    "keepdims-missing shape-limited softmax-queries "
     "softmax-heads softmax-batch softmax-all no-softmax softmax-twice",
     ("wrong", SCALE): "no-scale scale-dv scale-dmodel scale-heads scale-no-root scale-multiplied scale-constant "
-    "scale-twice scale-after-softmax",
+    "scale-twice scale-after-softmax scale-length",
     ("wrong", SCALED): "mixes-keys weights-transposed queries-only keys-only scores-from-values value weights-returned "
     "wrong-in-batch wrong-shape value-at-extremes",
     ("fragile", SCALED): "value-width odd-sizes needs-contiguous half-fails half-differs dtype-changed",
@@ -56,7 +57,7 @@ BY_PAGE: dict[tuple[str, str], str] = {
         MASK,
     ): "mask-ignored mask-inverted mask-inverted-beside mask-after-softmax mask-inverted-after mask-to-zero "
     "mask-to-one mask-to-minus-one mask-added-as-number mask-subtracted-as-number mask-positive mask-additive-sign "
-    "mask-value mask-raises",
+    "mask-value mask-raises mask-partly-read",
     ("fragile", MASK): "fill-too-small empty-row-nan empty-row-raises half-mask",
     ("note", MASK): "empty-row-mean nan-leaks",
     ("wrong", CAUSAL): "causal-transposed causal-inverted causal-strict causal-one-ahead causal-missing causal-value "
@@ -66,14 +67,17 @@ BY_PAGE: dict[tuple[str, str], str] = {
         "wrong",
         HEADS,
     ): "split-no-transpose merge-no-transpose split-and-merge-no-transpose attends-over-heads heads-summed "
-    "heads-averaged out-unused out-transposed one-head four-as-three attends-over-batch batch-mixed positions-mixed",
+    "heads-averaged out-unused out-transposed one-head four-as-three attends-over-batch batch-mixed positions-mixed "
+    "values-from-queries values-from-keys",
     ("wrong", CROSS): "cross-length cross-value memory-ignored",
+    ("fragile", GROUPS): "groups-interleaved",
     ("wrong", SINES): "pe-off-by-one pe-exponent pe-swapped pe-only-sine pe-only-cosine pe-base pe-degrees pe-scaled "
     "pe-replaces pe-not-added pe-trained",
     ("wrong", LEARNED): "pe-same-everywhere pe-over-batch",
     ("fragile", LEARNED): "pe-too-short",
     ("wrong", ROPE): "rope-on-values rope-on-queries-only rope-direction rope-off-by-one rope-exponent rope-base "
-    "rope-mixed-layout rope-no-minus rope-not-turned rope-only-cosine rope-wrong-axis rope-changes-length",
+    "rope-mixed-layout rope-no-minus rope-not-turned rope-only-cosine rope-wrong-axis rope-changes-length "
+    "rope-positions-ignored rope-cat-for-stack",
     ("wrong", NORMS): "eps-outside unbiased unbiased-eps-outside unbiased-no-eps no-root gamma-unused beta-unused "
     "gamma-beta-unused gamma-beta-missing gamma-added gamma-after-beta not-centred is-rms not-divided "
     "norm-over-positions norm-over-batch norm-over-everything norm-over-both norm-as-batch-norm rms-sum rms-centred "
@@ -89,16 +93,19 @@ BY_PAGE: dict[tuple[str, str], str] = {
     ): "ffn-no-activation ffn-activation-last ffn-activation-both ffn-activation-first ffn-softmax ffn-sigmoid "
     "ffn-mixes-positions bias-unused glu-sigmoid glu-both glu-after glu-sum glu-no-activation glu-gate-unused "
     "glu-gate-missing glu-activation",
-    ("wrong", DROPOUT): "dropout-in-eval dropout-scale not-deterministic",
-    ("wrong", MODELS): "unregistered layers-shared weight-unused no-attention encoder-one-way loss-value loss-summed",
+    ("wrong", DROPOUT): "dropout-in-eval dropout-scale dropout-on-residual not-deterministic",
+    ("wrong", MODELS): "unregistered layers-shared weight-unused no-attention encoder-one-way loss-value loss-summed "
+    "prefix-changes final-norm-early",
     ("fragile", MODELS): "length-fails",
     ("fragile", NONE): "no-positions",
     ("wrong", CACHE): "cache-differs",
     ("wrong", GRADIENT): "gradient-cut gradient-fails gradient-wrong",
     ("wrong", COST): "flops-multiply-add flops-no-scores flops-no-out flops-no-ffn",
-    ("wrong", CHECKER): "inputs-changed raises timeout crash memory heat-map-transposed",
+    ("wrong", CHECKER): "inputs-changed raises heat-map-transposed no-return undefined-name",
     ("note", f"{CHECKER}#what-it-looks-for"): "device device-changed",
-    ("unchecked", CHECKER): "not-written cannot-call not-understood nothing-found",
+    ("unchecked", CHECKER): "not-written nothing-found",
+    ("unchecked", f"{CHECKER}#not-checked"): "cannot-call cannot-construct cannot-run not-understood needs-module "
+    "needs-line not-defined timeout crash memory ended-process",
 }
 # pages for keys that apply to any part
 BY_PART = {

@@ -37,9 +37,10 @@ ARGUMENTS = {
 SIZES = {
     "D": "dmodel dim embeddim nembd hiddensize embdim embeddingdim embedsize d modeldim features normalizedshape size "
     "embsize nembed numhiddens demb width emb din inputdim indim dout querysize keysize valuesize c channels dimension "
-    "queryinputdim hiddensz embeddingsize ndim shape dmod",
+    "queryinputdim nstate statesize hiddensz embeddingsize ndim shape dmod",
     "H": "heads numheads nheads nhead h numattentionheads head numberofheads",
-    "G": "kvheads nkvheads numkvheads nkvhead numkeyvalueheads groups ngroups numgroups",
+    "G": "kvheads nkvheads numkvheads nkvhead numkeyvalueheads groups ngroups numgroups "
+    "numkvgroups kvgroups nkv kvhead",
     "K": "headsize headdim dk dhead dv dkey dvalue dimhead",
     "F": "dff ff ffdim hiddendim dimfeedforward dhidden ffndim mlpdim intermediatesize innerdim dinner ffsize hidden "
     "ffnhidden ffhidden feedforwarddim ffnnumhiddens hiddenfeatures",
@@ -77,7 +78,7 @@ PARTS = (
     ("rms_norm", r"rms"),
     ("layer_norm", r"layer_?norm|^ln$|^norm(alize)?$"),
     ("swiglu", r"swi_?glu|gated|llama_?(mlp|ffn|feed)|geglu"),
-    ("feed_forward", r"feed_?forward|^ffn?$|^mlp$|ffn$|mlp$|position_?wise|^ffn?_|_ff$"),
+    ("feed_forward", r"feed_?for?ward|^ffn?$|^mlp$|ffn$|mlp$|position_?wise|^ffn?_|_ff$"),
     (
         "multi_head",
         r"multi_?(query|head)|multihead|mha|grouped|gqa|mqa|self_?att|cross_?att|causal_?.*att|masked_?att"
@@ -89,23 +90,52 @@ PARTS = (
 )
 
 
-def plain(name: str) -> str:
+def normalize_name(name: str) -> str:
     return name.lower().replace("_", "")
 
 
 def role_of(name: str, among: tuple[str, ...] | None = None) -> str | None:
     """Return the role that an argument's name suggests, among the given roles."""
     for role in among or tuple(ARGUMENTS):
-        if plain(name) in ARGUMENTS[role].split():
+        if normalize_name(name) in ARGUMENTS[role].split():
             return role
     return None
 
 
+# patterns for names that are not in SIZES; the first match wins
+SIZE_PATTERNS = (
+    ("dropout", r"drop"),
+    ("V", r"vocab"),
+    ("G", r"(kv|key_?value)_?(head|group)"),
+    ("K", r"head_?(dim|size|width)|dim_?head|^d_?head"),
+    ("H", r"(^|_)(num|n|number_of|att\w*|self)_?heads?$|heads$"),
+    ("F", r"(ff|ffn|feed_?forward|mlp|inner|intermediate|hidden)_?\w*(dim|size|hidden|width|units)|num_ff$"),
+    ("N", r"(^|_)(num|n)_\w*(layers?|blocks?)$|depth$"),
+    ("L", r"(max|seq|ctx|context|block)_?\w*(len|length|size|positions?)$"),
+    ("D", r"(model|embed|embedding|emb|token)_?(dim|size|width)$"),
+)
+
+
 def size_of(name: str) -> str | None:
+    """Return the size that an argument's name suggests."""
     for size, names in SIZES.items():
-        if plain(name) in names.split():
+        if normalize_name(name) in names.split():
             return size
-    return None
+    return next((size for size, pattern in SIZE_PATTERNS if re.search(pattern, name.lower())), None)
+
+
+WIDTH = r"dim|size|width|channels|features|embed|hidden|units"
+
+
+def assign_sizes(names: list[str], owner: str = "") -> dict[str, str]:
+    """Return argument -> size for a constructor. `hidden_dim` is the model width if nothing else is."""
+    found = {name: size for name in names if (size := size_of(name)) is not None}
+    if "D" not in found.values():
+        widths = [n for n in names if found.get(n) == "F"] or [
+            n for n in names if n not in found and re.search(WIDTH, n.lower())
+        ]
+        found |= dict.fromkeys(widths[:1], "D")
+    return found
 
 
 def part_of(name: str) -> str | None:
@@ -145,17 +175,32 @@ FILLERS = {
     "self",
 }
 ROLES = {
-    "q": {"q", "query", "queries", "wq"},
-    "k": {"k", "key", "keys", "wk"},
-    "v": {"v", "value", "values", "wv"},
-    "o": {"o", "out", "output", "wo", "final", "unify", "unifyheads", "concat", "combine", "result", "mix"},
-    "qkv": {"qkv", "wqkv", "kqv", "in"},
-    "kv": {"kv", "wkv"},
+    "q": {"q", "query", "queries", "wq", "toqueries", "toquery", "toq"},
+    "k": {"k", "key", "keys", "wk", "tokeys", "tokey", "tok"},
+    "v": {"v", "value", "values", "wv", "tovalues", "tovalue", "tov"},
+    "o": {
+        "o",
+        "out",
+        "output",
+        "wo",
+        "final",
+        "unify",
+        "unifyheads",
+        "concat",
+        "combine",
+        "result",
+        "mix",
+        "toout",
+        "proj",
+    },
+    "qkv": {"qkv", "wqkv", "kqv", "in", "toqkv"},
+    "kv": {"kv", "wkv", "tokv"},
 }
 
 
 def weight_role(path: str) -> str | None:
     """Return the role of an attention weight by its path: `heads.0.W_q.weight` -> "q"."""
+    path = re.sub(r"\.(data|value|val|array|tensor|params?)$", "", path)
     last = re.sub(r"[._](weight|bias|w|b)$|^(weight|bias)s?$", "", path)
     words = re.split(r"[._]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last.split(".")[-1]).lower())
     if words and words[0].isdigit() and "." in last:

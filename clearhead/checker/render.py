@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 STYLES = {"wrong": "red", "fragile": "yellow", "note": "cyan", "unchecked": "magenta"}
+MARKS = {"right": ("✓", "green"), "wrong": ("✗", "red"), "fragile": ("✗", "yellow"), "unchecked": ("·", "magenta")}
 ROWS, COLUMNS = 6, 6
 
 
@@ -40,6 +41,10 @@ def render_lines(report: CheckReport, explain: bool = False, allow: tuple[str, .
     if report.parts:
         yield Text("")
         yield summary(report, allow)
+    missing = [name for name, holds in (report.confined or {}).items() if not holds]
+    if missing:
+        names = ", ".join(word(f"blocked_{name}", language) for name in missing)
+        yield Text(word("unconfined", language).format(names=names), "dim")
 
 
 def summary(report: CheckReport, allow: tuple[str, ...]) -> Text:
@@ -62,9 +67,8 @@ def summary(report: CheckReport, allow: tuple[str, ...]) -> Text:
 def part_lines(part: PartReport, language: str, explain: bool, allow: tuple[str, ...]) -> Iterator[Text | Indented]:
     from rich.text import Text
 
-    passes = part.passes(allow)
-    unwritten = any(f.severity == "unchecked" for f in part.diagnostics)
-    mark, style = ("✓", "green") if passes else ("·", "magenta") if unwritten else ("✗", "red")
+    verdict = "right" if part.passes(allow) else part.verdict
+    mark, style = MARKS[verdict]
     yield Text("")
     head = Text(f"{mark} ", style).append(part.name, "bold").append(f"  {part_name(part.part, language)}", "dim")
     yield head
@@ -72,9 +76,9 @@ def part_lines(part: PartReport, language: str, explain: bool, allow: tuple[str,
         if diagnostic.severity == "note" and not explain:
             continue
         yield from diagnostic_lines(diagnostic, language, explain)
-    if part.assumed and (explain or not passes):
-        told = "; ".join(assumption(key, language) for key in part.assumed)
-        yield Indented(Text(f"{word('assumed', language)}: {told}", "dim"), 2)
+    if part.assumed:
+        texts = "; ".join(assumption(key, language) for key in part.assumed)
+        yield Indented(Text(f"{word('assumed', language)}: {texts}", "dim"), 2)
 
 
 def diagnostic_lines(diagnostic: Diagnostic, language: str, explain: bool) -> Iterator[Text | Indented]:
@@ -183,14 +187,14 @@ def grid(value: Any) -> list[str]:
         return value.splitlines() or [""]
     if not isinstance(value, list):
         return [] if value is None else [format_number(value)]
-    rows = matrix(value)
+    rows = rows_of(value)
     texts = [[format_number(item) for item in row[:COLUMNS]] + ["…"] * (len(row) > COLUMNS) for row in rows]
     wide = max((len(text) for row in texts for text in row), default=0)
     more = ["…"] if len(texts) > ROWS else []
     return ["[" + " ".join(text.rjust(wide) for text in row) + "]" for row in texts[:ROWS]] + more
 
 
-def matrix(value: list[Any]) -> list[list[Any]]:
+def rows_of(value: list[Any]) -> list[list[Any]]:
     if value and isinstance(value[0], list):
-        return [row for item in value for row in matrix(item)]
+        return [row for item in value for row in rows_of(item)]
     return [value]

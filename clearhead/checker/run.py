@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import traceback
 from collections.abc import Callable
 from importlib import import_module
+from textwrap import dedent
 from typing import Any
 
-from .candidate import Candidate, CannotCall, NotWritten
+from .candidate import Candidate, CannotCall, CannotConstruct, NeedsModule, NotWritten, one_line
 from .parts.common import OURS, Recorder
 
 # part -> its check function, in the order in which learners meet the parts
@@ -41,23 +43,50 @@ def check_for(part: str) -> Callable[[Candidate, Recorder], None]:
 
 
 def run_check(candidate: Candidate, send: Callable[[dict[str, Any]], None] = lambda event: None) -> Recorder:
-    """Run the check of this part and record its diagnostics, including errors that escape it."""
+    """Run the check of this part and record its diagnostics.
+
+    An error that escapes the check gives no verdict: either the code needs something that we did not give it, or the
+    checker does not know how to call it.
+    """
     recorder = Recorder(candidate, send)
     try:
         check_for(candidate.part)(candidate, recorder)
     except (NotWritten, NotImplementedError):
-        recorder.add("not-written")
+        recorder.add("no-return" if has_body(candidate.source) else "not-written")
     except CannotCall as unknown:
-        recorder.add("cannot-call", argument=str(unknown))
+        recorder.add("cannot-call", argument=str(unknown), name=candidate.name)
+    except CannotConstruct as error:
+        recorder.add("cannot-construct", call=error.args[0], error=error.args[1], name=candidate.name)
+    except NeedsModule as error:
+        recorder.add("needs-module", module=str(error))
+    except NameError as error:
+        add_name_error(recorder, error)
     except MemoryError:
         recorder.add("memory")
     except Exception as error:
-        said = str(error).strip().splitlines()
-        text = f"{type(error).__name__}: {said[0] if said else ''}"[:160]
-        frames = traceback.extract_tb(error.__traceback__)
-        theirs = [frame for frame in frames if not re.search(OURS, frame.filename)]
-        if theirs:
-            recorder.add("raises", error=text, line=theirs[-1].lineno)
-        else:  # the checker failed, not the learner
-            recorder.add("not-understood", error=text)
+        is_theirs = any(not re.search(OURS, frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+        recorder.add("cannot-run" if is_theirs else "not-understood", error=one_line(error), name=candidate.name)
     return recorder
+
+
+def add_name_error(recorder: Recorder, error: NameError) -> None:
+    """An undefined name is the learner's mistake only if every line of the file could be run."""
+    name = getattr(error, "name", None) or "?"
+    if name in recorder.candidate.broken:
+        recorder.add("needs-line", variable=name, line=recorder.candidate.broken[name])
+    else:
+        recorder.add("undefined-name", variable=name)
+
+
+def has_body(source: str) -> bool:
+    """Return True if the code computes something: it has more than docstrings, `pass` and `raise`."""
+    try:
+        tree = ast.parse(dedent(source))
+    except SyntaxError:
+        return False
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
+    statements = [statement for function in functions for statement in function.body]
+    if any(isinstance(statement, ast.Raise) for statement in statements):
+        return False
+    texts = [s for s in statements if isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant)]
+    return any(not isinstance(s, ast.Pass) and s not in texts for s in statements)

@@ -1,22 +1,31 @@
-"""Run the learner's code in a child process with limits on time and memory.
+"""Run the learner's code in a child process with limits on time, memory, network and files.
 
 Each part is checked in its own child, forked from a process that has imported torch (if the file needs it) and has
 computed nothing. The child sends every diagnostic at once, so a crash loses nothing that was found before it.
+
+Every message of the child carries a random token, and the last one says that the check is complete. If the learner's
+code ends the process, writes to the pipe or forks, the complete message is missing and the part counts as not checked.
 """
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
+import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from .confine import block_network, block_writes
 
 Message = dict[str, Any]
 Send = Callable[[Message], None]
@@ -24,9 +33,9 @@ SECONDS = 20.0
 BYTES = 4 << 30
 
 
-def discover_job(send: Send, path: str, name: str | None, part: str | None) -> None:
+def discover_job(send: Send, path: str, name: str | None, part: str | None, example: str | None) -> None:
     """Send the parts that the file defines."""
-    from .discover import find_candidates, load
+    from .discover import find_broken, find_candidates, load
 
     try:
         loaded = load(Path(path))
@@ -35,16 +44,18 @@ def discover_job(send: Send, path: str, name: str | None, part: str | None) -> N
         return
     for problem in loaded.problems:
         send({"problem": vars(problem)})
-    for candidate in find_candidates(loaded, name, part):
+    for broken in find_broken(loaded, name, part):
+        send({"broken": broken})
+    for candidate in find_candidates(loaded, name, part, example):
         send({"candidate": {"name": candidate.name, "part": candidate.part, "engine": candidate.engine_name}})
 
 
-def check_job(send: Send, path: str, name: str, part: str) -> None:
+def check_job(send: Send, path: str, name: str, part: str, example: str | None) -> None:
     """Run one check and send its diagnostics."""
     from .discover import find_candidates, load
     from .run import run_check
 
-    for candidate in find_candidates(load(Path(path)), name, part):
+    for candidate in find_candidates(load(Path(path)), name, part, example):
         run_check(candidate, send)
 
 
@@ -52,69 +63,86 @@ JOBS = {"discover": discover_job, "check": check_job}
 
 
 def run_in_child(job: str, *arguments: Any, seconds: float = SECONDS) -> Iterator[Message]:
-    """Yield the child's messages; if the child failed, the last one is {"ended": reason}."""
-    read, ended = start(job, arguments)
-    deadline, text = time.monotonic() + seconds, b""
-    while True:
-        ready, _, _ = select.select([read], [], [], max(0.0, deadline - time.monotonic()))
-        if not ready:
-            ended(kill=True)
-            yield {"ended": {"key": "timeout", "seconds": int(seconds)}}
-            break
-        chunk = os.read(read, 1 << 16)
-        if not chunk:
-            status = ended(kill=False)
-            if status:
-                yield {"ended": status}
-            break
-        *lines, text = (text + chunk).split(b"\n")
-        yield from (json.loads(line) for line in lines)
-    os.close(read)
+    """Yield the child's messages; if it did not complete, the last one is {"ended": reason}."""
+    token, folder = secrets.token_hex(16), tempfile.mkdtemp(prefix="clearhead-")
+    read, end = start(job, token, (folder, *arguments), seconds)
+    deadline, text, complete = time.monotonic() + seconds, b"", False
+    try:
+        while not complete:
+            ready, _, _ = select.select([read], [], [], max(0.0, deadline - time.monotonic()))
+            chunk = os.read(read, 1 << 16) if ready else b""
+            if not chunk:
+                break
+            *lines, text = (text + chunk).split(b"\n")
+            for message in parse_messages(lines, token):
+                complete = complete or "complete" in message
+                if "complete" not in message:
+                    yield message
+    finally:
+        os.close(read)
+        reason = end(time.monotonic() >= deadline, int(seconds))
+        shutil.rmtree(folder, ignore_errors=True)
+    if not complete:
+        yield {"ended": reason}
 
 
-def start(job: str, arguments: tuple[Any, ...]) -> tuple[int, Callable[..., Message | None]]:
+def parse_messages(lines: list[bytes], token: str) -> Iterator[Message]:
+    """Yield the messages that carry the token; skip everything else on the pipe."""
+    for line in lines:
+        with contextlib.suppress(ValueError, AttributeError):
+            message = json.loads(line)
+            if message.pop("token", None) == token:
+                yield message
+
+
+def start(
+    job: str, token: str, arguments: tuple[Any, ...], seconds: float
+) -> tuple[int, Callable[[bool, int], Message]]:
+    """Start the child; return the pipe to read, and a function that ends the child and says how it ended."""
     read, write = os.pipe()
     if hasattr(os, "fork"):
         pid = os.fork()
         if pid == 0:
             os.close(read)
-            child_main(write, job, arguments)
+            os.setsid()
+            child_main(write, job, token, arguments, seconds)
         os.close(write)
 
-        def ended(kill: bool) -> Message | None:
-            if kill:
-                os.kill(pid, signal.SIGKILL)
-            return exit_reason(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        def end(is_late: bool, limit: int) -> Message:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)  # the child and every process that it started
+            return exit_reason(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), is_late, limit)
 
-        return read, ended
+        return read, end
     os.set_inheritable(write, True)
-    command = [sys.executable, "-m", "clearhead.checker.sandbox", str(write), job, json.dumps(arguments)]
-    child = subprocess.Popen(command, close_fds=False)
+    command = [sys.executable, "-m", "clearhead.checker.sandbox", str(write), job, token, json.dumps(arguments)]
+    child = subprocess.Popen([*command, str(seconds)], close_fds=False)
     os.close(write)
 
-    def over(kill: bool) -> Message | None:
-        if kill:
-            child.kill()
-        return exit_reason(child.wait())
+    def end_process(is_late: bool, limit: int) -> Message:
+        child.kill()
+        return exit_reason(child.wait(), is_late, limit)
 
-    return read, over
+    return read, end_process
 
 
-def exit_reason(code: int) -> Message | None:
-    if code == 0:
-        return None
+def exit_reason(code: int, is_late: bool, limit: int) -> Message:
+    """Describe why a child that did not complete has ended."""
+    if is_late or code == -getattr(signal, "SIGXCPU", 0):
+        return {"key": "timeout", "seconds": limit}
     if code == 77:
         return {"key": "memory"}
-    name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    return {"key": "crash", "signal": name}
+    if code >= 0 or code == -getattr(signal, "SIGKILL", 9):
+        return {"key": "ended-process", "code": code}
+    return {"key": "crash", "signal": signal.Signals(-code).name}
 
 
-def child_main(write: int, job: str, arguments: tuple[Any, ...]) -> None:
+def child_main(write: int, job: str, token: str, arguments: tuple[Any, ...], seconds: float) -> None:
     """Run a job in the child and exit. Standard streams go to /dev/null."""
     code = 1
     try:
         faulthandler.disable()  # the parent reports a crash in one sentence
-        set_limits()
+        set_limits(seconds)
         if "torch" in sys.modules:
             import torch
 
@@ -122,37 +150,47 @@ def child_main(write: int, job: str, arguments: tuple[Any, ...]) -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
+        os.closerange(3, write)  # files and sockets of the parent
+        os.closerange(write + 1, 4096)
+        folder, *rest = arguments
+        os.environ["TMPDIR"] = tempfile.tempdir = folder
+        holds, own = {"network": block_network(), "writes": block_writes(Path(folder))}, os.getpid()
 
-        def send(event: Message) -> None:
-            os.write(write, json.dumps(event, default=str).encode() + b"\n")
+        def send(message: Message) -> None:
+            if os.getpid() != own:  # the learner's code has forked
+                os._exit(70)
+            os.write(write, json.dumps({**message, "token": token}, default=str).encode() + b"\n")
 
-        JOBS[job](send, *arguments)
+        send({"confined": holds})
+        JOBS[job](send, *rest)
+        send({"complete": True})
         code = 0
     except MemoryError:
         code = 77
-    except SystemExit as error:
-        code = error.code if isinstance(error.code, int) else 1
     except BaseException:
         code = 70
     finally:
         os._exit(code)
 
 
-def set_limits() -> None:
+def set_limits(seconds: float) -> None:
+    """Limit CPU time and memory; write no core files."""
     try:
         import resource
     except ImportError:  # Windows
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    used = Path("/proc/self/statm")
-    if used.exists():
-        size = int(used.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + BYTES
+    used = int(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (used + int(seconds) + 1, used + int(seconds) + 2))
+    status = Path("/proc/self/statm")
+    if status.exists():
+        size = int(status.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + BYTES
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
 def main() -> None:
-    write, job, arguments = sys.argv[1:]
-    child_main(int(write), job, tuple(json.loads(arguments)))
+    write, job, token, arguments, seconds = sys.argv[1:]
+    child_main(int(write), job, token, tuple(json.loads(arguments)), float(seconds))
 
 
 if __name__ == "__main__":

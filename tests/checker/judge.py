@@ -50,7 +50,9 @@ def keys(report: dict[str, Any]) -> list[str]:
 
 
 def verdict(snippet: Snippet, report: dict[str, Any]) -> str:
-    """One of: passed, blamed, missed, caught, named."""
+    """Return passed, blamed, missed, caught or named; unchecked if there is no verdict on right or wrong code."""
+    if report["verdict"] == "unchecked":
+        return "unchecked"
     found = keys(report)
     if snippet.is_right:
         return "passed" if report["ok"] and not found else "blamed"

@@ -1,4 +1,4 @@
-"""The kill rate of the checker in docs/learn/checker.md: `python -m tests.checker.table` runs the bank, writes it."""
+"""Measure the checker on the corpus and write the counts to docs/learn/checker.md: `python -m tests.checker.table`."""
 
 from __future__ import annotations
 
@@ -32,17 +32,23 @@ def row(snippet: Snippet, result: str, found: list[str]) -> str:
 
 
 def summary(results: list[tuple[Snippet, str]]) -> list[str]:
-    lines = ["| part | wrong | caught | named | right | blamed |", "|---|--:|--:|--:|--:|--:|"]
+    lines = [
+        "| part | wrong | caught | named | not checked | right | blamed | not checked |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
     for part in [*NAMES, None]:
-        count: Counter[str] = Counter(result for snippet, result in results if part in (None, snippet.part))
-        wrong = count["missed"] + count["caught"] + count["named"]
-        cells = (wrong, wrong - count["missed"], count["named"], count["passed"] + count["blamed"], count["blamed"])
+        here = [(snippet.is_right, result) for snippet, result in results if part in (None, snippet.part)]
+        wrong = Counter(result for is_right, result in here if not is_right)
+        right = Counter(result for is_right, result in here if is_right)
+        caught = wrong["caught"] + wrong["named"]
+        cells = (wrong.total(), caught, wrong["named"], wrong["unchecked"])
+        cells += (right.total(), right["blamed"], right["unchecked"])
         name = "**all**" if part is None else NAMES[part]
         lines.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
     return lines
 
 
-def written(page: str) -> list[tuple[Snippet, str]]:
+def stated_results(page: str) -> list[tuple[Snippet, str]]:
     """The results that the page states, by snippet."""
     found = []
     for snippet in snippets():
@@ -51,6 +57,15 @@ def written(page: str) -> list[tuple[Snippet, str]]:
         if line is not None:
             found.append((snippet, line.removeprefix(start).split(" | ")[0]))
     return found
+
+
+def write_page(results: list[tuple[Snippet, str]], rows: list[str]) -> None:
+    """Replace the tables of the page."""
+    long = ["| part | implementation | in | result | found |", "|---|---|---|---|---|", *rows]
+    details = ["<details><summary>Each of them</summary>", "", *long, "", "</details>"]
+    lines = [START, "", *summary(results), "", *details, "", END]
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+    PAGE.write_text(before + "\n".join(lines) + rest.partition(END)[2], encoding="utf-8")
 
 
 def main() -> None:
@@ -64,23 +79,7 @@ def main() -> None:
             rows.append(row(snippet, result, keys(report)))
             print(".", end="", file=sys.stderr, flush=True)
         judge.close()
-    long = ["| part | implementation | in | result | found |", "|---|---|---|---|---|", *rows]
-    lines = [
-        START,
-        "",
-        *summary(results),
-        "",
-        "<details><summary>Each of them</summary>",
-        "",
-        *long,
-        "",
-        "</details>",
-        "",
-        END,
-    ]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    after = rest.partition(END)[2]
-    PAGE.write_text(before + "\n".join(lines) + after, encoding="utf-8")
+    write_page(results, rows)
     print("\n" + "\n".join(summary(results)))
 
 

@@ -106,7 +106,8 @@ def test_exit_codes_and_json(tmp_path: Path) -> None:
 
 def test_fragile_can_be_allowed(tmp_path: Path) -> None:
     path = saved(tmp_path, FRAGILE)
-    assert typed("check", path).returncode == 1
+    assert typed("check", path).returncode == 4
+    assert typed("check", path, "--strict").returncode == 1
     assert typed("check", path, "--allow", "fragile").returncode == 0
 
 

@@ -12,7 +12,7 @@ from clearhead.checker.mistakes import BY_PART, MISTAKES
 from clearhead.checker.run import PARTS
 
 ROOT = Path(__file__).parents[2]
-TABLES = ("DIAGNOSTICS", "ASSUMED", "PARTS", "WORDS")
+TABLES = ("DIAGNOSTICS", "NUMPY_ADVICE", "MASK_MAKER_ADVICE", "ASSUMED", "PARTS", "WORDS")
 SOURCES = [path.read_text(encoding="utf-8") for path in (ROOT / "clearhead" / "checker").rglob("*.py")]
 
 

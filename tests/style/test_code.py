@@ -32,7 +32,7 @@ LAYERS = (
     {"inspect"},
     {"training", "optim"},
     {"lab", "scaling"},
-    {"checker"},
+    {"checker", "testing"},
     {"serve"},
     {"studio"},
     {"notebook"},

@@ -32,7 +32,12 @@ def language(wanted: str | None = None) -> str:
 
 
 def message(diagnostic: Diagnostic, language: str = "en") -> Message:
-    text, advice = catalogue(language).DIAGNOSTICS[diagnostic.key]
+    tables = catalogue(language)
+    text, advice = tables.DIAGNOSTICS[diagnostic.key]
+    if diagnostic.engine == "numpy":
+        advice = tables.NUMPY_ADVICE.get(diagnostic.key, advice)
+    if diagnostic.part in ("causal_mask", "padding_mask"):
+        advice = tables.MASK_MAKER_ADVICE.get(diagnostic.key, advice)
     values = Blank(diagnostic.values)
     return Message(text.format_map(values), advice.format_map(values))
 

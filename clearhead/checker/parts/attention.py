@@ -10,12 +10,12 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..candidate import Caller, Candidate, Sizes, all_arrays, find_forward
+from ..candidate import Candidate, ProbeSizes, all_arrays
 from ..diagnostic import Example
 from ..engine import NumPy, equal
 from . import attention_steps as steps
 from . import common
-from .attention_adapter import LEADS, ROLES, AttentionAdapter, expected, inputs, ladder
+from .attention_adapter import LEADS, ROLES, AttentionAdapter, expected_output, inputs, ladder
 from .attention_mask import check_mask, mask_properties, masked_ladder
 from .attention_steps import AttentionSteps
 from .common import Inputs, Recorder, Runner
@@ -23,8 +23,8 @@ from .common import Inputs, Recorder, Runner
 
 def check(candidate: Candidate, recorder: Recorder) -> None:
     engine = candidate.engine()
-    thing = engine.eval_mode(candidate.instantiate(Sizes()))
-    caller = Caller(find_forward(thing), engine, ROLES, Sizes())
+    thing = engine.eval_mode(candidate.instantiate(ProbeSizes()))
+    caller = candidate.caller(thing, ROLES, ProbeSizes())
     adapter = find_rank(AttentionAdapter(caller, thing), recorder, engine)
     if adapter is None:
         return
@@ -45,7 +45,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
 def find_rank(adapter: AttentionAdapter, recorder: Recorder, engine: NumPy) -> AttentionAdapter | None:
     """Find out how many axes its inputs have; if none works, record the error."""
     recorder.start("shapes")
-    error, fits = "", ranks_that_run(adapter, engine)
+    fits = ranks_that_run(adapter, engine)
     for neutral in (0.0, 1.0, True, False):  # for a required mask
         trial = replace(adapter, neutral=neutral)
         if "mask" in adapter.caller.argument_roles and not any(
@@ -57,20 +57,20 @@ def find_rank(adapter: AttentionAdapter, recorder: Recorder, engine: NumPy) -> A
     if not fits:
         case = inputs((2,), 3, 3, 4, 4)
         got, text = replace(adapter, rank=3).runner(engine).attempt(case)
-        want = expected(case)
-        recorder.add(
-            "raises" if text else "wrong-shape",
-            Example({"q, k, v": "[2, 3, 4]"}, list(want.shape), text or (None if got is None else list(got.shape))),
-            error=text or error,
-        )
+        want = expected_output(case)
+        if text or got is None:
+            recorder.cannot_run(text or "the result is not an array", {"q, k, v": [2, 3, 4]})
+        else:
+            recorder.add("wrong-shape", Example({"q, k, v": [2, 3, 4]}, list(want.shape), list(got.shape)))
         return None
     good = [rank for rank in fits if is_right(replace(adapter, rank=rank), engine)]
     adapter = replace(adapter, rank=(good or fits)[0])
+    adapter.first = adapter.find_output(engine)
     if good and max(fits) > max(good):
         case = inputs(LEADS[max(good)], 3, 3, 4, 4)
-        causal = not equal(adapter.runner(engine)(case), expected(case), engine.tolerance)
+        causal = not equal(adapter.runner(engine)(case), expected_output(case), engine.tolerance)
         cases = ladder(LEADS[max(fits)], same_length=True)
-        example = common.smallest_failure(cases, adapter.runner(engine), lambda c: expected(c, causal=causal))
+        example = common.smallest_failure(cases, adapter.runner(engine), lambda c: expected_output(c, causal=causal))
         recorder.add("wrong-in-batch", example, rank=max(fits))
     recorder.assume({2: "unbatched", 3: "batched", 4: "batched_heads"}[adapter.rank])
     if len(fits) == 1 and fits[0] == 4 and not good:
@@ -95,7 +95,7 @@ def ranks_that_run(adapter: AttentionAdapter, engine: NumPy) -> list[int]:
 def is_right(adapter: AttentionAdapter, engine: NumPy) -> bool:
     case = inputs(LEADS[adapter.rank], 3, 3, 4, 4)
     got, _ = adapter.runner(engine).attempt(case)
-    return any(equal(got, expected(case, causal=causal), engine.tolerance) for causal in (False, True))
+    return any(equal(got, expected_output(case, causal=causal), engine.tolerance) for causal in (False, True))
 
 
 def check_value(candidate: Candidate, adapter: AttentionAdapter, recorder: Recorder, run: Runner) -> AttentionSteps:
@@ -106,10 +106,10 @@ def check_value(candidate: Candidate, adapter: AttentionAdapter, recorder: Recor
     got, _ = run.attempt(square)
     takes_mask = bool({"mask", "causal"} & adapter.caller.argument_roles)
     for causal in (True, False):
-        if equal(got, expected(square, causal=causal), run.engine.tolerance):
+        if equal(got, expected_output(square, causal=causal), run.engine.tolerance):
             adapter.causal = causal
             if says_causal and not causal and not takes_mask:
-                recorder.add("causal-missing", Example(square, expected(square, causal=True), got))
+                recorder.add("causal-missing", Example(square, expected_output(square, causal=True), got))
             check_sizes(adapter, recorder, run)
             return steps.RIGHT
     uneven = inputs(lead, 4, 4, 4, 6)
@@ -119,19 +119,21 @@ def check_value(candidate: Candidate, adapter: AttentionAdapter, recorder: Recor
         (True, (steps.CAUSAL, steps.SCALES, steps.WEIGHTS, steps.MIXES)),
     ):
         for keys, how in steps.mistakes(*banks):
-            agrees = equal(got, expected(square, how, causal), run.engine.tolerance)
+            agrees = equal(got, expected_output(square, how, causal), run.engine.tolerance)
             if agrees and also is not None and uneven_matters(keys):
-                agrees = equal(also, expected(uneven, how, causal), run.engine.tolerance)
+                agrees = equal(also, expected_output(uneven, how, causal), run.engine.tolerance)
             if agrees and "causal-missing" not in keys:
                 adapter.causal = causal
                 example = common.smallest_failure(
-                    ladder(lead, same_length=causal), run, partial(expected, causal=causal)
+                    ladder(lead, same_length=causal), run, partial(expected_output, causal=causal)
                 )
                 for key in keys:
                     recorder.add(key, example)
                 return how
     adapter.causal = says_causal and not takes_mask
-    example = common.smallest_failure(ladder(lead, adapter.causal), run, lambda c: expected(c, causal=adapter.causal))
+    example = common.smallest_failure(
+        ladder(lead, adapter.causal), run, lambda c: expected_output(c, causal=adapter.causal)
+    )
     recorder.add("value", example)
     return steps.RIGHT
 
@@ -147,7 +149,7 @@ def check_sizes(adapter: AttentionAdapter, recorder: Recorder, run: Runner) -> N
         recorder.start(key)
         case = inputs(lead, *sizes)
         got, error = run.attempt(case)
-        wants = [expected(case)] if not adapter.causal else [expected(case, causal=True), causal_from_left(case)]
+        wants = [expected_output(case, causal=adapter.causal), *([causal_from_left(case)] if adapter.causal else [])]
         if any(equal(got, want, run.engine.tolerance) for want in wants):
             continue
         if key == "cross-length" and adapter.causal:
@@ -155,15 +157,15 @@ def check_sizes(adapter: AttentionAdapter, recorder: Recorder, run: Runner) -> N
         if key == "value-width" and got is not None:
             for name in ("scale-dv", "mixes-keys"):
                 bank = {**steps.SCALES, **steps.MIXES}
-                if equal(got, expected(case, replace(steps.RIGHT, **bank[name])), run.engine.tolerance):
+                if equal(got, expected_output(case, replace(steps.RIGHT, **bank[name])), run.engine.tolerance):
                     key = name
         if key == "odd-sizes" and got is not None:
             for name, change in steps.SCALES.items():
-                if equal(got, expected(case, replace(steps.RIGHT, **change)), run.engine.tolerance):
+                if equal(got, expected_output(case, replace(steps.RIGHT, **change)), run.engine.tolerance):
                     key = name.split(".")[0]
         small = [inputs((1,) * len(lead), *sizes, 0, whole=True), case]
         recorder.add(
-            key, common.smallest_failure(small, run, lambda c: expected(c, causal=adapter.causal)), error=error
+            key, common.smallest_failure(small, run, lambda c: expected_output(c, causal=adapter.causal)), error=error
         )
 
 
@@ -179,12 +181,12 @@ def check_flag(adapter: AttentionAdapter, recorder: Recorder, run: Runner, how: 
     lead = LEADS[adapter.rank]
     case = {**inputs(lead, 4, 4, 4, 4), "causal": True}
     got, error = run.attempt(case)
-    if equal(got, expected(case, how), run.engine.tolerance):
+    if equal(got, expected_output(case, how), run.engine.tolerance):
         return
     small = ({**c, "causal": True} for c in ladder(lead, same_length=True))
-    example = common.smallest_failure(small, run, lambda c: expected(c, how))
+    example = common.smallest_failure(small, run, lambda c: expected_output(c, how))
     for key, change in {**steps.CAUSAL, **steps.MASKS}.items():
-        if equal(got, expected(case, replace(how, **change)), run.engine.tolerance):
+        if equal(got, expected_output(case, replace(how, **change)), run.engine.tolerance):
             recorder.add("causal-inverted" if key == "mask-inverted" else key, example)
             return
     recorder.add("raises" if error else "causal-value", example, error=error)
@@ -208,7 +210,7 @@ def properties(adapter: AttentionAdapter, recorder: Recorder, run: Runner, how: 
     common.check_gradient(recorder, run, case)
     if not recorder.is_wrong:
         small = inputs((1,) * len(lead), 3, 3, 4, 4, 1, whole=True)
-        common.check_float16(recorder, run, small, expected(small, how, adapter.causal))
+        common.check_float16(recorder, run, small, expected_output(small, how, adapter.causal))
 
 
 def check_stability(adapter: AttentionAdapter, recorder: Recorder, run: Runner, how: AttentionSteps) -> None:
@@ -223,7 +225,7 @@ def check_stability(adapter: AttentionAdapter, recorder: Recorder, run: Runner, 
         if key == "softmax-global-max":
             q, k = np.reshape([[1.0], [1e-4]], (*ones, 2, 1)) * 1e4, np.reshape([[-1.0], [-1.0001]], (*ones, 2, 1))
         case = {"q": q, "k": k, "v": np.reshape([[1.0], [2.0]], (*ones, 2, 1))}
-        want = expected(case, how, adapter.causal)
+        want = expected_output(case, how, adapter.causal)
         got, error = run.attempt(case)
         if not equal(got, want, 1e-4):
             naive = got is not None and bool(np.isnan(got).any())

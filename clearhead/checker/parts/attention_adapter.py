@@ -32,11 +32,14 @@ class AttentionAdapter:
     layout: str = "heads_first"
     form: MaskForm | None = None
     causal: bool = False
+    first: int = 0  # which item of the returned tuple is the output
     neutral: float | None = None  # for a required mask: the value that hides nothing
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
         given: dict[str, Any] = {}
-        if inputs.get("allowed") is not None and self.form is not None:
+        if inputs.get("mask") is not None:
+            given["mask"] = inputs["mask"]
+        elif inputs.get("allowed") is not None and self.form is not None:
             given["mask"] = self.form(np.asarray(inputs["allowed"]))
         elif self.neutral is not None:
             given["mask"] = np.full((inputs["q"].shape[-2], inputs["k"].shape[-2]), self.neutral)
@@ -45,9 +48,16 @@ class AttentionAdapter:
         thing = common.cast_module(self.thing, engine)
         caller = replace(self.caller, engine=engine, function=find_forward(thing))
         qkv = [self.to_layout(inputs[name]) for name in "qkv"]
-        if {"q", "k", "v"} <= caller.argument_roles:
-            return caller(q=qkv[0], k=qkv[1], v=qkv[2], **given)
-        return caller(*qkv, **given)
+        named = {"q", "k", "v"} <= caller.argument_roles
+        result = caller(q=qkv[0], k=qkv[1], v=qkv[2], **given) if named else caller(*qkv, **given)
+        return result[self.first :] + result[: self.first] if self.first else result
+
+    def find_output(self, engine: NumPy) -> int:
+        """Return the index of the output in a returned tuple, on an input whose output and weights differ in shape."""
+        case = inputs(LEADS[self.rank], 3, 3, 4, 4)
+        result = self.native(case, engine)
+        shapes = [getattr(item, "shape", None) for item in result] if isinstance(result, tuple) else []
+        return shapes.index(self.shape(case)) if self.shape(case) in shapes else 0
 
     def to_layout(self, x: Any) -> Any:
         if self.layout == "heads_first" or x.ndim < 4:
@@ -90,7 +100,7 @@ def ladder(lead: tuple[int, ...], same_length: bool = False) -> Iterator[dict[st
     yield inputs(lead, 3, 3 if same_length else 5, 4, 4 if same_length else 6)
 
 
-def expected(case: Inputs, how: AttentionSteps = steps.RIGHT, causal: bool = False) -> np.ndarray:
+def expected_output(case: Inputs, how: AttentionSteps = steps.RIGHT, causal: bool = False) -> np.ndarray:
     q, k = case["q"], case["k"]
     allowed = np.ones((q.shape[-2], k.shape[-2]), bool)
     if causal or case.get("causal"):

@@ -27,6 +27,8 @@ class HeadSizes:
     U: int
     D: int
     H: int
+    T: int = 1
+    S: int = 1
 
 
 def inverse_root(sizes: HeadSizes) -> float:
@@ -98,7 +100,7 @@ def attend(
     q: Array, k: Array, v: Array, allowed: Array, steps: AttentionSteps, D: int = 0, H: int = 1
 ) -> tuple[Array, Array]:
     """Return the mixed values and the weights. Rows that may read nothing get zeros."""
-    sizes = HeadSizes(q.shape[-1], v.shape[-1], D or q.shape[-1], H)
+    sizes = HeadSizes(q.shape[-1], v.shape[-1], D or q.shape[-1], H, q.shape[-2], k.shape[-2])
     with np.errstate(all="ignore"):
         allowed = steps.allow(allowed)
         scores = steps.hide(steps.score(q, k, v) * steps.scale(sizes), allowed)
@@ -131,11 +133,15 @@ def softmax_over(axis: int | tuple[int, ...]) -> Callable[[Array, Array, HeadSiz
     def wrong(scores: Array, allowed: Array, sizes: HeadSizes) -> Array:
         if isinstance(axis, int) and axis < -2 and scores.ndim < 4:  # there is no such axis
             return np.full_like(scores, np.nan)
-        top = np.nan_to_num(scores.max(axis, keepdims=True), neginf=0.0)
-        powers = np.exp(scores - top)
+        powers = np.exp(scores - np.nan_to_num(scores.max(axis, keepdims=True), neginf=0.0))
         return powers / powers.sum(axis, keepdims=True)
 
     return wrong
+
+
+def row_top(scores: Array) -> Array:
+    """Return the maximum of each row, or 0 where nothing may be read."""
+    return np.nan_to_num(scores.max(-1, keepdims=True), neginf=0.0)
 
 
 def over_positions_and_heads(x: Array, heads: int) -> Array:
@@ -182,6 +188,8 @@ SCALES: dict[str, Change] = {
     "scale-dv": {"scale": lambda s: s.U**-0.5},
     "scale-dmodel": {"scale": lambda s: s.D**-0.5},
     "scale-heads": {"scale": lambda s: s.H**-0.5},
+    "scale-length": {"scale": lambda s: s.T**-0.5},
+    "scale-length.keys": {"scale": lambda s: s.S**-0.5},
     "scale-no-root": {"scale": lambda s: 1 / s.K},
     "scale-multiplied": {"scale": lambda s: s.K**0.5},
     "scale-constant": {"scale": lambda s: 8**-0.5},
@@ -197,6 +205,8 @@ WEIGHTS: dict[str, Change] = {
     "softmax-all": {"weigh": softmax_over((-1, -2))},
     "no-softmax": {"weigh": lambda x, a, s: np.where(np.isfinite(x), x, 0)},
     "not-normalised": {"weigh": lambda x, a, s: np.exp(x)},
+    "not-normalised.shifted": {"weigh": lambda x, a, s: np.exp(x - row_top(x))},
+    "softmax-queries.shifted": {"weigh": lambda x, a, s: softmax_over(-2)(x - row_top(x), a, s)},
     "sigmoid": {"weigh": lambda x, a, s: 1 / (1 + np.exp(-x))},
     "softmax-twice": {"weigh": lambda x, a, s: softmax(softmax(x))},
     "normalised-by-sum": {"weigh": lambda x, a, s: x / x.sum(-1, keepdims=True)},
@@ -248,6 +258,8 @@ HEADS: dict[str, Change] = {
     "out-unused": {"finish": lambda merged, w, x, mixed: merged},
     "residual-inside": {"finish": lambda merged, w, x, mixed: x + finish(merged, w, x, mixed)},
     "out-transposed": {"finish": lambda merged, w, x, mixed: merged @ (w.o if w.o is not None else 1) + w.o_bias},
+    "values-from-queries": {"turn": lambda q, k, v: (q, k, q if q.shape == v.shape else v)},
+    "values-from-keys": {"turn": lambda q, k, v: (q, k, k if k.shape == v.shape else v)},
     "one-head": {"split": lambda x, h: split(x, 1)},
     "rope-on-values": {"turn": rotary_variant(values=True)},
     "rope-on-values.interleaved": {"turn": rotary_variant(values=True, layout="interleaved")},

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -16,14 +17,16 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..candidate import Caller, Candidate, Sizes, find_forward
+from ..candidate import Caller, Candidate, ProbeSizes, find_forward, parameters_of
 from ..diagnostic import Example
 from ..engine import NumPy, equal
 from ..mask_forms import MaskForm, mask_forms
-from ..names import plain, role_of
+from ..names import normalize_name, role_of
+from ..weights import iter_weights
 from . import common
 from .common import Inputs, Recorder, Runner
-from .residuals import POST, PRE, Array, match_residuals, no_grad
+from .multihead_adapter import use_batch_first
+from .residuals import POST, PRE, Array, match_residuals
 from .sublayer_calls import SublayerCall, record_calls
 
 MEMORY = [
@@ -54,14 +57,15 @@ class BlockAdapter:
     form: MaskForm | None = None
     fixed: dict[str, Any] | None = None
     unbatched: bool = False
+    example: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
-        return Caller(find_forward(self.thing), self.engine, ("x",), Sizes()).parameters
+        return parameters_of(find_forward(self.thing))
 
     @property
     def memory(self) -> inspect.Parameter | None:
-        return next((p for p in self.parameters[1:] if plain(p.name) in MEMORY), None)
+        return next((p for p in self.parameters[1:] if normalize_name(p.name) in MEMORY), None)
 
     @property
     def masks(self) -> list[str]:
@@ -74,7 +78,9 @@ class BlockAdapter:
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
         thing = common.cast_module(self.thing, engine)
-        caller = Caller(find_forward(thing), engine, ("mask", "cache", "training"), Sizes(D=self.D))
+        caller = Caller(
+            find_forward(thing), engine, ("mask", "cache", "training"), ProbeSizes(D=self.D), example=self.example
+        )
         x = inputs["x"][0] if self.unbatched else inputs["x"]
         fixed = {self.parameters[0].name: x}
         fixed |= {p.name: x for p in self.parameters if role_of(p.name, ("q", "k", "v")) and p.default is p.empty}
@@ -102,8 +108,10 @@ class BlockAdapter:
 def check(candidate: Candidate, recorder: Recorder) -> None:
     recorder.start("shapes")
     engine = candidate.engine()
-    thing = engine.eval_mode(candidate.instantiate(Sizes()))
-    adapter = BlockAdapter(thing, engine, width_of(thing))
+    thing = engine.eval_mode(candidate.instantiate(ProbeSizes()))
+    use_batch_first(thing)
+    shown = {} if candidate.example is None else candidate.example.call
+    adapter = BlockAdapter(thing, engine, width_of(thing), example=shown)
     x = common.rng(0).normal(size=(2, 4, adapter.D))
     got, error = adapter.runner().attempt({"x": x})
     if got is None or got.shape != x.shape:
@@ -113,10 +121,8 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
             adapter, got, x = single, alone, x[:1]
             recorder.assume("unbatched")
     if got is None or got.shape != x.shape:
-        recorder.add(
-            "raises" if got is None else "wrong-shape",
-            Example({"x": list(x.shape)}, list(x.shape), error or (None if got is None else list(got.shape))),
-            error=error,
+        recorder.cannot_run(
+            error or f"the result has the shape {None if got is None else list(got.shape)}", {"x": list(x.shape)}
         )
         return
     common.check_registered(recorder, thing)
@@ -135,19 +141,17 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
 
 def width_of(thing: Any) -> int:
     """Return the model width, read from the first norm."""
-    from ..weights import iter_weights
-
     for weight in iter_weights(thing):
         if re.search("norm|ln", weight.path.lower()) and weight.array.ndim == 1:
             return weight.array.size
-    return Sizes().D
+    return ProbeSizes().D
 
 
 def check_structure(candidate: Candidate, adapter: BlockAdapter, recorder: Recorder, x: Array) -> None:
     recorder.start("structure")
     with record_calls(adapter.thing, adapter.engine, candidate.neighbours) as calls:
         adapter.runner()({"x": x})
-    with no_grad(adapter.engine):
+    with adapter.engine.no_grad():
         got = adapter.runner()({"x": x})
     assert got is not None
     calls = [e for e in calls if e.kind in ("attention", "ffn", "norm")]
@@ -169,6 +173,11 @@ def check_structure(candidate: Candidate, adapter: BlockAdapter, recorder: Recor
     except Exception:
         recorder.assume("sublayers_not_found")
         return
+    if found is not None and not any(c.kind == "norm" for c in calls) and holds_norms(adapter.thing) > 0:
+        found = ("norm-missing",)
+    if found is None and has_own_weights(adapter.thing, calls):
+        recorder.assume("sublayers_not_found")
+        return
     if found is None:
         recorder.add("block-value", smallest_example(calls, layers, adapter, candidate))
         return
@@ -177,9 +186,41 @@ def check_structure(candidate: Candidate, adapter: BlockAdapter, recorder: Recor
             recorder.assume(f"norm_{key}")
         else:
             recorder.add(key, smallest_example(calls, layers, adapter, candidate))
+    if "pre" in found:
+        check_residual_dropout(adapter, recorder, x)
     norms = [e for e in calls if e.kind == "norm"]
-    if len(norms) > 1 and len({id(e.target) for e in norms}) < len(norms) and has_spare_norm(adapter.thing):
+    if len(norms) > 1 and len({id(e.target) for e in norms}) < len(norms) and holds_norms(adapter.thing) > 1:
         recorder.add("norm-shared")
+
+
+def check_residual_dropout(adapter: BlockAdapter, recorder: Recorder, x: Array) -> None:
+    """Check that dropout acts on the branches only: if everything is dropped, a pre-norm block returns its input."""
+    recorder.start("residual_dropout")
+    if adapter.engine.name != "torch":
+        return
+    import torch
+
+    drops = [m for m in adapter.thing.modules() if isinstance(m, torch.nn.Dropout)]
+    before = [m.p for m in drops]
+    for module in drops:
+        module.p = 1.0
+    adapter.thing.train()
+    got, _ = adapter.runner().attempt({"x": x if not adapter.unbatched else x[None]})
+    adapter.thing.eval()
+    for module, p in zip(drops, before, strict=True):
+        module.p = p
+    if drops and got is not None and not got.any():
+        recorder.add("dropout-on-residual", Example({"x": x[0, :1, :4], "p": 1.0}, x[0, :1, :4], got[0, :1, :4]))
+
+
+def has_own_weights(thing: Any, calls: list[SublayerCall]) -> bool:
+    """Return True if the block computes with weights outside its sublayers, such as a gate or a layer scale."""
+    if not hasattr(thing, "parameters"):
+        return False
+    inside = {id(w.value) for call in calls for w in iter_weights(getattr(call.target, "__self__", call.target))}
+    return any(id(p) not in inside for p in thing.parameters()) or bool(
+        re.search(r"alpha|scale|gamma_?1|drop_?path", " ".join(vars(thing)).lower())
+    )
 
 
 def is_other_input(value: Any, main: Any) -> bool:
@@ -188,12 +229,12 @@ def is_other_input(value: Any, main: Any) -> bool:
     return alike and not bool((value == main).all())
 
 
-def has_spare_norm(thing: Any) -> bool:
-    """Return True if the block holds more than one norm."""
+def holds_norms(thing: Any) -> int:
+    """Return the number of norms that the block holds."""
     from .sublayer_calls import kind_of
 
     kept = thing.named_modules() if hasattr(thing, "named_modules") else vars(thing).items()
-    return sum(kind_of(name.split(".")[-1], value) == "norm" for name, value in kept if name) > 1
+    return sum(kind_of(name.split(".")[-1], value) == "norm" for name, value in kept if name)
 
 
 def smallest_example(
@@ -202,7 +243,7 @@ def smallest_example(
     """Return an example at the smallest width with which the class can be constructed."""
     for D in (2, 4, 12):
         try:
-            thing = adapter.engine.eval_mode(candidate.instantiate(Sizes(D=D, H=1 if D == 2 else 2, F=3)))
+            thing = adapter.engine.eval_mode(candidate.instantiate(ProbeSizes(D=D, H=1 if D == 2 else 2, F=3)))
             tiny = replace(adapter, thing=thing, D=width_of(thing))
             if tiny.D != D:
                 continue
@@ -214,7 +255,7 @@ def smallest_example(
             norms = [e.rerun for e in seen if e.kind == "norm"] or [lambda h: h]
             norms = (norms + norms * 3)[: len(inner)]
             h, p = (x[0], x[0]) if adapter.unbatched else (x, x)
-            with no_grad(adapter.engine):
+            with adapter.engine.no_grad():
                 for layer, norm in zip(inner, norms, strict=True):
                     h, p = PRE(h, layer.rerun, norm), POST(p, layer.rerun, norm)
         except Exception:
@@ -257,10 +298,11 @@ def check_masks(candidate: Candidate, adapter: BlockAdapter, recorder: Recorder)
                 answers[form.sense] = leaks
         if answers and future_leaks(adapter, None) is not False:
             keys_only = any(keys_leak(adapter, form) is False for form in mask_forms() if form.kind == "keys")
-            if not keys_only:
-                key = "mask-ignored" if mask_has_no_effect(adapter) else "future-leak"
+            if not keys_only and mask_has_no_effect(adapter):
                 form = next(form for form in mask_forms() if form.sense in answers and form.kind != "keys")
-                recorder.add(key, leak_example(candidate, replace(adapter, form=form), LAST, FIRST))
+                recorder.add("mask-ignored", leak_example(candidate, replace(adapter, form=form), LAST, FIRST))
+            elif not keys_only:
+                recorder.assume("mask_not_understood")
         return
     if candidate.part == "decoder_block" and not is_encoder(candidate) and future_leaks(adapter, None):
         recorder.add("future-leak", leak_example(candidate, adapter, LAST, FIRST))
@@ -275,7 +317,7 @@ def leak_example(candidate: Candidate, adapter: BlockAdapter, changed: Any, read
         other = x.copy()
         other[changed] = common.small_integers(common.rng(seed + 10), *x[changed].shape)
         try:
-            thing = adapter.engine.eval_mode(candidate.instantiate(Sizes(D=D, H=1 if D == 2 else 2, F=3)))
+            thing = adapter.engine.eval_mode(candidate.instantiate(ProbeSizes(D=D, H=1 if D == 2 else 2, F=3)))
             tiny = replace(adapter, thing=thing, D=width_of(thing))
             one, two = (tiny.runner()({"x": value, "allowed": allowed}) for value in (x, other))
         except Exception:
@@ -330,6 +372,10 @@ def check_rows(candidate: Candidate, adapter: BlockAdapter, recorder: Recorder) 
     other[1] *= -2
     one, two = adapter.runner().attempt({"x": x})[0], adapter.runner().attempt({"x": other})[0]
     if one is not None and two is not None and not equal(one[0], two[0], 1e-5):
+        flipped = common.mixes_rows(lambda x: adapter.runner().attempt({"x": x})[0], x.swapaxes(0, 1), axis=1)
+        if flipped is False:
+            recorder.assume("positions_first")
+            return
         recorder.add("batch-mixed", leak_example(candidate, adapter, 1, 0))
 
 

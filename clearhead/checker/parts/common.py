@@ -12,7 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from ..candidate import Candidate, CannotCall, NotWritten, Sizes, pick_array
+from ..candidate import (
+    Candidate,
+    CannotCall,
+    CannotConstruct,
+    NeedsModule,
+    NotWritten,
+    ProbeSizes,
+    one_line,
+    pick_array,
+)
 from ..diagnostic import Diagnostic, Example
 from ..engine import MetaTorch, NumPy, equal
 from ..weights import Weight, is_array, iter_weights
@@ -21,6 +30,10 @@ Inputs = Mapping[str, Any]
 OURS = (
     r"clearhead[/\\]checker[/\\]|site-packages|dist-packages|[/\\]lib[/\\]python"  # frames outside the learner's code
 )
+
+
+# errors that say nothing about the code: the checks pass them on
+NO_VERDICT = (CannotCall, CannotConstruct, NeedsModule, NotWritten, NotImplementedError)
 
 
 class Recorder:
@@ -34,9 +47,16 @@ class Recorder:
     def add(self, key: str, example: Example | None = None, **values: Any) -> None:
         if any(diagnostic.key == key for diagnostic in self.diagnostics):
             return
-        diagnostic = Diagnostic(self.candidate.part, self.candidate.name, key, values, example)
+        diagnostic = Diagnostic(
+            self.candidate.part, self.candidate.name, key, values, example, self.candidate.engine_name
+        )
         self.diagnostics.append(diagnostic)
         self.send({"diagnostic": diagnostic.to_dict()})
+
+    def cannot_run(self, error: BaseException | str, inputs: Inputs) -> None:
+        """Record that the first call failed: either our call is wrong or the code is, so there is no verdict."""
+        text = one_line(error) if isinstance(error, BaseException) else error
+        self.add("cannot-run", Example(inputs, None, None), error=text, name=self.candidate.name)
 
     def assume(self, key: str) -> None:
         if key not in self.assumed:
@@ -66,11 +86,6 @@ def small_integers(generator: np.random.Generator, *shape: int, top: int = 2) ->
     return generator.integers(-top, top + 1, shape).astype(float)
 
 
-def error_text(error: BaseException) -> str:
-    line = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {line[0] if line else ''}".rstrip(": ")[:160]
-
-
 @dataclass
 class Runner:
     """Runs the learner's code. `native(inputs, engine)` calls it and returns its result unchanged."""
@@ -91,10 +106,14 @@ class Runner:
         """Return the result and an empty string, or None and the error in one line."""
         try:
             return self(inputs, engine), ""
-        except (CannotCall, NotWritten, NotImplementedError):
+        except NO_VERDICT:
+            raise
+        except NameError as error:
+            if isinstance(error, UnboundLocalError):
+                return None, one_line(error)
             raise
         except Exception as error:
-            return None, error_text(error)
+            return None, one_line(error)
 
 
 def smallest_failure(
@@ -249,7 +268,7 @@ def check_gradient(recorder: Recorder, run: Runner, inputs: Inputs) -> None:
             return
         gradients = torch.autograd.grad(result, list(leaves.values()), cotangent, allow_unused=True)
     except (RuntimeError, TypeError) as error:
-        recorder.add("gradient-fails", error=error_text(error))
+        recorder.add("gradient-fails", error=one_line(error))
         return
     with torch.no_grad():
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):
@@ -277,7 +296,7 @@ def check_float16(
     except (CannotCall, NotWritten):
         return
     except Exception as error:
-        recorder.add("half-fails", Example(shown_inputs(inputs), expected, error_text(error)), error=error_text(error))
+        recorder.add("half-fails", Example(shown_inputs(inputs), expected, one_line(error)), error=one_line(error))
         return
     if got is None or not equal(got, expected, tolerance):
         recorder.add("half-differs", Example(shown_inputs(inputs), expected, got))
@@ -295,6 +314,45 @@ def cast_module(thing: Any, engine: NumPy) -> Any:
             if is_array(value) and value.grad_fn is not None:
                 setattr(module, name, value.detach())
     return engine.eval_mode(copy.deepcopy(thing))
+
+
+def mixes_rows(run: Callable[[np.ndarray], np.ndarray | None], x: np.ndarray, axis: int) -> bool | None:
+    """Return whether a change in one item along an axis changes another item; None if it cannot run."""
+    other = x.copy()
+    last = [slice(None)] * x.ndim
+    last[axis] = slice(1, None)
+    other[tuple(last)] *= -2
+    one, two = run(np.ascontiguousarray(x)), run(other)
+    if one is None or two is None or one.shape != x.shape:
+        return None
+    return not equal(np.take(one, 0, axis), np.take(two, 0, axis), 1e-5)
+
+
+@dataclass
+class InnerNorm:
+    """A norm that a sublayer applies to its own input, as in vit-pytorch."""
+
+    module: Any
+    engine: NumPy
+    weights: set[int]  # ids of its parameters
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        with self.engine.no_grad():
+            found = self.engine.to_numpy(self.module(self.engine.to_native(x)))
+        return x if found is None else found
+
+
+def find_inner_norm(thing: Any, engine: NumPy) -> InnerNorm | None:
+    """Return the norm inside a torch sublayer, if it has exactly one."""
+    if engine.name != "torch" or not hasattr(thing, "named_modules"):
+        return None
+    from .sublayer_calls import kind_of
+
+    norms = [m for name, m in thing.named_modules() if name and kind_of(name.split(".")[-1], m) == "norm"]
+    norms = [m for m in norms if any(True for _ in m.parameters())]
+    if len(norms) != 1:
+        return None
+    return InnerNorm(norms[0], engine, {id(p) for p in norms[0].parameters()})
 
 
 def check_dropout_mean(recorder: Recorder, sizes: Any, value: Callable[[Any, np.ndarray], Any], x: np.ndarray) -> None:
@@ -332,11 +390,11 @@ def check_registered(recorder: Recorder, thing: Any) -> None:
     """Check that the optimizer sees every weight: no plain lists, no plain tensors."""
     candidate = recorder.candidate
     fresh = (
-        candidate.instantiate(Sizes()) if candidate.is_class else thing
+        candidate.instantiate(ProbeSizes()) if candidate.is_class else thing
     )  # a new object: a forward pass may have stored an attention map
     loose = [w for w in iter_weights(fresh) if not w.registered and w.array.ndim >= 2]
     if loose and candidate.is_class:
-        again = {w.path: w.array for w in iter_weights(candidate.instantiate(Sizes(), seed=1))}
+        again = {w.path: w.array for w in iter_weights(candidate.instantiate(ProbeSizes(), seed=1))}
         loose = [w for w in loose if not is_constant(w, again.get(w.path))]
     if loose:
         recorder.add("unregistered", weights=", ".join(w.path for w in loose[:3]))

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
 
 from clearhead.reference import gelu, gelu_tanh, relu, relu2, silu
 
-from ..candidate import Caller, Candidate, CannotCall, Sizes, find_forward
+from ..candidate import Candidate, CannotCall, ProbeSizes, find_forward
 from ..diagnostic import Example
 from ..engine import NumPy, equal
-from ..names import role_of
+from ..names import role_of, size_of
 from ..weights import Weight, dict_keys, iter_weights
 from . import common
 from .common import Inputs, Recorder, Runner
@@ -74,69 +74,92 @@ GATED: dict[str, Gated] = {
 
 
 class FeedForwardAdapter:
+    """The learner's layer, with every way to read its weights as linear maps."""
+
     def __init__(self, candidate: Candidate, D: int, F: int) -> None:
         self.engine = candidate.engine()
-        sizes = Sizes(D=D, H=1, F=F)
+        sizes = ProbeSizes(D=D, H=1, F=F)
         self.thing = self.engine.eval_mode(candidate.instantiate(sizes))
-        self.caller = Caller(find_forward(self.thing), self.engine, ("x", "training"), sizes)
+        self.caller = candidate.caller(self.thing, ("x", "training"), sizes)
         self.D = D
         self.given: dict[str, Any] = {}
-        self.layers = list(self.from_arguments(F, candidate) if candidate.is_function else self.from_weights())
+        self.norm: common.InnerNorm | None = None
+        self.readings = list(self.from_arguments(F, candidate) if candidate.is_function else self.from_weights())
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
         thing = common.cast_module(self.thing, engine)
         caller = replace(self.caller, engine=engine, function=find_forward(thing)).with_fixed(**self.given)
         return caller(x=inputs["x"]) if "x" in caller.argument_roles else caller(inputs["x"])
 
+    def runner(self) -> Runner:
+        return Runner(self.native, self.engine, lambda inputs: inputs["x"].shape)
+
+    def normalized(self, x: Array) -> Array:
+        """Return x after the norm that the layer applies to its input, if it has one."""
+        return x if self.norm is None else self.norm(x)
+
     def from_weights(self) -> Iterator[list[LinearMap]]:
         weights = [w for w in iter_weights(self.thing) if w.array.ndim in (1, 2)]
-        matrices = [w for w in weights if w.array.ndim == 2]
-        biases = [w for w in weights if w.array.ndim == 1 or 1 in w.array.shape]
-        matrices = [w for w in matrices if w not in biases or w.linear]
-        yield from self.read(matrices, [b.array.ravel() for b in biases if b not in matrices])
-
-    def read(self, matrices: list[Weight], biases: list[Array]) -> Iterator[list[LinearMap]]:
-        """Orient each matrix as [out, in] by its sizes (D ≠ F), and assign the biases in order."""
-        layers, rest = [], list(biases)
-        for index, weight in enumerate(matrices):
-            a = weight.array
-            is_last = index == len(matrices) - 1
-            wanted_in = self.D if not is_last else None
-            matrix = a if weight.linear or (a.shape[1] == wanted_in or (is_last and a.shape[0] == self.D)) else a.T
-            bias = next((i for i, b in enumerate(rest) if b.shape[0] == matrix.shape[0]), None)
-            layers.append(LinearMap(matrix, 0.0 if bias is None else rest.pop(bias)))
-        if layers:
-            yield layers
+        self.norm = common.find_inner_norm(self.thing, self.engine)
+        if self.norm is not None:
+            weights = [w for w in weights if id(w.value) not in self.norm.weights]
+        biases = [w for w in weights if w.array.ndim == 1 or (1 in w.array.shape and not w.linear)]
+        matrices = [w for w in weights if w not in biases]
+        if matrices and not any(self.D in w.array.shape for w in matrices):
+            self.D = matrices[0].array.shape[1] if matrices[0].linear else min(matrices[0].array.shape)
+        if len(matrices) in (2, 3):
+            yield from orientations(matrices, [b.array.ravel() for b in biases], self.D)
 
     def from_arguments(self, F: int, candidate: Candidate) -> Iterator[list[LinearMap]]:
-        """Make weights for a function that takes them: ffn(x, W1, b1, W2, b2)."""
-        generator = common.rng(5)
+        """Make weights for a function that takes them: ffn(x, W1, b1, W2, b2) or swiglu(x, w1, w2, w3)."""
         names = [p.name for p in self.caller.parameters if role_of(p.name, ("x",)) is None and p.default is p.empty]
-        matrices = [n for n in names if n.lower().startswith(("w", "k", "u", "v", "gate", "up", "down"))]
         bundles = {n: keys for n in names if (keys := dict_keys(n, candidate))}
-        matrices = list(bundles) or matrices
+        starts = ("w", "k", "u", "v", "gate", "up", "down", "c_fc", "c_proj", "in", "out")
+        matrices = list(bundles) or [n for n in names if n.lower().startswith(starts) and size_of(n) is None]
         if len(matrices) not in (2, 3):
             raise CannotCall(", ".join(names))
-        for first in ((self.D, F), (F, self.D)):
-            self.given, layers = {}, []
-            for index, name in enumerate(matrices):
-                is_last = index == len(matrices) - 1
-                shape = first[::-1] if is_last else first
-                value = generator.normal(size=shape)
-                self.given[name] = value
-                out = self.D if is_last else F
-                layers.append(LinearMap(value if value.shape[0] == out else value.T))
-            for index, name in enumerate(n for n in names if n not in matrices):
-                size = layers[min(index, len(layers) - 1)].matrix.shape[0]
-                self.given[name] = layers[min(index, len(layers) - 1)].bias = generator.normal(size=size)
-            for layer, (name, keys) in zip(layers, bundles.items(), strict=False):
-                layer.bias = generator.normal(size=layer.matrix.shape[0])
-                self.given[name] = dict(zip(keys, (self.given[name], layer.bias), strict=True))
+        is_llama = len(matrices) == 3 and all(str(i + 1) in name for i, name in enumerate(matrices))
+        downs = [1, 2] if is_llama else [2, 1] if len(matrices) == 3 else [1]
+        for down, is_out_in in product(downs, (False, True)):
+            layers = self.make_weights(names, matrices, bundles, down, is_out_in, F)
             try:
-                Runner(self.native, self.engine, lambda i: i["x"].shape)({"x": np.ones((1, 2, self.D))})
+                self.runner()({"x": np.ones((1, 2, self.D))})
             except Exception:
                 continue
+            yield [*layers[:down], *layers[down + 1 :], layers[down]]
+            return
+
+    def make_weights(
+        self, names: list[str], matrices: list[str], bundles: dict[str, Any], down: int, is_out_in: bool, F: int
+    ) -> list[LinearMap]:
+        generator, layers = common.rng(5), []
+        self.given = {n: self.caller.sizes[str(size_of(n))] for n in names if n not in matrices and size_of(n)}
+        for index, name in enumerate(matrices):
+            out, into = (self.D, F) if index == down else (F, self.D)
+            matrix = generator.normal(size=(out, into))
+            self.given[name] = matrix if is_out_in else matrix.T
+            layers.append(LinearMap(matrix))
+        for index, name in enumerate(n for n in names if n not in matrices and n not in self.given):
+            layer = layers[min(index, len(layers) - 1)]
+            self.given[name] = layer.bias = generator.normal(size=layer.matrix.shape[0])
+        for layer, (name, keys) in zip(layers, bundles.items(), strict=False):
+            layer.bias = generator.normal(size=layer.matrix.shape[0])
+            self.given[name] = dict(zip(keys, (self.given[name], layer.bias), strict=True))
+        return layers
+
+
+def orientations(matrices: list[Weight], biases: list[Array], D: int) -> Iterator[list[LinearMap]]:
+    """Yield the readings of the matrices as [out, in]: all stored so, or all stored as [in, out]."""
+    for is_out_in in (True, False):
+        arrays = [w.array if w.linear or is_out_in else w.array.T for w in matrices]
+        fits = sum(a.shape[0] == D and a.shape[1] != D for a in arrays) == 1 or any(a.shape == (D, D) for a in arrays)
+        if fits and arrays[0].shape[1] == D:
+            rest, layers = list(biases), []
+            for a in arrays:
+                index = next((i for i, b in enumerate(rest) if b.shape[0] == a.shape[0]), None)
+                layers.append(LinearMap(a, 0.0 if index is None else rest.pop(index)))
             yield layers
+        if all(w.linear for w in matrices):
             return
 
 
@@ -159,36 +182,30 @@ def orders(layers: list[LinearMap], D: int) -> Iterator[list[LinearMap]]:
 def check(candidate: Candidate, recorder: Recorder) -> None:
     recorder.start("shapes")
     adapter = FeedForwardAdapter(candidate, 6, 10)
-    run = Runner(adapter.native, adapter.engine, lambda inputs: inputs["x"].shape)
-    x = common.rng(0).normal(size=(2, 3, 6))
+    run = adapter.runner()
+    x = common.rng(0).normal(size=(2, 3, adapter.D))
     got, error = run.attempt({"x": x})
     if got is None or got.shape != x.shape:
-        recorder.add(
-            "raises" if error else "wrong-shape",
-            Example({"x": "[2, 3, 6]"}, [2, 3, 6], error or (None if got is None else list(got.shape))),
-            error=error,
-        )
+        shape = None if got is None else list(got.shape)
+        recorder.cannot_run(error or f"the result has the shape {shape}", {"x": list(x.shape)})
         return
     if not common.check_deterministic(recorder, run, {"x": x}):
         return
     recorder.start("value")
     check_weights_registered(adapter, recorder)
-    layers = adapter.layers[0] if adapter.layers else []
-    layers = split_fused(layers)
-    if len(layers) == 3 and layers[0].matrix.shape != layers[1].matrix.shape and candidate.part == "feed_forward":
-        layers = []
-    if len(layers) == 1 and layers[0].matrix.shape[0] == 2 * layers[0].matrix.shape[1]:
-        layers = []
-    if len(layers) not in (2, 3):
+    readings = [split for reading in adapter.readings if len(split := split_fused(reading)) in (2, 3)]
+    if not readings:
         recorder.assume("weights_not_found")
-        check_positionwise(recorder, run)
+        check_positionwise(recorder, run, adapter.D)
         return
-    found = matching_activation(layers, x, got, adapter)
+    if adapter.norm is not None:
+        recorder.assume("norm_inside")
+    found = next((f for layers in readings if (f := matching_activation(layers, x, got, adapter))), None)
     if found is None:
-        add_mistake(candidate, recorder, adapter, run, layers, x, got)
+        add_mistake(candidate, recorder, adapter, run, readings, x, got)
     else:
         recorder.assume(f"activation_{found}")
-        if candidate.part == "swiglu" and len(layers) == 2:
+        if candidate.part == "swiglu" and len(readings[0]) == 2:
             recorder.add("glu-gate-missing")
         elif candidate.part == "swiglu" and "swi" in candidate.name.lower() and found != "silu":
             recorder.add("glu-activation", activation=found)
@@ -208,9 +225,10 @@ def split_fused(layers: list[LinearMap]) -> list[LinearMap]:
 
 
 def matching_activation(layers: list[LinearMap], x: Array, got: Array, adapter: FeedForwardAdapter) -> str | None:
+    inner = adapter.normalized(x)
     for order in orders(layers, adapter.D):
         for name, act in ACTS.items():
-            if equal(got, right(x, order, act), max(adapter.engine.tolerance, 1e-6)):
+            if equal(got, right(inner, order, act), max(adapter.engine.tolerance, 1e-6)):
                 return name
     return None
 
@@ -220,36 +238,46 @@ def add_mistake(
     recorder: Recorder,
     adapter: FeedForwardAdapter,
     run: Runner,
-    layers: list[LinearMap],
+    readings: list[list[LinearMap]],
     x: Array,
     got: Array,
 ) -> None:
-    key = "value"
-    with np.errstate(all="ignore"):
-        for order in orders(layers, adapter.D):
-            for act in ACTS.values():
-                bank: dict[str, Any] = GATED if len(order) == 3 else MISTAKES
-                for name, wrong in bank.items():
-                    if key == "value" and equal(got, wrong(x, *order, act), run.engine.tolerance):
-                        key = name.split(".")[0]
-    example = mixing(run) if key == "value" else None
+    """Name the mistake; if the numbers match no known one, report the difference."""
+    key = known_mistake(readings, adapter.normalized(x), got, adapter)
+    example = mixing(run, adapter.D) if key == "value" else None
     if example is not None:
         recorder.add("ffn-mixes-positions", example)
         return
+    if key == "value" and len(readings[0]) == 3 and candidate.part == "feed_forward":
+        recorder.assume("weights_not_found")  # three matrices need not be gate, up and down
+        return
+    recorder.add(key, smallest_example(candidate))
+
+
+def known_mistake(readings: list[list[LinearMap]], x: Array, got: Array, adapter: FeedForwardAdapter) -> str:
+    with np.errstate(all="ignore"):
+        for layers in readings:
+            bank: dict[str, Any] = GATED if len(layers) == 3 else MISTAKES
+            for order, act, (name, wrong) in product(orders(layers, adapter.D), ACTS.values(), bank.items()):
+                if equal(got, wrong(x, *order, act), adapter.engine.tolerance):
+                    return name.split(".")[0]
+    return "value"
+
+
+def smallest_example(candidate: Candidate) -> Example | None:
     for D, F in ((1, 2), (2, 3), (3, 4), (6, 10)):
         try:
             small = FeedForwardAdapter(candidate, D, F)
-            x = common.small_integers(common.rng(2), 1, 2, D)
-            value, error = Runner(small.native, small.engine, lambda i: i["x"].shape).attempt({"x": x})
-            wants = [right(x, order, act) for order in orders(split_fused(small.layers[0]), D) for act in ACTS.values()]
+            x = common.small_integers(common.rng(2), 1, 2, small.D)
+            value, error = small.runner().attempt({"x": x})
+            layers, inner = split_fused(small.readings[0]), small.normalized(x)
+            wants = [right(inner, order, act) for order in orders(layers, small.D) for act in ACTS.values()]
         except Exception:
             continue
         if wants and not any(equal(value, want, 1e-5) for want in wants):
-            name_mistake = {f"W{i + 1}": layer.matrix for i, layer in enumerate(small.layers[0])}
-            want = wants[3 if len(small.layers[0]) == 3 else 0]
-            example = Example({"x": x}, want, error or value, name_mistake)
-            break
-    recorder.add(key, example)
+            matrices = {f"W{i + 1}": layer.matrix for i, layer in enumerate(layers)}
+            return Example({"x": x}, wants[3 if len(layers) == 3 else 0], error or value, matrices)
+    return None
 
 
 def check_weights_registered(adapter: FeedForwardAdapter, recorder: Recorder) -> None:
@@ -258,28 +286,28 @@ def check_weights_registered(adapter: FeedForwardAdapter, recorder: Recorder) ->
         recorder.add("unregistered", weights=", ".join(loose[:3]))
 
 
-def mixing(run: Runner) -> Example | None:
+def mixing(run: Runner, D: int) -> Example | None:
     """Return an example in which a change at one position changes another position."""
     for B in (1, 2):
-        x = common.small_integers(common.rng(0), B, 2, 6)
+        x = common.small_integers(common.rng(0), B, 2, D)
         other = x.copy()
-        other[:, 1:] += common.small_integers(common.rng(1), B, 1, 6)
+        other[:, 1:] += common.small_integers(common.rng(1), B, 1, D)
         one, two = run.attempt({"x": x})[0], run.attempt({"x": other})[0]
         if one is not None and two is not None and not equal(one[:, 0], two[:, 0], run.engine.tolerance):
             return Example({"x": x, "and": other}, one[0, 0], two[0, 0])
     return None
 
 
-def check_positionwise(recorder: Recorder, run: Runner) -> None:
+def check_positionwise(recorder: Recorder, run: Runner, D: int = 6) -> None:
     recorder.start("positions")
-    example = mixing(run)
+    example = mixing(run, D)
     if example is not None:
         recorder.add("ffn-mixes-positions", example)
 
 
 def check_dropout_mean(candidate: Candidate, recorder: Recorder, x: Array) -> None:
     def value(module: Any, batch: Array) -> Any:
-        caller = Caller(find_forward(module), candidate.engine(), ("x",), Sizes(D=6, H=1, F=10))
+        caller = candidate.caller(module, ("x",), ProbeSizes(D=6, H=1, F=10))
         return caller(x=batch) if "x" in caller.argument_roles else caller(batch)
 
-    common.check_dropout_mean(recorder, Sizes(D=6, H=1, F=10), value, x[:1, :1])
+    common.check_dropout_mean(recorder, ProbeSizes(D=6, H=1, F=10), value, x[:1, :1])

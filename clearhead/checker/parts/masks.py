@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..candidate import Caller, Candidate, CannotCall, Sizes, all_arrays, find_forward
+from ..candidate import Caller, Candidate, CannotCall, ProbeSizes, all_arrays, find_forward
 from ..diagnostic import Example
 from ..engine import NumPy, equal
-from . import common
 from .common import Recorder
 
 ROLES = ("length", "keys_length", "tokens", "x")
 
 
-def make_mask(thing: Any, engine: NumPy, n: int) -> np.ndarray:
+def make_mask(thing: Any, engine: NumPy, n: int, example: Mapping[str, Any] | None = None) -> np.ndarray:
     """Call the mask function for n positions."""
-    caller = Caller(find_forward(thing), engine, ROLES, Sizes(L=n))
+    caller = Caller(find_forward(thing), engine, ROLES, ProbeSizes(L=n), example=example or {})
     rows = np.ones((1, n), np.int64)
     for arguments in ({"length": n}, {"length": n, "keys_length": n}, {"x": rows}, {"tokens": rows}):
         if set(arguments) <= caller.argument_roles:
@@ -34,6 +33,10 @@ def make_mask(thing: Any, engine: NumPy, n: int) -> np.ndarray:
     if not found:
         raise CannotCall("n")
     return found[0]
+
+
+def example_of(candidate: Candidate) -> Mapping[str, Any] | None:
+    return None if candidate.example is None else candidate.example.call
 
 
 def sense_of(thing: Any, engine: NumPy) -> str | None:
@@ -72,13 +75,13 @@ def check_causal(candidate: Candidate, recorder: Recorder) -> None:
     engine = candidate.engine()
     recorder.start("value")
     try:
-        mask = make_mask(candidate.thing, engine, 4)
+        mask = make_mask(candidate.thing, engine, 4, example_of(candidate))
     except CannotCall:
         raise
     except NotImplementedError:
         raise
     except Exception as error:
-        recorder.add("raises", Example({"n": 4}, None, common.error_text(error)), error=common.error_text(error))
+        recorder.cannot_run(error, {"n": 4})
         return
     square = mask.reshape(mask.shape[-2:]) if mask.ndim >= 2 and mask.size == 16 else mask
     if square.shape != (4, 4):
@@ -87,7 +90,7 @@ def check_causal(candidate: Candidate, recorder: Recorder) -> None:
     for sense, read in readings(square).items():
         if read is not None and np.array_equal(read, causal_mask(4)):
             recorder.assume(sense)
-            one = make_mask(candidate.thing, engine, 1)
+            one = make_mask(candidate.thing, engine, 1, example_of(candidate))
             alone = one.reshape(1, 1) == (1 if sense == "true_allows" else 0)
             if not alone.all():
                 recorder.add("causal-value", Example({"n": 1}, causal_mask(1), one))
@@ -97,7 +100,7 @@ def check_causal(candidate: Candidate, recorder: Recorder) -> None:
             return
     key, sense = name_mistake(square, candidate)
     recorder.assume(sense)
-    small = make_mask(candidate.thing, engine, 2)
+    small = make_mask(candidate.thing, engine, 2, example_of(candidate))
     recorder.add(key, Example({"n": 2}, causal_as(sense, 2, small.dtype), small.reshape(2, 2)))
 
 
@@ -155,7 +158,7 @@ def name_mistake(mask: np.ndarray, candidate: Candidate) -> tuple[str, str]:
 def check_padding(candidate: Candidate, recorder: Recorder) -> None:
     """Check a mask built from padded tokens or from lengths."""
     engine = candidate.engine()
-    caller = Caller(find_forward(candidate.thing), engine, ("lengths", "tokens", "x", "pad", "length"), Sizes(L=4))
+    caller = candidate.caller(candidate.thing, ("lengths", "tokens", "x", "pad", "length"), ProbeSizes(L=4))
     tokens, lengths = np.array([[5, 6, 7, 8], [5, 6, 0, 0]]), np.array([4, 2])
     if caller.argument_roles & {"pad"}:
         tokens = np.array([[5, 6, 7, 8], [5, 6, 9, 9]])
@@ -172,6 +175,9 @@ def check_padding(candidate: Candidate, recorder: Recorder) -> None:
             used = arguments
     if result is None:
         raise CannotCall("tokens")
+    if candidate.documented and result.shape != (2, 1, 1, 4):
+        recorder.add("wrong-shape", Example(used, [2, 1, 1, 4], list(result.shape)))
+        return
     flat = np.squeeze(result)
     if result.ndim >= 3 and result.shape[-1] == 1 and result.shape[-2] == 4 and flat.shape == real.shape:
         recorder.add("padding-masks-queries", Example(used, [2, 1, 1, 4], list(result.shape)))

@@ -10,11 +10,11 @@ import numpy as np
 
 from clearhead.reference import cross_entropy
 
-from ..candidate import Caller, Candidate, CannotCall, Sizes, all_arrays, find_forward
+from ..candidate import Caller, Candidate, CannotCall, ProbeSizes, all_arrays
 from ..diagnostic import Example
 from ..engine import NumPy, equal
 from ..mask_forms import mask_forms
-from ..names import plain
+from ..names import normalize_name
 from . import common
 from .common import Inputs, Recorder, Runner
 from .sublayer_calls import record_calls
@@ -27,7 +27,7 @@ TOKENS = np.array([[1, 4, 2, 7, 5], [3, 6, 8, 2, 9]])
 class ModelAdapter:
     """The learner's model, from tokens to logits or from vectors to vectors."""
 
-    def __init__(self, candidate: Candidate, sizes: Sizes) -> None:
+    def __init__(self, candidate: Candidate, sizes: ProbeSizes) -> None:
         self.engine, self.sizes, self.candidate = candidate.engine(), sizes, candidate
         self.thing = self.engine.eval_mode(candidate.instantiate(sizes))
         self.names = [p.name for p in self.caller.parameters]
@@ -35,18 +35,16 @@ class ModelAdapter:
 
     @property
     def caller(self) -> Caller:
-        return Caller(find_forward(self.thing), self.engine, ("mask", "cache", "training", "tokens"), self.sizes)
+        return self.candidate.caller(self.thing, ("mask", "cache", "training", "tokens"), self.sizes, self.engine)
 
     def targets(self) -> str | None:
-        return next((n for n in self.names[1:] if plain(n) in TARGETS), None)
+        return next((n for n in self.names[1:] if normalize_name(n) in TARGETS), None)
 
     def source(self) -> str | None:
-        name_mistake = [n for n in self.names if plain(n) in SOURCE]
-        return (
-            name_mistake[0]
-            if name_mistake and len([n for n in self.names if plain(n) in (*SOURCE, "tgt", "trg", "target")]) > 1
-            else None
-        )
+        """Return the argument for the source tokens of an encoder-decoder."""
+        sources = [n for n in self.names if normalize_name(n) in SOURCE]
+        targets = [n for n in self.names if normalize_name(n) in ("tgt", "trg", "target", "dec", "decinput")]
+        return sources[0] if sources and len(sources) + len(targets) > 1 else None
 
     def raw(self, tokens: np.ndarray, **fixed: Any) -> Any:
         given: dict[str, Any] = {}
@@ -65,7 +63,7 @@ class ModelAdapter:
         return moved.raw(inputs["x"])
 
     def __call__(self, tokens: np.ndarray, **fixed: Any) -> np.ndarray:
-        with no_grad(self.engine):
+        with self.engine.no_grad():
             found = all_arrays(self.raw(tokens, **fixed), self.engine)
         big = [a for a in found if a.ndim >= 2]
         if not big:
@@ -74,17 +72,9 @@ class ModelAdapter:
         return value.reshape(*tokens.shape, -1) if value.ndim == 2 and value.shape[0] == tokens.size else value
 
 
-def no_grad(engine: NumPy) -> Any:
-    if engine.name == "torch":
-        import torch
-
-        return torch.no_grad()
-    return np.errstate()
-
-
 def check_lm(candidate: Candidate, recorder: Recorder) -> None:
     recorder.start("shapes")
-    adapter = ModelAdapter(candidate, Sizes())
+    adapter = ModelAdapter(candidate, ProbeSizes())
     try:
         logits = adapter(TOKENS)
         if logits.shape[:2] != TOKENS.shape and adapter.targets():
@@ -93,14 +83,10 @@ def check_lm(candidate: Candidate, recorder: Recorder) -> None:
     except (CannotCall, NotImplementedError):
         raise
     except Exception as error:
-        recorder.add(
-            "raises", Example({"tokens": TOKENS}, None, common.error_text(error)), error=common.error_text(error)
-        )
+        recorder.cannot_run(error, {"tokens": list(TOKENS.shape)})
         return
     if logits.shape[:2] != TOKENS.shape:
-        recorder.add(
-            "wrong-shape", Example({"tokens": list(TOKENS.shape)}, [2, 5, logits.shape[-1]], list(logits.shape))
-        )
+        recorder.cannot_run(f"the result has the shape {list(logits.shape)}", {"tokens": list(TOKENS.shape)})
         return
     again = adapter(TOKENS)
     if not np.array_equal(logits, again, equal_nan=True):
@@ -123,21 +109,54 @@ def check_device(adapter: ModelAdapter, recorder: Recorder, inputs: np.ndarray) 
 
 
 def check_future(adapter: ModelAdapter, recorder: Recorder, logits: np.ndarray) -> None:
+    """Check that a later token does not change earlier logits, if the model is a causal one."""
     recorder.start("future")
+    if not leaks(adapter, logits):
+        check_prefix(adapter, recorder, logits)
+        return
+    masks = [n for n in adapter.names if "mask" in n.lower()]
+    if masks:
+        recorder.assume("mask_by_caller")  # the caller of the model hides the future
+    elif not is_causal_model(adapter.candidate):
+        recorder.assume("bidirectional")
+    else:
+        small, other = np.array([[1, 2]]), np.array([[1, 3]])
+        values = adapter(small)[0, 0, :4], adapter(other)[0, 0, :4]
+        recorder.add("future-leak", Example({"tokens": small, "and": other}, *values))
+
+
+def check_prefix(adapter: ModelAdapter, recorder: Recorder, logits: np.ndarray) -> None:
+    """Check that the first tokens get the same logits alone and at the start of a longer sequence."""
+    try:
+        short = adapter(TOKENS[:, :3])
+    except Exception:
+        return
+    if short.shape == logits[:, :3].shape and not equal(short, logits[:, :3], 1e-5):
+        values = logits[0, 0, :4], short[0, 0, :4]
+        recorder.add("prefix-changes", Example({"tokens": TOKENS[0], "and": TOKENS[0, :3]}, *values))
+
+
+def leaks(adapter: ModelAdapter, logits: np.ndarray) -> bool:
     for t in (4, 1):
         changed = TOKENS.copy()
         changed[:, t:] = (changed[:, t:] + 1) % 10
-        other = adapter(changed)
-        if not equal(other[:, :t], logits[:, :t], 1e-5):
-            small = np.array([[1, 2]])
-            other_small = np.array([[1, 3]])
-            recorder.add(
-                "future-leak",
-                Example(
-                    {"tokens": small, "and": other_small}, adapter(small)[0, 0, :4], adapter(other_small)[0, 0, :4]
-                ),
-            )
-            return
+        if not equal(adapter(changed)[:, :t], logits[:, :t], 1e-5):
+            return True
+    return False
+
+
+def is_causal_model(candidate: Candidate) -> bool:
+    """Return True if the name or the source says that the model predicts the next token."""
+    names = " ".join([candidate.name, *map(str, candidate.neighbours)])
+    return bool(
+        re.search(r"gpt|llama|causal|decoder|tril|triu|language_?model|\blm\b|generate", names + candidate.source, re.I)
+    )
+
+
+def has_attention(candidate: Candidate) -> bool:
+    """Return True if the model or its file speaks of attention: a bigram model need not."""
+    names = " ".join(map(str, candidate.neighbours))
+    return bool(re.search(r"att(entio)?n|block|transformer|softmax|heads", candidate.source + names, re.I))
 
 
 def check_rows(adapter: ModelAdapter, recorder: Recorder, logits: np.ndarray) -> None:
@@ -153,8 +172,11 @@ def check_rows(adapter: ModelAdapter, recorder: Recorder, logits: np.ndarray) ->
 def check_order(candidate: Candidate, adapter: ModelAdapter, recorder: Recorder) -> None:
     """Check that the order of the tokens matters: with one layer and no positions it would not."""
     recorder.start("order")
+    if not has_attention(candidate):
+        recorder.assume("without_attention")
+        return
     try:
-        shallow = ModelAdapter(candidate, Sizes(N=1))
+        shallow = ModelAdapter(candidate, ProbeSizes(N=1))
         shallow.wants_targets = adapter.wants_targets
         one, two = shallow(TOKENS), shallow(TOKENS[:, [1, 0, 2, 3, 4]])
     except Exception:
@@ -192,19 +214,25 @@ def check_layers(candidate: Candidate, adapter: ModelAdapter, recorder: Recorder
 
 
 def check_final_norm(candidate: Candidate, adapter: ModelAdapter, recorder: Recorder, inputs: np.ndarray) -> None:
+    """Check that a stack whose output is not normalized ends in a norm, and that this norm comes last."""
     recorder.start("final_norm")
-    with no_grad(adapter.engine), record_calls(adapter.thing, adapter.engine, candidate.neighbours) as calls:
+    with adapter.engine.no_grad(), record_calls(adapter.thing, adapter.engine, candidate.neighbours) as calls:
         adapter(inputs)
-    blocks = [e for e in calls if e.kind == "block"]
-    if not blocks or any(e.kind == "norm" for e in calls[calls.index(blocks[-1]) :]):
+    blocks = [c for c in calls if c.kind == "block"]
+    if not blocks or any(c.kind == "norm" for c in calls[calls.index(blocks[-1]) :]):
         return
-    out = adapter.engine.to_numpy(blocks[-1].result[0] if isinstance(blocks[-1].result, tuple) else blocks[-1].result)
-    if (
-        out is not None
-        and not np.allclose(out.var(-1), 1, atol=0.05)
-        and not np.allclose((out**2).mean(-1), 1, atol=0.05)
-    ):
-        recorder.add("final-norm-missing")
+    result = blocks[-1].result
+    out = adapter.engine.to_numpy(result[0] if isinstance(result, tuple) else result)
+    if out is None or is_normalized(out):
+        return
+    early = [c for c in calls[: calls.index(blocks[0])] if c.kind == "norm"]
+    names = [name for name, module in adapter.thing.named_modules() for c in early if c.owner is module]
+    is_final = any(re.search(r"final|ln_?f|norm_?f|out|last|^norm$", name) for name in names)
+    recorder.add("final-norm-early" if is_final else "final-norm-missing")
+
+
+def is_normalized(x: np.ndarray) -> bool:
+    return np.allclose(x.var(-1), 1, atol=0.05) or np.allclose((x**2).mean(-1), 1, atol=0.05)
 
 
 def check_loss(adapter: ModelAdapter, recorder: Recorder, logits: np.ndarray) -> None:
@@ -214,7 +242,7 @@ def check_loss(adapter: ModelAdapter, recorder: Recorder, logits: np.ndarray) ->
     if name is None or adapter.source() is not None:
         return
     targets = np.roll(TOKENS, -1, 1)
-    with no_grad(adapter.engine):
+    with adapter.engine.no_grad():
         result = adapter.raw(TOKENS, **{name: targets}) if not adapter.wants_targets else None
         if result is None:
             adapter.wants_targets = False
@@ -239,9 +267,9 @@ def check_length(adapter: ModelAdapter, recorder: Recorder) -> None:
         except Exception as error:
             recorder.add(
                 "length-fails",
-                Example({"T": T}, None, common.error_text(error)),
+                Example({"T": T}, None, common.one_line(error)),
                 length=T,
-                error=common.error_text(error),
+                error=common.one_line(error),
             )
             return
 
@@ -255,7 +283,7 @@ def check_cache(adapter: ModelAdapter, recorder: Recorder, logits: np.ndarray) -
         return
     cache, steps = None, []
     try:
-        with no_grad(adapter.engine):
+        with adapter.engine.no_grad():
             for t in range(TOKENS.shape[1]):
                 result = adapter.raw(TOKENS[:, t : t + 1], **{name: cache})
                 steps.append(all_arrays(result, adapter.engine)[0])
@@ -273,14 +301,14 @@ def takes_tokens(thing: Any) -> bool:
     """Return True if the model has a token embedding."""
     from ..weights import iter_weights
 
-    return any(w.array.ndim == 2 and Sizes().V in w.array.shape for w in iter_weights(thing))
+    return any(w.array.ndim == 2 and ProbeSizes().V in w.array.shape for w in iter_weights(thing))
 
 
 def check_encoder(candidate: Candidate, recorder: Recorder) -> None:
     """Check a bidirectional stack of blocks, and that masked padding has no effect."""
     recorder.start("shapes")
-    adapter = ModelAdapter(candidate, Sizes())
-    x = common.rng(0).normal(size=(2, 5, Sizes().D))
+    adapter = ModelAdapter(candidate, ProbeSizes())
+    x = common.rng(0).normal(size=(2, 5, ProbeSizes().D))
     first, second = (TOKENS, x) if takes_tokens(adapter.thing) else (x, TOKENS)
     try:
         out, inputs = adapter(first), first
@@ -290,9 +318,7 @@ def check_encoder(candidate: Candidate, recorder: Recorder) -> None:
         try:
             out, inputs = adapter(second), second
         except Exception as error:
-            recorder.add(
-                "raises", Example({"x": list(x.shape)}, None, common.error_text(error)), error=common.error_text(error)
-            )
+            recorder.cannot_run(error, {"x": list(x.shape)})
             return
     common.check_registered(recorder, adapter.thing)
     if not equal(adapter(inputs), out, 1e-9):

@@ -10,12 +10,12 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..candidate import Caller, Candidate, CannotCall, Sizes, find_forward, parameters_of
+from ..candidate import Caller, Candidate, CannotCall, ProbeSizes, find_forward, parameters_of
 from ..diagnostic import Example
 from ..engine import NumPy
 from ..mask_forms import MaskForm
 from ..mask_forms import pattern as mask_pattern
-from ..names import plain, size_of, weight_role
+from ..names import normalize_name, size_of, weight_role
 from ..weights import Projections, Weight, dict_keys, is_bias, iter_weights, projections
 from . import attention_steps as steps
 from . import common
@@ -42,6 +42,9 @@ class MultiHeadAdapter:
     form: MaskForm | None = None
     neutral: MaskForm | None = None  # for a required mask: the form of one that hides nothing
     causal: bool = False
+    norm: common.InnerNorm | None = None
+    is_modeled: bool = True  # False: the layer does more than the definition, so its numbers say nothing
+    extra: tuple[str, ...] = ()  # weights that are none of the four projections
 
     @property
     def mode(self) -> str:
@@ -60,7 +63,9 @@ class MultiHeadAdapter:
         if self.unbatched:
             x, source = x[0], source[0]
         given: dict[str, Any] = {}
-        if inputs.get("allowed") is not None and self.form is not None:
+        if inputs.get("mask") is not None:
+            given["mask"] = inputs["mask"]
+        elif inputs.get("allowed") is not None and self.form is not None:
             given["mask"] = self.form(np.asarray(inputs["allowed"]))
         elif self.neutral is not None:
             given["mask"] = self.neutral(np.ones((inputs["x"].shape[0], 1, x.shape[-2], source.shape[-2]), bool))
@@ -87,10 +92,10 @@ class MultiHeadAdapter:
     def runner(self, engine: NumPy) -> Runner:
         return Runner(self.native, engine, self.shape, lambda a: a[None] if self.unbatched else a)
 
-    def expected(
+    def expected_output(
         self, inputs: Inputs, how: AttentionSteps | None = None, reading: Projections | None = None
     ) -> np.ndarray:
-        x = inputs["x"]
+        x = inputs["x"] if self.norm is None else self.norm(inputs["x"])
         source = x if inputs.get("source") is None else inputs["source"]
         allowed = np.ones((x.shape[0], 1, x.shape[1], source.shape[1]), bool)
         if self.causal or inputs.get("causal"):
@@ -101,33 +106,57 @@ class MultiHeadAdapter:
         return steps.multi_head(x, source, source, w, self.H, self.G, allowed, how or self.how)
 
 
-def build(candidate: Candidate, sizes: Sizes) -> MultiHeadAdapter:
+def build(candidate: Candidate, sizes: ProbeSizes) -> MultiHeadAdapter:
     engine = candidate.engine()
     thing = engine.eval_mode(candidate.instantiate(sizes))
-    caller = Caller(find_forward(thing), engine, ROLES, sizes)
+    caller = candidate.caller(thing, ROLES, sizes)
     if candidate.is_function:
         return build_function(thing, caller, sizes, candidate)
     if any(type(p).__name__ == "UninitializedParameter" for p in getattr(thing, "parameters", list)()):
         first_pass(thing, caller, sizes)
         thing = engine.eval_mode(thing)
-    held = [w for w in iter_weights(thing) if w.array.ndim <= 3]
+    use_batch_first(thing)
+    norm = common.find_inner_norm(thing, engine)
+    held = held_weights(thing, norm)
     H, G = count_heads(thing, held, sizes, candidate)
-    readings = list(projections(held, H, G))
-    if not readings:
+    if not list(projections(held, H, G)):
         raise CannotCall("weights")
     set_small_weights(held, sizes)
-    readings = list(projections([w for w in iter_weights(thing) if w.array.ndim <= 3], H, G))
-    return MultiHeadAdapter(thing, caller, readings[0].q.shape[1], H, G, readings)
+    held = held_weights(thing, norm)
+    readings = list(projections(held, H, G))
+    extra = tuple(w.path for w in held if w.array.ndim and weight_role(w.path) is None)
+    return MultiHeadAdapter(thing, caller, readings[0].q.shape[1], H, G, readings, norm=norm, extra=extra)
 
 
-def first_pass(thing: Any, caller: Caller, sizes: Sizes) -> None:
+# arrays that training keeps beside the weights
+TRAINING_STATE = r"(^|\.)cache(\.|$)|(^|\.)(d[A-Z]\w*|grads?|gradients?|grad_\w+|momentum|velocity)$"
+
+
+def held_weights(thing: Any, norm: common.InnerNorm | None) -> list[Weight]:
+    known = set() if norm is None else norm.weights
+    return [
+        w
+        for w in iter_weights(thing)
+        if w.array.ndim <= 3 and id(w.value) not in known and not re.search(TRAINING_STATE, w.path)
+    ]
+
+
+def use_batch_first(thing: Any) -> None:
+    """Let torch's own layers take [B, T, D]: which axis comes first is a setting of theirs."""
+    if type(thing).__module__.startswith("torch.nn"):
+        for module in thing.modules():
+            if hasattr(module, "batch_first"):
+                module.batch_first = True
+
+
+def first_pass(thing: Any, caller: Caller, sizes: ProbeSizes) -> None:
     """Run lazy layers once, so that they learn their width."""
     x = np.ones((1, 2, sizes.D))
     wanted = {role: x for role in ("q", "k", "v", "x", "memory") if role in caller.argument_roles}
     caller(**wanted)
 
 
-def set_small_weights(held: list[Weight], sizes: Sizes) -> None:
+def set_small_weights(held: list[Weight], sizes: ProbeSizes) -> None:
     """Give small layers small integer weights, so that a reader can follow the example."""
     generator = common.rng(7)
     if sizes.D > 4:
@@ -137,7 +166,7 @@ def set_small_weights(held: list[Weight], sizes: Sizes) -> None:
             weight.set(common.small_integers(generator, *weight.array.shape))
 
 
-def build_function(thing: Any, caller: Caller, sizes: Sizes, candidate: Candidate) -> MultiHeadAdapter:
+def build_function(thing: Any, caller: Caller, sizes: ProbeSizes, candidate: Candidate) -> MultiHeadAdapter:
     """Adapt a function that takes its weights as arguments: mha(x, Wq, Wk, Wv, Wo, heads)."""
     generator = common.rng(7)
     held: list[Weight] = []
@@ -149,7 +178,7 @@ def build_function(thing: Any, caller: Caller, sizes: Sizes, candidate: Candidat
     )
     heads = 1
     for parameter in caller.parameters:
-        name = plain(parameter.name)
+        name = normalize_name(parameter.name)
         matrix = re.fullmatch(r"w_?(q|k|v|o|qkv|out|query|key|value)|(q|k|v|o|out)(proj|w|weight)s?|wo?ut|wproj", name)
         bias = re.fullmatch(r"b(q|k|v|o|qkv|out)", name)
         if size_of(parameter.name) == "H":
@@ -174,7 +203,7 @@ def build_function(thing: Any, caller: Caller, sizes: Sizes, candidate: Candidat
     return MultiHeadAdapter(thing, caller, sizes.D, heads, heads, readings, given)
 
 
-def count_heads(thing: Any, held: list[Weight], sizes: Sizes, candidate: Candidate) -> tuple[int, int]:
+def count_heads(thing: Any, held: list[Weight], sizes: ProbeSizes, candidate: Candidate) -> tuple[int, int]:
     """Return the number of query and key heads: from attributes, from a list of heads, or from the constructor."""
     numbers = {size_of(n): v for n, v in vars(thing).items() if isinstance(v, int) and not isinstance(v, bool)}
     queries = [w for w in held if w.array.ndim >= 2 and weight_role(w.path) == "q" and not is_bias(w.path)]
@@ -207,7 +236,7 @@ def smallest_example(
     candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recorder, mask: bool = False, **flags: bool
 ) -> Example | None:
     """Return the smallest failing layer and input, starting from width 2 and one head."""
-    for sizes in (Sizes(D=2, H=1), Sizes(D=2, H=2), Sizes(D=4, H=2), Sizes(D=4, H=2, G=1)):
+    for sizes in (ProbeSizes(D=2, H=1), ProbeSizes(D=2, H=2), ProbeSizes(D=4, H=2), ProbeSizes(D=4, H=2, G=1)):
         try:
             tiny = build(candidate, sizes)
         except Exception:
@@ -233,10 +262,10 @@ def smallest_example(
                 if mask:
                     case["allowed"] = np.arange(T)[None, None, None] < max(1, T - 1)
                     case["allowed"] = np.broadcast_to(case["allowed"], (1, 1, T, T))
-                found = common.smallest_failure([case], tiny.runner(candidate.engine()), tiny.expected, weights)
+                found = common.smallest_failure([case], tiny.runner(candidate.engine()), tiny.expected_output, weights)
                 if found is not None:
                     return found
     case = {**random_case(adapter), **flags}
     if mask:
         case["allowed"] = mask_pattern(adapter.form.kind if adapter.form else "any", case["x"].shape[0], 4, 4)
-    return common.smallest_failure([case], adapter.runner(candidate.engine()), adapter.expected)
+    return common.smallest_failure([case], adapter.runner(candidate.engine()), adapter.expected_output)

@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.reference import sinusoidal_positions
 
-from ..candidate import Caller, Candidate, CannotCall, NotWritten, Sizes, all_arrays, find_forward
+from ..candidate import Caller, Candidate, CannotCall, NotWritten, ProbeSizes, all_arrays, find_forward
 from ..diagnostic import Example
 from ..engine import NumPy, equal
 from ..names import size_of
@@ -80,14 +80,14 @@ class PositionsAdapter:
     """Extracts the position table, whether the code returns it or adds it to its input."""
 
     def __init__(self, candidate: Candidate, D: int, L: int = 16) -> None:
-        self.engine = candidate.engine()
-        self.sizes = Sizes(D=D, H=1, L=L)
+        self.candidate, self.engine = candidate, candidate.engine()
+        self.sizes = ProbeSizes(D=D, H=1, L=L)
         self.thing = self.engine.eval_mode(candidate.instantiate(self.sizes))
         self.D, self.added, self.first_axis = D, False, False
         self.covers = False  # the result has the shape of the input
 
     def __call__(self, T: int) -> Array | None:
-        caller = Caller(find_forward(self.thing), self.engine, ("positions", "x", "length"), self.sizes)
+        caller = self.candidate.caller(self.thing, ("positions", "x", "length"), self.sizes)
         parameters = [p for p in caller.parameters if p.default is p.empty]
         if parameters and {size_of(p.name) for p in parameters} - {"L", None, "N"} and len(parameters) >= 2:
             return self.as_table(self.by_numbers(caller, T), T)
@@ -147,7 +147,7 @@ def check_sinusoidal(candidate: Candidate, recorder: Recorder) -> None:
     got = adapter(5)
     tolerance = max(adapter.engine.tolerance, 1e-5)
     if got is None or got.shape != (5, 8):
-        recorder.add("wrong-shape", Example({"T": 5, "D": 8}, [5, 8], None if got is None else list(got.shape)))
+        recorder.cannot_run(f"the result has the shape {None if got is None else list(got.shape)}", {"T": 5, "D": 8})
         return
     layout = next((name for name, right in RIGHT.items() if equal(got, right(5, 8), tolerance)), None)
     if layout is None:
@@ -166,7 +166,7 @@ def check_sinusoidal(candidate: Candidate, recorder: Recorder) -> None:
         raise
     except Exception as error:
         recorder.add(
-            "odd-sizes", Example({"T": 4, "D": 5}, [4, 5], common.error_text(error)), error=common.error_text(error)
+            "odd-sizes", Example({"T": 4, "D": 5}, [4, 5], common.one_line(error)), error=common.one_line(error)
         )
         return
     wants = [right(4, 5) for right in RIGHT.values()] + [table(4, 6)[:, :5], table(4, 5, power=lambda i, d: 2 * i / 6)]
@@ -198,7 +198,7 @@ def check_addition(
             pe = RIGHT[layout](2, 4)
             recorder.add("pe-replaces", Example({"x": np.ones((2, 4))}, 1 + pe, pe))
         return
-    run_on = Caller(find_forward(adapter.thing), adapter.engine, ("positions", "x"), adapter.sizes)
+    run_on = candidate.caller(adapter.thing, ("positions", "x"), adapter.sizes)
     x = common.rng(0).normal(size=(5, 2, 8) if adapter.first_axis else (2, 5, 8))
     got = all_arrays(adapter.call_with(run_on, x), adapter.engine)[0]
     pe = RIGHT[layout](5, 8)
@@ -231,7 +231,7 @@ def check_device(recorder: Recorder, caller: Caller, thing: Any, argument: Any) 
 def check_learned(candidate: Candidate, recorder: Recorder) -> None:
     """Check x + E[0 … T−1], with the learner's own table E."""
     recorder.start("value")
-    engine, sizes = candidate.engine(), Sizes(D=4, H=1, L=7)
+    engine, sizes = candidate.engine(), ProbeSizes(D=4, H=1, L=7)
     thing = engine.eval_mode(candidate.instantiate(sizes))
     tables = [w for w in iter_weights(thing) if w.array.ndim >= 2 and w.array.shape[-1] == 4]
     if not tables:
@@ -241,7 +241,7 @@ def check_learned(candidate: Candidate, recorder: Recorder) -> None:
         recorder.add("unregistered", weights=tables[0].path)
     E = common.rng(1).normal(size=(tables[0].array.size // 4, 4))
     tables[0].set(E.reshape(tables[0].array.shape))
-    caller = Caller(find_forward(thing), engine, ("positions", "x", "tokens", "length"), sizes)
+    caller = candidate.caller(thing, ("positions", "x", "tokens", "length"), sizes)
     x = common.rng(0).normal(size=(2, 5, 4))
     first = caller.parameters[0].name if caller.parameters else ""
     got, T, error = None, 5, ""
@@ -249,14 +249,14 @@ def check_learned(candidate: Candidate, recorder: Recorder) -> None:
         try:
             found = all_arrays(caller.with_fixed(**{first: argument})(), engine)
         except Exception as problem:
-            error = error or common.error_text(problem)
+            error = error or common.one_line(problem)
             continue
         if found and found[0].shape[-1] == 4:
             got = found[0]
             base = x if isinstance(argument, np.ndarray) and argument.ndim == 3 else np.zeros((1, 1, 4))
             break
     if got is None:
-        recorder.add("raises", Example({"x": "[2, 5, 4]"}, None, error), error=error)
+        recorder.cannot_run(error, {"x": [2, 5, 4]})
         return
     wants = {"": base + E[:T], "table": E[:T] + 0 * base}
     if any(
@@ -276,13 +276,13 @@ def check_learned(candidate: Candidate, recorder: Recorder) -> None:
 
 
 def check_longest(
-    candidate: Candidate, recorder: Recorder, thing: Any, engine: NumPy, sizes: Sizes, first: str
+    candidate: Candidate, recorder: Recorder, thing: Any, engine: NumPy, sizes: ProbeSizes, first: str
 ) -> None:
     """Check that a sequence as long as the table works."""
     recorder.start("longest")
-    caller = Caller(find_forward(thing), engine, ("positions", "x", "tokens", "length"), sizes)
+    caller = candidate.caller(thing, ("positions", "x", "tokens", "length"), sizes)
     try:
         caller.with_fixed(**{first: np.zeros((1, sizes.L, 4))})()
     except Exception as error:
         if "index" in str(error).lower() or "size" in str(error).lower():
-            recorder.add("pe-too-short", error=common.error_text(error))
+            recorder.add("pe-too-short", error=common.one_line(error))

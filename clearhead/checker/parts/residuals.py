@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -34,14 +33,6 @@ FORMS: dict[str, Form] = {
 RIGHT = ("pre", "post")
 
 
-def no_grad(engine: NumPy) -> Any:
-    if engine.name == "torch":
-        import torch
-
-        return torch.no_grad()
-    return np.errstate()
-
-
 def match_residuals(
     calls: list[SublayerCall], layers: list[SublayerCall], x: Array, got: Array, engine: NumPy
 ) -> tuple[str, ...] | None:
@@ -49,7 +40,13 @@ def match_residuals(
     norms: list[Layer] = [e.rerun for e in calls if e.kind == "norm"]
     unnormed: Layer = lambda h: h
     tolerance = max(engine.tolerance, 1e-6)
-    with no_grad(engine):
+    with engine.no_grad():
+        adding = [c for c in calls if c.kind == "norm" and c.adds]
+        if adding and len(adding) == len(norms) == len(layers):
+            h = x
+            for layer, norm in zip(layers, adding, strict=True):
+                h = norm.add(h, layer.rerun(h))
+            return ("post",) if equal(got, h, tolerance) else None
         if len(norms) == 2 * len(layers):
             h = x
             for i, layer in enumerate(layers):
@@ -110,6 +107,8 @@ def count_mistakes(forms: tuple[str, ...]) -> tuple[int, int, int]:
 
 def name_mistake(forms: tuple[str, ...], layers: list[SublayerCall], norms: list[Layer]) -> tuple[str, ...]:
     keys = tuple(dict.fromkeys(form.split(".")[0] for form in forms))
+    if "norm-on-branch" in keys and len(keys) == 2 and set(keys) & set(RIGHT):
+        return ("norm-mixed",)
     wrong = tuple(key for key in keys if key not in RIGHT)
     if wrong:
         return wrong

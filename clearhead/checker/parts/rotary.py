@@ -13,15 +13,16 @@ import numpy as np
 
 from clearhead.reference import rotate
 
-from ..candidate import Caller, Candidate, CannotCall, NotWritten, Sizes, all_arrays, find_forward
+from ..candidate import Caller, Candidate, CannotCall, NotWritten, ProbeSizes, all_arrays, find_forward, parameters_of
 from ..diagnostic import Example
 from ..engine import NumPy, equal
-from ..names import plain
+from ..names import normalize_name
 from . import common
 from .common import Inputs, Recorder, Runner
 
 Array = np.ndarray
 LAYOUTS = ("halves", "interleaved")
+POSITIONS = ("positions", "pos", "positionids", "tokenpositions", "inputpos")
 # `B, H, T, d = x.shape` in the source shows that heads come second
 HEADS_SECOND = r"(?i)b\w*,\s*(h|n_?h|num_h|heads)\w*,\s*[tnlsq]\w*,\s*\w+\s*=\s*\w+\.(shape|size)"
 
@@ -82,9 +83,18 @@ BANK: dict[str, dict[str, Callable[[Array], Array]]] = {
     "rope-base": wrong_angles(base=1000.0),
     "rope-mixed-layout": by_layout(lambda x, layout: mixed_layout(x, layout)),
     "rope-no-minus": by_layout(lambda x, layout: no_minus(x, layout)),
+    "rope-cat-for-stack": by_layout(lambda x, layout: cat_for_stack(x, layout)),
     "rope-not-turned": {"": lambda x: x * 1.0},
     "rope-only-cosine": by_layout(lambda x, layout: only_cosine(x, layout)),
 }
+
+
+def cat_for_stack(x: Array, layout: str) -> Array:
+    """Pairs of one layout rotated, then joined as the other layout."""
+    a, b = pairs(x, layout)
+    phi = angles(*x.shape[-2:])
+    other = "interleaved" if layout == "halves" else "halves"
+    return join_pairs(a * np.cos(phi) - b * np.sin(phi), a * np.sin(phi) + b * np.cos(phi), other)
 
 
 def only_cosine(x: Array, layout: str) -> Array:
@@ -104,7 +114,7 @@ class RotaryAdapter:
 
     def __init__(self, candidate: Candidate, K: int) -> None:
         self.candidate, self.engine, self.K = candidate, candidate.engine(), K
-        self.sizes = Sizes(D=K, H=1, L=16)
+        self.sizes = ProbeSizes(D=K, H=1, L=16)
         self.thing = self.engine.eval_mode(candidate.instantiate(self.sizes))
         self.function = find_forward(self.thing)
         self.heads_third = False
@@ -118,17 +128,17 @@ class RotaryAdapter:
 
     def raw(self, x: Array) -> Any:
         given = x.transpose(0, 2, 1, 3) if self.heads_third else x
-        caller = Caller(self.function, self.engine, ("q", "k", "v", "x", "positions"), self.sizes)
+        caller = self.candidate.caller(self.function, ("q", "k", "v", "x", "positions"), self.sizes, self.engine)
         fixed: dict[str, Any] = {}
         T = x.shape[-2]
         for parameter in caller.parameters:
-            name, required = plain(parameter.name), parameter.default is inspect.Parameter.empty
+            name, required = normalize_name(parameter.name), parameter.default is inspect.Parameter.empty
             if name in ("cos", "sin", "coscached", "sincached", "cosines", "sines"):
                 fixed[parameter.name] = self.trig(name[:3], T)
             elif name.startswith("freqs") or name in ("freqscis", "rotarypos", "angles", "freq"):
                 fixed[parameter.name] = self.frequencies(T)
-            elif name in ("positions", "pos", "positionids", "tokenpositions", "inputpos") and required:
-                fixed[parameter.name] = np.arange(T)
+            elif name in POSITIONS and (required or self.positions is not None):
+                fixed[parameter.name] = np.arange(T) if self.positions is None else self.positions
             elif name in ("seqlen", "length", "t", "n") and required:
                 fixed[parameter.name] = T
         caller = caller.with_fixed(**fixed)
@@ -150,12 +160,13 @@ class RotaryAdapter:
         return np.cos(wide) if which == "cos" else np.sin(wide)
 
     style = "wide"
+    positions: Array | None = None  # None: 0 … T − 1
 
     def frequencies(self, T: int) -> Any:
         """Return the file's own frequency table if it builds one, or else complex numbers e^{iφ}."""
         for name, thing in self.candidate.neighbours.items():
             if inspect.isfunction(thing) and any(word in name.lower() for word in ("freq", "precompute", "build_rope")):
-                made = Caller(thing, self.engine, ("length",), Sizes(D=self.K, H=1, L=T))
+                made = Caller(thing, self.engine, ("length",), ProbeSizes(D=self.K, H=1, L=T))
                 parameters = [p.name for p in made.parameters if p.default is p.empty]
                 return thing(**dict(zip(parameters, (self.K, T), strict=False)))
         return np.exp(1j * angles(T, self.K))
@@ -179,17 +190,18 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
                 except (NotWritten, NotImplementedError):
                     raise
                 except Exception as problem:
-                    error = error or common.error_text(problem)
+                    error = error or common.one_line(problem)
                     continue
                 if got.shape == value.shape:
                     results.append((got, adapter))
                     if matches_right(recorder, adapter, value, got):
                         check_keys_and_values(candidate, recorder, adapter, value)
+                        check_positions(recorder, adapter, value, recorder.assumed[0].removeprefix("rope_"))
                         run = Runner(adapter.run_on, adapter.engine, lambda inputs: ())
                         common.check_device(recorder, run, {"x": value}, adapter.thing)
                         return
     if not results:
-        recorder.add("raises" if error else "wrong-shape", Example({"x": "[2, 3, 5, 8]"}, None, error), error=error)
+        recorder.cannot_run(error or "the result has another shape", {"x": [2, 3, 5, 8]})
         return
     for got, adapter in results:
         value = x if got.ndim == 4 else x[0] if got.ndim == 3 else x[0, 0]
@@ -235,6 +247,24 @@ def check_keys_and_values(candidate: Candidate, recorder: Recorder, adapter: Rot
         )
     if len(same) >= 3 and same[2]:
         recorder.add("rope-on-values", Example({"v": x[..., :2, :2]}, x[..., :2, :2], adapter.all[2][..., :2, :2]))
+
+
+def check_positions(recorder: Recorder, adapter: RotaryAdapter, x: Array, layout: str) -> None:
+    """Check that positions that are passed in are used."""
+    recorder.start("positions")
+    names = [normalize_name(p.name) for p in parameters_of(adapter.function)]
+    if not any(name in POSITIONS for name in names):
+        return
+    moved = copy(adapter)
+    moved.positions = np.array([2, 0, 3, 1, 4])
+    try:
+        got = moved(x)
+    except Exception:
+        return
+    if equal(got, adapter(x), 1e-9):
+        want = rotate(x, moved.positions, layout=layout)
+        shown = {"positions": moved.positions, "x": x[..., :2, :2]}
+        recorder.add("rope-positions-ignored", Example(shown, want[..., :2, :2], got[..., :2, :2]))
 
 
 def smallest_example(candidate: Candidate, like: RotaryAdapter) -> Example | None:

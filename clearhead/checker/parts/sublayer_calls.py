@@ -37,11 +37,21 @@ class SublayerCall:
     kwargs: dict[str, Any]
     result: Any
     engine: NumPy
-    order: int = 0
+    owner: Any = None  # the module that was called
 
     @property
     def main(self) -> Any:
         return self.args[0] if self.args else next(iter(self.kwargs.values()))
+
+    @property
+    def adds(self) -> bool:
+        """True for AddNorm(x, y): a norm of the sum of its two arguments."""
+        return len(self.args) == 2 and getattr(self.args[0], "shape", 0) == getattr(self.args[1], "shape", 1)
+
+    def add(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        taken = self.engine.to_numpy(self.target(self.engine.to_native(x), self.engine.to_native(y)))
+        assert taken is not None
+        return taken
 
     def rerun(self, h: np.ndarray) -> np.ndarray:
         """Call the sublayer again with h in place of its first argument, wherever that was passed."""
@@ -87,7 +97,7 @@ def record_calls(thing: Any, engine: NumPy, neighbours: Mapping[str, Any]) -> It
     calls: list[SublayerCall] = []
     depth = [0]
 
-    def around(kind: str, target: Callable[..., Any]) -> Callable[..., Any]:
+    def around(kind: str, target: Callable[..., Any], owner: Any = None) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             depth[0] += 1
             try:
@@ -95,7 +105,7 @@ def record_calls(thing: Any, engine: NumPy, neighbours: Mapping[str, Any]) -> It
             finally:
                 depth[0] -= 1
             if depth[0] == 0 and (args or kwargs):
-                calls.append(SublayerCall(kind, target, args, kwargs, result, engine))
+                calls.append(SublayerCall(kind, target, args, kwargs, result, engine, owner))
             return result
 
         return call
@@ -106,7 +116,7 @@ def record_calls(thing: Any, engine: NumPy, neighbours: Mapping[str, Any]) -> It
             kind = kind_of(name.split(".")[-1], module) if name else None
             if kind is not None:
                 plain = module.forward
-                module.forward = around(kind, plain)
+                module.forward = around(kind, plain, module)
                 undo.append(partial(module.__dict__.pop, "forward", None))
     else:
         for name, value in list(vars(thing).items()) + [
