@@ -23,7 +23,7 @@ from clearhead.configs import (
     GatedFeedForwardConfig,
     LMHeadConfig,
     Mask,
-    Part,
+    MixerConfig,
     RMSNormConfig,
     Scope,
     SequenceModelConfig,
@@ -37,7 +37,7 @@ from clearhead.nn.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunningMeanConfig(Part):
+class RunningMeanConfig(MixerConfig):
     """y_t = out(mean of value(x_0) … value(x_t)): every earlier token counts the same."""
 
     @property

@@ -27,6 +27,7 @@ from .longformer import LongformerConfig
 from .lstm import LSTMConfig
 from .mamba import MambaConfig
 from .masks import And, Band, Blockwise, Causal, Full, Global, Mask, Or, Scattered, Window
+from .mixer import MixerConfig
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
 from .moe import ChoiceConfig, GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
 from .norm import LayerNormConfig, NormConfig, OffsetRMSNormConfig, ProjectionNormConfig, RMSNormConfig
@@ -34,7 +35,7 @@ from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
 from .precision import PRECISIONS, BFloat16, Cache, Float16, Float32, Int4, Int8, Precision, precision
 from .rotary import DualChunkConfig, LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
 from .shortconv import ShortConvConfig
-from .stack import BlockConfig, MixerConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
+from .stack import BlockConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
 from .train import (
     AdamWConfig,
     CosineConfig,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import ConfigError, Part, Scope, Shape, Step, under
+from .base import ConfigError, Scope, Shape, Step, under
 from .masks import Full, Mask
+from .mixer import MixerConfig
 from .norm import NormConfig, ProjectionNormConfig
 from .positions import AlibiConfig
 from .rotary import DualChunkConfig, RotaryConfig
@@ -14,7 +15,7 @@ from .tiles import pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionConfig(Part):
+class AttentionConfig(MixerConfig):
     """softmax(QKᵀ/√K + bias)·V in each of H heads  (Vaswani et al. 2017, 3.2; grouped: Ainslie et al. 2023)."""
 
     heads: int

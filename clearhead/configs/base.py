@@ -97,9 +97,11 @@ class Config:
 
     kinds: ClassVar[dict[str, type[Config]]] = {}
 
-    def __init_subclass__(cls) -> None:
+    def __init_subclass__(cls, abstract: bool = False) -> None:
+        """Register the class under its kind; an abstract one only stands for its subclasses."""
         super().__init_subclass__()
-        Config.kinds[cls.kind()] = cls
+        if not abstract:
+            Config.kinds[cls.kind()] = cls
 
     def __post_init__(self) -> None:
         hints = field_types(self.kind())
@@ -340,6 +342,10 @@ def fits(value: Any, annotation: Any) -> bool:
     return False
 
 
+def is_abstract(cls: type[Config]) -> bool:
+    return Config.kinds.get(cls.kind()) is not cls
+
+
 def describe(annotation: Any) -> str:
     def word(option: Any) -> str:
         origin = typing.get_origin(option)
@@ -348,6 +354,9 @@ def describe(annotation: Any) -> str:
         if origin is tuple:
             return f"a tuple of {describe(typing.get_args(option)[0])}"
         names = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", type(None): "None"}
-        return names[option] if option in names else option.kind()
+        if option in names:
+            return names[option]
+        known = (kind for kind, cls in Config.kinds.items() if issubclass(cls, option) and is_abstract(option))
+        return " or ".join(known) or option.kind()
 
     return " or ".join(map(word, alternatives(annotation)))

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import Part, Scope, Shape, Step, under
+from .base import Scope, Shape, Step, under
 from .masks import Causal, Mask
+from .mixer import MixerConfig
 from .norm import NormConfig, RMSNormConfig
 from .rotary import RotaryConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatentAttentionConfig(Part):
+class LatentAttentionConfig(MixerConfig):
     """Keys and values are computed from one latent per position; all heads share one rotary key.
 
     c = norm(W_down·x)      k_h = [W_key,h·c ; rot(W_rope·x)]      v_h = W_value,h·c      q_h = [q_plain ; rot(q_rope)]

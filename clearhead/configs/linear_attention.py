@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .attention import head_widths
-from .base import Config, ConfigError, Part, Scope, Shape, Step
+from .base import Config, ConfigError, Scope, Shape, Step
 from .masks import Causal, Full, Mask
+from .mixer import MixerConfig
 
 CHUNK = 128
 """Positions that a causal pass compares with each other; older ones are read through their sums."""
@@ -75,7 +76,7 @@ class DotConfig(Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearAttentionConfig(Part):
+class LinearAttentionConfig(MixerConfig):
     """Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j) in each of H heads: O(n). With `FavorConfig`, a Performer; `DotConfig`
     leaves out the denominator."""
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .attention import head_widths
-from .base import ConfigError, Part, Scope, Step
+from .base import ConfigError, Scope, Step
 from .masks import Full, Mask
+from .mixer import MixerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinformerConfig(Part):
+class LinformerConfig(MixerConfig):
     """softmax(Q(EXW_K)ᵀ/√K)·(FXW_V): keys and values of W rows, each a learned mixture of the positions below `length`.
 
     The heads share E and F, as the paper's "headwise sharing" has it; `shared`: E = F, its "key-value sharing".

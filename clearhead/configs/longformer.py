@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import ConfigError, Part, Scope, Shape, Step
+from .base import ConfigError, Scope, Shape, Step
 from .masks import Global, Mask, Window
+from .mixer import MixerConfig
 from .tiles import pairs
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongformerConfig(Part):
+class LongformerConfig(MixerConfig):
     """Everyone reads its window and the first `tokens` positions; those read all, by q, k and v of a second matrix.
 
     Beltagy et al. 2020, "Longformer", 3.1. Without the second matrix it is `AttentionConfig` with the same mask.

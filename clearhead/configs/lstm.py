@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import Part, Scope, Shape, Step
+from .base import Scope, Shape, Step
 from .masks import Causal, Mask
+from .mixer import MixerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMConfig(Part):
+class LSTMConfig(MixerConfig):
     """c = f∘c + i∘g, h = o∘tanh(c), out = h·W_O  (Hochreiter & Schmidhuber 1997; forget gate: Gers et al. 2000).
 
     i, f, o = σ and g = tanh of x·W_X + h·W_H + b, with h and c of the token before.

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import Part, Scope, Shape, Step
+from .base import Scope, Shape, Step
 from .masks import Causal, Mask
+from .mixer import MixerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class MambaConfig(Part):
+class MambaConfig(MixerConfig):
     """h = exp(Δ·A)∘h + Δx·write, y = h·read + skip∘x in each of I channels, with Δ, write and read computed from x.
 
     x comes through a short convolution and y goes out through a gate  (arXiv 2312.00752, algorithm 2 and figure 3).

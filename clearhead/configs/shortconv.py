@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import Part, Scope, Shape, Step
+from .base import Scope, Shape, Step
 from .masks import Causal, Mask, Window
+from .mixer import MixerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShortConvConfig(Part):
+class ShortConvConfig(MixerConfig):
     """y = read∘conv(write∘x) in each channel, with write, read and x computed from the input by one matrix.
 
     Its cost per token is that of attention's projections, whatever the length  (arXiv 2511.23404, section 2).

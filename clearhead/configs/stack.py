@@ -9,26 +9,10 @@ from typing import Literal
 from .attention import AttentionConfig
 from .base import ConfigError, Part, Scope, Shape, Step, under
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
-from .latent import LatentAttentionConfig
-from .linear_attention import LinearAttentionConfig
-from .linformer import LinformerConfig
-from .longformer import LongformerConfig
-from .lstm import LSTMConfig
-from .mamba import MambaConfig
+from .mixer import MixerConfig
 from .moe import MoEConfig
 from .norm import LayerNormConfig, NormConfig
-from .shortconv import ShortConvConfig
 
-MixerConfig = (
-    AttentionConfig
-    | LatentAttentionConfig
-    | LongformerConfig
-    | LinearAttentionConfig
-    | LinformerConfig
-    | LSTMConfig
-    | MambaConfig
-    | ShortConvConfig
-)
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 
 MAX_BLOCKS = 2**16

@@ -14,7 +14,8 @@ from clearhead.configs import (
     StackConfig,
     TokenEmbeddingConfig,
 )
-from clearhead.configs.stack import FeedConfig, MixerConfig
+from clearhead.configs.mixer import MixerConfig
+from clearhead.configs.stack import FeedConfig
 
 
 def decoder(

@@ -51,15 +51,15 @@ def broken(path: str, value: Any) -> str:
 
 MIXER = "stack.pattern.0.mixer"
 REFUSED = {
-    f"{MIXER}.head": (3, r"config\.stack\.pattern\.0\.mixer: Attention has no field 'head'; did you mean 'heads'\?"),
-    f"{MIXER}.kind": ("Atention", r"pattern\.0\.mixer has the unknown kind 'Atention'; did you mean 'Attention'\?"),
+    f"{MIXER}.head": (3, r"config\.stack\.pattern\.0\.mixer: Attention has no field .head.; did you mean 'heads'\?"),
+    f"{MIXER}.kind": ("Atention", r"pattern\.0\.mixer has the unknown kind .Atention.; did you mean 'Attention'\?"),
     f"{MIXER}.heads": (0, "heads is 0, but must be positive"),
     f"{MIXER}.kv_heads": (4, "heads=6 is not a multiple of kv_heads=4"),
     f"{MIXER}.head_dim": (7, "a head of 7 cannot turn 7"),
     "stack.pattern.0.dropout": (1.0, "dropout is 1.0, but must be at least 0 and below 1"),
     "stack.pattern": ([], "pattern is empty"),
     "stack.dim": (-1, "dim is -1, but must be positive"),
-    "embeding": (3, "SequenceModel has no field 'embeding'; did you mean 'embedding'"),
+    "embeding": (3, "SequenceModel has no field .embeding.; did you mean 'embedding'"),
 }
 
 

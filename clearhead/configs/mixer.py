@@ -1,0 +1,24 @@
+"""What every mixer has in common: the part of a block that moves information between tokens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .base import Part
+
+if TYPE_CHECKING:
+    from .masks import Mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerConfig(Part, abstract=True):
+    """The base of every mixer. A block accepts any subclass, also one defined outside the package.
+
+    It has `mask`, which says which positions a token may read: a field or a property.
+    """
+
+    if TYPE_CHECKING:
+
+        @property
+        def mask(self) -> Mask: ...
