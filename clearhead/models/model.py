@@ -76,6 +76,8 @@ class ModelBase(ModelMethods, nn.Module):
 class SequenceModel(ModelBase):
     """embedding -> stack -> head: GPT, LLaMA, BERT, ViT, Mamba."""
 
+    config: SequenceModelConfig
+
     def __init__(self, config: SequenceModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -155,6 +157,8 @@ class SequenceModel(ModelBase):
 
 class EncoderDecoder(ModelBase):
     """source -> encoder; target -> decoder, which reads the encoder's output -> head  (Vaswani et al. 2017)."""
+
+    config: EncoderDecoderConfig
 
     def __init__(self, config: EncoderDecoderConfig) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ def test_images_are_classified_as_by_the_pipeline(tmp_path) -> None:
     (half,) = classify(ours.to(torch.float16), [picture])
     assert half[0].score == pytest.approx(found[0].score, abs=0.02)
     (tmp_path / "text.png").write_text("no image")
-    with pytest.raises(ValueError, match=r"text\.png cannot be read as a picture"):
+    with pytest.raises(ValueError, match=r"text\.png cannot be read as an image"):
         classify(ours, [tmp_path / "text.png"])
 
 

@@ -85,7 +85,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     return None
 
 
-def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadConfig) -> dict[str, Any] | None:
+def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadConfig | None) -> dict[str, Any] | None:
     """The fields that BERT and its variants share."""
     match embedding.position, stack.pattern[0]:
         case (

@@ -42,6 +42,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     elif saved.endswith("SequenceClassification"):
         head = ClassHeadConfig(classes=classes(hf), pool=PoolerConfig())
     position = LearnedConfig(length=hf["max_position_embeddings"] - FIRST)
+    assert isinstance(config.embedding, TokenEmbeddingConfig)
     return replace(config, embedding=replace(config.embedding, position=position), head=head)
 
 
