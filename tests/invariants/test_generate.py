@@ -20,6 +20,7 @@ from clearhead.generate.filters import draw, sample_generator, uniform_numbers
 from clearhead.generate.loop import prefill
 from clearhead.generate.row import Detokenizer, Row
 from clearhead.kernels.accelerate import accelerate
+from clearhead.kernels.build import kernels
 from clearhead.kernels.decode import KernelAttention
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.models.quantize import quantize
@@ -350,7 +351,7 @@ def test_shared_source_is_read_the_same_with_and_without_kernels(normed: bool, l
         reading = KernelAttention.read_source
         patch.setattr(KernelAttention, "read_source", lambda *given: read.append(1) or reading(*given))
         torch.testing.assert_close(run(ready), wanted, atol=1e-4, rtol=1e-4)
-    assert len(read) == 2 * 3  # layers, passes
+    assert len(read) == (0 if kernels() is None else 2 * 3)  # layers, passes
 
 
 def test_finished_search_does_not_disturb_the_sources_of_others() -> None:
