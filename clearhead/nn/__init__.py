@@ -9,7 +9,7 @@ Each layer works alone, like those of `torch.nn`: sizes and options in, a module
     y, weights = attention(x, return_weights=True)              # weights: [B, heads, T, T]
     y = attention(x, source=memory, mask=may_read)              # cross-attention under a boolean mask, True = may read
 
-    block = nn.Block(64, mixer=nn.Mamba(64), ffn=nn.SwiGLU(64), norm=nn.RMSNorm(64))
+    block = nn.Block(64, mixer=nn.Mamba(64), ffn=nn.SwiGLU(64), norm="rms")
 
 Whole models are built from configs instead (`clearhead.build`), which can be saved, compared and priced; the files of
 this package hold the modules of each config.
