@@ -162,7 +162,8 @@ def top_terms(terms: list[Term]) -> tuple[Term, ...]:
 
 
 def matrix_row(weight: Any, row: int) -> Tensor:
-    return (weight.dequantize() if isinstance(weight, Packed) else weight)[row].detach().double().cpu()
+    found = weight[row : row + 1].dense()[0] if isinstance(weight, Packed) else weight[row]
+    return found.detach().double().cpu()
 
 
 def linear_stage(cell: Cell, formula: str, source: str, at: tuple[int, ...], weight: Any, row: int, bias: Any) -> Stage:

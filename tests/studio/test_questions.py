@@ -13,9 +13,12 @@ import pytest
 import torch
 from numpy.testing import assert_allclose
 
+from clearhead.configs import Int4, Int8, Precision
 from clearhead.inspect.explain import StepValues, explain
 from clearhead.inspect.questions import QUESTIONS, QuestionError, Session, encode
 from clearhead.measure.trace import trace
+from clearhead.models.model import build
+from clearhead.models.quantize import quantize
 from clearhead.nn.tap import Taps
 from clearhead.studio.app import SMALL_MODEL, find_models
 from tests.invariants.cases import CASES
@@ -81,6 +84,15 @@ def test_terms_of_other_families_sum_to_their_cells(name: str) -> None:
             assert found.stages[-1].value == pytest.approx(found.value, rel=1e-4, abs=1e-5), step["name"]
     assert isinstance(inspection.model_input.labels, list)
     assert StepValues(inspection).bytes() > 0
+
+
+@pytest.mark.parametrize("precision", [Int8(), Int4()])
+def test_terms_of_packed_matrices_sum_to_their_cells(precision: Precision) -> None:
+    model = quantize(build("tiny-llama"), precision)
+    values = StepValues(model.inspect(torch.tensor([[3, 1, 4, 1, 5]])))
+    for path in ("embedding.tokens", "stack.blocks.0.mixer.qkv", "stack.blocks.0.ffn.down", "head.logits"):
+        found = explain(values, path, [size - 1 for size in values[path].shape])
+        assert found.stages[-1].value == pytest.approx(found.value, rel=1e-4, abs=1e-5), path
 
 
 CODE: dict[str, dict[str, Any]] = {
