@@ -33,7 +33,7 @@ def make_widget(session: Session, view: str, state: dict[str, Any] | None = None
     except ImportError:
         raise ValueError(f"notebook widgets need anywidget: {install_command('notebook')}") from None
 
-    class StudioWidget(anywidget.AnyWidget):  # type: ignore[misc]
+    class StudioWidget(anywidget.AnyWidget):
         _esm = widget_module()
         _css = style()
         options = traitlets.Dict().tag(sync=True)

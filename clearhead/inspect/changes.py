@@ -81,11 +81,16 @@ def act(change: Change, select: Callable[[Tensor], Tensor]) -> Callable[[Tensor]
     if do not in ACTIONS:
         raise ValueError(f"the action of a change is {do!r}, but must be one of {', '.join(ACTIONS)}")
     by = float(change.get("by", 1.0))
+    actions: dict[str, Callable[[Tensor], Tensor]] = {
+        "zero": torch.zeros_like,
+        "mean": mean_over_positions,
+        "scale": lambda x: x * by,
+    }
 
     def apply(x: Tensor) -> Tensor:
         x = x.clone()
         part = select(x)
-        part.copy_({"zero": torch.zeros_like, "mean": mean_over_positions, "scale": lambda v: v * by}[do](part))
+        part.copy_(actions[do](part))
         return x
 
     return apply

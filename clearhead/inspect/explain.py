@@ -548,9 +548,10 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "ffn.up": ffn_up,
     "ffn.down": ffn_down,
     "head.logits": logits,
-} | {
-    f"{branch}_residual{place}": rule
-    for branch in ("mixer", "cross", "ffn")
-    for place, rule in {"": residual, ".before": before, ".after": after, ".inside": inside}.items()
+    **{
+        f"{branch}_residual{place}": rule
+        for branch in ("mixer", "cross", "ffn")
+        for place, rule in {"": residual, ".before": before, ".after": after, ".inside": inside}.items()
+    },
 }
 """By kind of step. Steps of other mixers (Mamba, LSTM, experts) show their values without terms."""

@@ -20,7 +20,7 @@ import torch
 from clearhead.configs import EncoderDecoderConfig, PatchEmbeddingConfig
 from clearhead.generate.complete import own_tokenizer
 from clearhead.generate.defaults import context_length, default_decoding
-from clearhead.generate.filters import MinP, Temperature, TopK, TopP
+from clearhead.generate.filters import Filter, MinP, Temperature, TopK, TopP
 from clearhead.measure.trace import trace
 from clearhead.models.load import load
 from clearhead.models.model import Model, build
@@ -40,6 +40,7 @@ DEFAULT_TEXT = "To be or not to be, that is the question"
 Answer = dict[str, Any]
 Question = Callable[["Session", Mapping[str, Any]], Answer]
 QUESTIONS: dict[str, Question] = {}
+FILTERS: dict[str, Callable[[Any], Filter]] = {"temperature": Temperature, "top_k": TopK, "top_p": TopP, "min_p": MinP}
 
 
 def question(function: Question) -> Question:
@@ -465,8 +466,11 @@ def attribution(session: Session, arguments: Mapping[str, Any]) -> Answer:
             path = f"{stack}.blocks.{layer}.{branch}_residual.inside"
             if path in block:
                 parts.append((f"layer {layer}", branch, block[path][0, row].double()))
-    terms = [{"layer": layer, "part": part, "value": float(vector @ direction)} for layer, part, vector in parts]
-    total = sum(term["value"] for term in terms) + offset
+    shares = [float(vector @ direction) for _, _, vector in parts]
+    terms = [
+        {"layer": layer, "part": part, "value": share} for (layer, part, _), share in zip(parts, shares, strict=True)
+    ]
+    total = sum(shares) + offset
     return {
         "token": [given.token_text(id), id],
         "row": row,
@@ -521,7 +525,7 @@ def prediction_answer(given: Any, at: torch.Tensor, arguments: Mapping[str, Any]
     filtered = at
     seen = torch.zeros_like(at, dtype=torch.bool)
     stages = []
-    for name, make in (("temperature", Temperature), ("top_k", TopK), ("top_p", TopP), ("min_p", MinP)):
+    for name, make in FILTERS.items():
         value = arguments.get(name)
         if value in (None, "", 0, 0.0) or (name in ("temperature", "top_p") and float(value) == 1):
             continue
@@ -529,7 +533,7 @@ def prediction_answer(given: Any, at: torch.Tensor, arguments: Mapping[str, Any]
             raise QuestionError(
                 f"{name} is {value}, but must be {'from 0 to 1' if name != 'temperature' else 'above 0'}"
             )
-        filtered = make(int(value) if name == "top_k" else float(value))(filtered, seen)  # type: ignore[operator]
+        filtered = make(int(value) if name == "top_k" else float(value))(filtered, seen)
         stages.append([name, int(torch.isfinite(filtered).sum())])
     after = filtered.softmax(-1)[0]
     count = min(int(arguments.get("top", 20)), len(plain))

@@ -110,7 +110,8 @@ class RowMemory:
 
     def save(self, row: int, start: int, stop: int) -> Saved:
         """Copy positions start … stop−1 of a row that has read exactly `stop` tokens."""
-        slots, whole = [], []
+        slots: list[list[Tensor]] = []
+        whole: list[list[Tensor]] = []
         for block in self.state.blocks:
             pages = self.pages_of(block, row)
             if pages is not None:

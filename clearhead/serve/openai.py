@@ -110,9 +110,7 @@ class Server:
     def deadline(self) -> float | None:
         return None if self.timeout is None else time.monotonic() + self.timeout
 
-    def submit(
-        self, served: ServedModel, prompts: Sequence[list[int]], options: Sequence[JobOptions], param: str
-    ) -> list[Job]:
+    def submit(self, served: ServedModel, prompts: Sequence[list[int]], options: JobOptions, param: str) -> list[Job]:
         """Start one job per prompt; if one is refused, cancel the others."""
         jobs: list[Job] = []
         try:
@@ -227,9 +225,8 @@ class Server:
             raise invalid("messages is empty", "messages")
         template = served.template
         tools = check_tools(asked, template)
-        more = {"tools": tools} if tools else {}
         try:
-            text = template.render(flatten_messages(asked.messages), **more)
+            text = template.render(flatten_messages(asked.messages), tools=tools or None)
         except TemplateError as error:
             raise invalid(str(error), "messages") from None
         assert core.tokenizer is not None
@@ -287,13 +284,14 @@ class Server:
     async def embeddings(self, request: Request) -> Response:
         asked: EmbeddingRequest = await self.read(EmbeddingRequest, request)
         served = self.find(asked.model)
-        texts = prompts_of(asked.input) if asked.input else []
-        if not texts or len(texts) > PROMPTS or "" in texts:
+        inputs = prompts_of(asked.input) if asked.input else []
+        if not inputs or len(inputs) > PROMPTS or "" in inputs:
             raise invalid(f"input must be 1 to {PROMPTS} texts, none of them empty", "input")
         tokenizer = own_tokenizer(served.model)
         if tokenizer is None:
             raise invalid(f"{served.name} has no tokenizer", "model")
-        if any(not isinstance(one, str) for one in texts):
+        texts = [one for one in inputs if isinstance(one, str)]
+        if len(texts) < len(inputs):
             raise invalid("input must be text; token ids are not supported for embeddings", "input")
         from clearhead.tasks.texts import TextReader, embed
 
@@ -589,10 +587,14 @@ class ChatAnswer(Answer):
 
 def serve_model(name: str, model: Model, **options: Any) -> ServedModel:
     """A model with its engine; encoders have none."""
-    writes = isinstance(model.config.head, LMHeadConfig) and isinstance(model, SequenceModel)
-    if writes:
-        try:
-            model.init_state(1, 1)
-        except ValueError:  # a mask that reads later tokens
-            writes = False
-    return ServedModel(name, model, Engine(model, **options) if writes else None)
+    return ServedModel(name, model, Engine(model, **options) if writes_text(model) else None)
+
+
+def writes_text(model: Model) -> bool:
+    if not isinstance(model, SequenceModel) or not isinstance(model.config.head, LMHeadConfig):
+        return False
+    try:
+        model.init_state(1, 1)
+    except ValueError:  # a mask that reads later tokens
+        return False
+    return True

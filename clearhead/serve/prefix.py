@@ -34,11 +34,12 @@ class PrefixCache:
         node, found = self.root, []
         self.clock += 1
         for start in range(0, len(tokens) - self.chunk + 1, self.chunk):
-            node = node.children.get(tuple(tokens[start : start + self.chunk]))
-            if node is None or node.saved is None:
+            child = node.children.get(tuple(tokens[start : start + self.chunk]))
+            if child is None or child.saved is None:
                 break
-            node.used = self.clock
-            found.append(node.saved)
+            child.used = self.clock
+            found.append(child.saved)
+            node = child
         return found
 
     def insert(self, tokens: Sequence[int], saved: Saved) -> None:
@@ -47,9 +48,10 @@ class PrefixCache:
             return
         node = self.root
         for start in range(0, len(tokens) - self.chunk, self.chunk):
-            node = node.children.get(tuple(tokens[start : start + self.chunk]))
-            if node is None:
+            child = node.children.get(tuple(tokens[start : start + self.chunk]))
+            if child is None:
                 return
+            node = child
         key = tuple(tokens[len(tokens) - self.chunk :])
         if key in node.children:
             return

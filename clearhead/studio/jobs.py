@@ -256,7 +256,7 @@ def open_checkpoint(session: Session, folder: Path, path: Path) -> Any:
     from clearhead.tokenize import Tokenizer
 
     recipe: Any = read(folder / "recipe.json")
-    with safe_open(str(path / "state.safetensors"), "pt") as file:  # type: ignore[no-untyped-call]
+    with safe_open(str(path / "state.safetensors"), "pt") as file:
         weights = {
             name.removeprefix("weights."): file.get_tensor(name)
             for name in list(file.keys())
