@@ -192,15 +192,19 @@ def fused_sdpa(
     if not compiling and (
         plain_needed(q, k, v, mask) or (q.device.type == "cpu" and bool((q.sum() + k.sum()).isnan()))
     ):
-        boolean = mask is not None and mask.dtype == torch.bool
-        extra = {"mask": mask} if boolean else {"bias": mask}
-        return attention(q, k, v, causal=causal, scale=scale, dropout=dropout, **extra)
+        allowed, bias = split_mask(mask)
+        return attention(q, k, v, mask=allowed, bias=bias, causal=causal, scale=scale, dropout=dropout)
     if causal and scale <= 0:  # the kernel multiplies its −∞ by the scale: 0·(−∞) is NaN, and −1·(−∞) is not masked
         q, scale = q * scale, 1.0
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, mask))
     if not learns or dropout or compiling:  # with dropout, torch uses plain operations already
         return F.scaled_dot_product_attention(q, k, v, mask, dropout, causal, scale=scale)
     return FusedSDPA.apply(q, k, v, mask, causal, scale)
+
+
+def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """A mask that is boolean, and one that is added to the scores: what torch passes in one argument."""
+    return (mask, None) if mask is not None and mask.dtype == torch.bool else (None, mask)
 
 
 class FusedSDPA(torch.autograd.Function):
@@ -212,7 +216,8 @@ class FusedSDPA(torch.autograd.Function):
         ctx.causal, ctx.scale = causal, scale
         with torch.enable_grad():
             ctx.own = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in (q, k, v, mask)]
-            ctx.out = F.scaled_dot_product_attention(*ctx.own, 0.0, causal, scale=scale)
+            own_q, own_k, own_v, own_mask = ctx.own
+            ctx.out = F.scaled_dot_product_attention(own_q, own_k, own_v, own_mask, 0.0, causal, scale=scale)
         return ctx.out.detach()
 
     @staticmethod
@@ -220,9 +225,8 @@ class FusedSDPA(torch.autograd.Function):
         if torch.is_grad_enabled():
 
             def plain(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-                boolean = mask is not None and mask.dtype == torch.bool
-                given = {"mask": mask} if boolean else {"bias": mask}
-                return attention(q, k, v, causal=ctx.causal, scale=ctx.scale, **given)
+                allowed, bias = split_mask(mask)
+                return attention(q, k, v, mask=allowed, bias=bias, causal=ctx.causal, scale=ctx.scale)
 
             return *plain_backward(plain, ctx.saved_tensors, d_out), None, None
         wanted = [x for x in ctx.own if x is not None and x.requires_grad]

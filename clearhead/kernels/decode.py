@@ -61,7 +61,8 @@ class KernelAttention(MultiHeadAttention):
         check_causal(self.mask)
         slots, dtype = allocator.slots_for(self.ring), allocator.kv_dtype or allocator.dtype
         if slots.pages is None:
-            slots.pages = Pages(*slots.positions.shape, allocator.device)
+            rows, size = slots.positions.shape
+            slots.pages = Pages(rows, size, allocator.device)
         key, value = (torch.empty(slots.pages.count, self.groups, PAGE, width, dtype=dtype) for width in self.widths)
         return PagedKVCache(slots, key, value)
 

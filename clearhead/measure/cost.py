@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, Scope, StackConfig, Step
@@ -146,7 +146,7 @@ def last_stack(config: ModelConfig) -> tuple[str, StackConfig]:
 def state_numbers(config: ModelConfig, scope: Scope) -> int:
     """How many numbers decoding keeps; it grows linearly with the repeats of the pattern."""
     name, stack = last_stack(config)
-    short = [replace(config, **{name: replace(stack, repeats=repeats)}) for repeats in (1, 2)]
+    short = [config.changed(f"{name}.repeats", repeats) for repeats in (1, 2)]
     one, two = (sum(map(math.prod, each.state(scope).values())) for each in short)
     return one + (stack.repeats - 1) * (two - one)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from clearhead.extras import install_command
 from clearhead.generate.complete import TextGenerator, generate
 from clearhead.models.model import Model, SequenceModel
 from clearhead.tokenize import Tokenizer

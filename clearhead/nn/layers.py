@@ -69,7 +69,7 @@ class Layer(torch_nn.Module):
         documents  a number for each token; tokens of different documents do not read each other
         taps       intermediate values to read or replace
         """
-        return super().forward(check_input(x), layer_context(x, readable, documents, taps))  # type: ignore[misc]
+        return super().forward(check_input(x), layer_context(x, readable, documents, taps))
 
 
 class MultiHeadAttention(attention_part.MultiHeadAttention):
@@ -157,7 +157,7 @@ class MultiHeadAttention(attention_part.MultiHeadAttention):
         return mixed.flatten(1, 2), weights.flatten(1, 2)
 
 
-class LatentAttention(Layer, latent_part.LatentAttention):
+class LatentAttention(Layer, latent_part.LatentAttention):  # type: ignore[misc]  # forward takes tensors, not a context
     """Multi-head latent attention (DeepSeek-V2): keys and values of all heads from one small latent per position.
 
     >>> LatentAttention(64, heads=4, latent_dim=16, plain_dim=8, rope_dim=4)(torch.randn(2, 9, 64)).shape
@@ -189,7 +189,7 @@ class LatentAttention(Layer, latent_part.LatentAttention):
         super().__init__(config, dim)
 
 
-class LinearAttention(Layer, linear_attention_part.LinearAttention):
+class LinearAttention(Layer, linear_attention_part.LinearAttention):  # type: ignore[misc]  # forward takes tensors, not a context
     """Linear attention: O(n) in the length. kernel "elu" (default), "dot", or "favor", a Performer.
 
     >>> LinearAttention(64, heads=4, causal=True)(torch.randn(2, 9, 64)).shape
@@ -207,7 +207,8 @@ class LinearAttention(Layer, linear_attention_part.LinearAttention):
         bias: bool = False,
     ) -> None:
         """features: random features of "favor"; more are more exact."""
-        kernels = {"elu": EluConfig(), "dot": DotConfig(), "favor": FavorConfig(features=features)}
+        kernels: dict[str, EluConfig | DotConfig | FavorConfig] = {"elu": EluConfig(), "dot": DotConfig()}
+        kernels["favor"] = FavorConfig(features=features)
         if kernel not in kernels:
             raise ValueError(f'kernel is {kernel!r}, but must be "elu", "dot" or "favor"')
         mask = Causal() if causal else Full()
@@ -215,7 +216,7 @@ class LinearAttention(Layer, linear_attention_part.LinearAttention):
         super().__init__(config, dim)
 
 
-class Mamba(Layer, mamba_part.Mamba):
+class Mamba(Layer, mamba_part.Mamba):  # type: ignore[misc]  # forward takes tensors, not a context
     """Mamba, a selective state-space model: O(n), causal, and of constant state in decoding.
 
     >>> Mamba(64)(torch.randn(2, 9, 64)).shape
@@ -230,7 +231,7 @@ class Mamba(Layer, mamba_part.Mamba):
             torch_nn.init.zeros_(self.filter_bias)
 
 
-class LSTM(Layer, lstm_part.LSTM):
+class LSTM(Layer, lstm_part.LSTM):  # type: ignore[misc]  # forward takes tensors, not a context
     """One LSTM layer with a projection back to width `dim`.
 
     >>> LSTM(64, hidden=32)(torch.randn(2, 9, 64)).shape
@@ -243,7 +244,7 @@ class LSTM(Layer, lstm_part.LSTM):
         self.init_weights()
 
 
-class ShortConv(Layer, shortconv_part.ShortConv):
+class ShortConv(Layer, shortconv_part.ShortConv):  # type: ignore[misc]  # forward takes tensors, not a context
     """A causal convolution over a few tokens between two gates.
 
     >>> ShortConv(64)(torch.randn(2, 9, 64)).shape
@@ -278,7 +279,7 @@ class RMSNorm(norm_part.RMSNorm):
         super().__init__(RMSNormConfig(eps=eps), dim)
 
 
-class FeedForward(Layer, ffn_part.FeedForward):
+class FeedForward(Layer, ffn_part.FeedForward):  # type: ignore[misc]  # forward takes tensors, not a context
     """down(activation(up(x))).
 
     >>> FeedForward(64, activation="relu")(torch.randn(2, 9, 64)).shape
@@ -292,7 +293,7 @@ class FeedForward(Layer, ffn_part.FeedForward):
         super().__init__(FeedForwardConfig(hidden=hidden, activation=activation, bias=bias), dim)
 
 
-class GatedFeedForward(Layer, ffn_part.GatedFeedForward):
+class GatedFeedForward(Layer, ffn_part.GatedFeedForward):  # type: ignore[misc]  # forward takes tensors, not a context
     """down(activation(gate(x)) ⊙ up(x)); with silu it is SwiGLU, with gelu GEGLU.
 
     >>> GatedFeedForward(64, activation="gelu")(torch.randn(2, 9, 64)).shape
@@ -317,7 +318,7 @@ class SwiGLU(GatedFeedForward):
         super().__init__(dim, hidden, activation="silu", bias=bias)
 
 
-class MoE(Layer, moe_part.MoE):
+class MoE(Layer, moe_part.MoE):  # type: ignore[misc]  # forward takes tensors, not a context
     """A mixture of SwiGLU experts: each token passes the `active` best of `experts`.
 
     >>> MoE(64, experts=8, active=2)(torch.randn(2, 9, 64)).shape

@@ -91,6 +91,10 @@ class GroupedChoice(nn.Module):
 class Experts(nn.Module):
     """Feed-forward layers of one shape, their weights stacked along a first axis."""
 
+    up: StackedLinear
+    down: StackedLinear
+    gate: StackedLinear  # only if the layers are gated
+
     def __init__(self, config: FeedForwardConfig | GatedFeedForwardConfig, experts: int, dim: int) -> None:
         super().__init__()
         self.activation, self.gated = config.activation, "gate" in config.matrices(dim)
