@@ -1,4 +1,4 @@
-"""A matrix with names on both sides: one thing to draw, print, save and display, whatever it is a matrix of."""
+"""A labelled matrix that can be drawn, printed, saved and displayed in notebooks."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ TABLES = (".csv", ".npz")
 
 @dataclass(frozen=True)
 class Grid:
-    """Values by row and column, with what they are called."""
+    """Values by row and column, with their labels."""
 
     title: str
-    values: Float[np.ndarray, "R C"]  # NaN where there is none
+    values: Float[np.ndarray, "R C"]  # NaN for a missing value
     rows: list[str]
     columns: list[str]
     row_axis: str
     column_axis: str
     unit: str
-    signed: bool = False  # colours run both ways from zero
-    texts: list[list[str]] | None = None  # what to write into the cells
+    signed: bool = False  # use a diverging colour map centred at zero
+    texts: list[list[str]] | None = None  # labels inside the cells
     note: str = ""
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Between which values the colours run: weights from 0 to 1, other things as far as they go."""
+        """The values at the ends of the colour scale: 0 to 1 for weights, otherwise up to the largest value."""
         finite = self.values[np.isfinite(self.values)]
         most = float(abs(finite).max()) if finite.size else 1.0
         if self.signed:
@@ -44,7 +44,7 @@ class Grid:
         return 0.0, 1.0 if most <= 1 else most
 
     def save(self, path: str | Path, theme: str = "light") -> None:
-        """As a picture or a table: the suffix decides."""
+        """Save as a picture or a table, depending on the suffix."""
         path = Path(path)
         suffix = path.suffix.lower()
         check_file(path, TABLES)
@@ -57,7 +57,7 @@ class Grid:
             self.draw(path, theme)
 
     def write_csv(self, path: Path) -> None:
-        """A line for each cell that has a value."""
+        """Write one line per cell that has a value."""
         with stage_file(path) as part, part.open("w", encoding="utf-8", newline="") as file:
             out = csv.writer(file)
             out.writerow(
@@ -68,7 +68,7 @@ class Grid:
                 out.writerow([r, self.rows[r], c, self.columns[c], repr(float(self.values[r, c])), *text])
 
     def draw(self, path: str | Path | io.BytesIO, theme: str = "light") -> None:
-        """A heat map with its names, its unit and its colour bar."""
+        """Draw a heat map with labels, unit and colour bar."""
         shown = self.values.shape if self.texts else tuple(min(n, 40) for n in self.values.shape)
         cell = (0.2, 0.72) if self.texts else (0.16, 0.16)
         width, height = max(3.2, cell[1] * shown[1]) + 2.4, max(1.6, cell[0] * shown[0]) + 1.7
@@ -95,7 +95,7 @@ class Grid:
                 save(picture, path)
 
     def _repr_html_(self) -> str:
-        """The picture, for notebooks."""
+        """Show the picture in a notebook."""
         out = io.BytesIO()
         self.draw(out)
         source = f"data:image/png;base64,{base64.b64encode(out.getvalue()).decode()}"
@@ -103,7 +103,7 @@ class Grid:
 
 
 def pooled(values: Float[np.ndarray, "R C"], down: int, across: int) -> Float[np.ndarray, "Rows Columns"]:
-    """Of each so many rows and columns the value farthest from 0."""
+    """Reduce each block of `down` × `across` cells to the value farthest from 0."""
     padded = np.full((-(-values.shape[0] // down) * down, -(-values.shape[1] // across) * across), np.nan)
     padded[: values.shape[0], : values.shape[1]] = values
     blocks = padded.reshape(padded.shape[0] // down, down, padded.shape[1] // across, across)
@@ -113,5 +113,5 @@ def pooled(values: Float[np.ndarray, "R C"], down: int, across: int) -> Float[np
 
 
 def pooling(down: int, across: int) -> str:
-    """What to say of it."""
+    """Return the note about pooled cells."""
     return f"each cell is the largest of {down} × {across}"

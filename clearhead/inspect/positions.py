@@ -1,4 +1,4 @@
-"""How positions look: the numbers of each figure, and the figure. NumPy only."""
+"""Plot position encodings: compute the numbers of each figure and draw it. Needs only NumPy."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ SIZES = {
     "heads": (1, 1 << 10),
     "trained": (2, 1 << 40),
 }
-"""From least to most: a picture has no room for more."""
-NAMED = 16  # lines of a picture, at most, that have their names beside them
-PAIRED = 1 << 10  # positions of which every one is laid beside every other, at most
+"""The smallest and largest allowed values; a picture has no room for more."""
+NAMED = 16  # maximum number of labelled lines in a picture
+PAIRED = 1 << 10  # maximum number of positions in a pairwise table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Positions:
-    """What to draw: sizes of the encoding, of the rotary heads and of their stretching."""
+    """What to draw: the sizes of the encoding and of the rotary heads, and the rotary scaling."""
 
     length: int = 100
-    dim: int = 64  # of sinusoids, and of a rotary head
-    base: float = 10000.0  # of sinusoids, and rotary's θ
-    step: int = 5  # k, of the rotation from pos to pos + k
-    heads: int = 8  # of ALiBi
-    factor: float = 8.0  # by which rotary is stretched
-    trained: int = 4096  # the context that it was trained at
+    dim: int = 64  # width of the sinusoids and of a rotary head
+    base: float = 10000.0  # base of the sinusoids, and rotary's θ
+    step: int = 5  # k in the rotation from pos to pos + k
+    heads: int = 8  # ALiBi's heads
+    factor: float = 8.0  # rotary scaling factor
+    trained: int = 4096  # context length in training
     theme: str = "light"
 
     def __post_init__(self) -> None:
@@ -56,7 +56,7 @@ class Positions:
 
 
 def rotation(dim: int, step: int, base: float = 10000.0) -> Float[np.ndarray, "{dim} {dim}"]:
-    """R with R·PE(pos) = PE(pos + step) for every pos: a turn in each pair of dimensions (Vaswani et al. 2017, 3.5)."""
+    """R with R·PE(pos) = PE(pos + step) for every pos: rotates each pair of dimensions (Vaswani et al. 2017, 3.5)."""
     angles = step * base ** (-np.arange(0, dim, 2) / dim)
     turn, sines, cosines = np.zeros((dim, dim)), np.arange(0, dim, 2), np.arange(1, dim, 2)
     turn[sines, sines] = turn[cosines, cosines] = np.cos(angles)
@@ -65,12 +65,12 @@ def rotation(dim: int, step: int, base: float = 10000.0) -> Float[np.ndarray, "{
 
 
 def products(distances: Float[np.ndarray, "N"], dim: int, base: float = 10000.0) -> Float[np.ndarray, "N"]:
-    """PE(pos)·PE(pos + k) = Σᵢ cos(k·ωᵢ), whatever pos is."""
+    """PE(pos)·PE(pos + k) = Σᵢ cos(k·ωᵢ), for any pos and each distance k."""
     return np.cos(np.outer(distances, base ** (-np.arange(0, dim, 2) / dim))).sum(1)
 
 
 def rotaries(asked: Positions) -> dict[str, RotaryConfig]:
-    """Plain, and stretched by `factor` in each of the four ways."""
+    """Return plain rotary positions, and those scaled by `factor` with each of the four methods."""
     scalings = {
         "plain": None,
         "linear": LinearScaling(factor=asked.factor),
@@ -82,12 +82,12 @@ def rotaries(asked: Positions) -> dict[str, RotaryConfig]:
 
 
 def wavelengths(asked: Positions) -> dict[str, Float[np.ndarray, "Pairs"]]:
-    """Positions until a pair has gone round once."""
+    """Return the wavelength of each pair: the number of positions in one full turn."""
     return {name: 2 * np.pi / config.frequencies(asked.dim) for name, config in rotaries(asked).items()}
 
 
 def numbers(asked: Positions) -> dict[str, Any]:
-    """What the figures show, in a few numbers."""
+    """Return the numbers behind the figures."""
     table = sinusoidal_positions(asked.length + asked.step, asked.dim, asked.base)
     moved = table[: asked.length] @ rotation(asked.dim, asked.step, asked.base).T
     far = np.arange(asked.length, dtype=np.float64)
@@ -106,7 +106,7 @@ def numbers(asked: Positions) -> dict[str, Any]:
 
 
 def draw_curves(picture: Any, asked: Positions) -> None:
-    """The first 8 dimensions, each pair of sine and cosine in a panel of its own."""
+    """Draw the first 8 dimensions, with a panel for each pair of sine and cosine."""
     picture.suptitle(f"Sinusoidal positions: the first 8 of {asked.dim} dimensions")
     at = np.linspace(0, asked.length - 1, 8 * asked.length)
     first, second = colours(asked.theme)[:2]
@@ -124,7 +124,7 @@ def draw_curves(picture: Any, asked: Positions) -> None:
 
 
 def draw_table(picture: Any, asked: Positions) -> None:
-    """Every position's vector as a row of colours."""
+    """Draw every position's vector as a row of colours."""
     axis = picture.subplots()
     image = heat(axis, asked.table, -1, 1, DIVERGING)
     axis.set(xlabel="dimension", ylabel="position", title=f"Sinusoidal positions, base {asked.base:g}")
@@ -132,7 +132,7 @@ def draw_table(picture: Any, asked: Positions) -> None:
 
 
 def draw_products(picture: Any, asked: Positions) -> None:
-    """PE(a)·PE(b), by a and b, and by their distance alone."""
+    """Draw PE(a)·PE(b) by a and b, and by their distance alone."""
     picture.suptitle("Dot products of sinusoidal positions depend on the distance alone")
     left, right = picture.subplots(1, 2, width_ratios=(1, 1.25))
     step = -(-asked.length // PAIRED)
@@ -153,7 +153,7 @@ def draw_products(picture: Any, asked: Positions) -> None:
 
 
 def draw_rotation(picture: Any, asked: Positions) -> None:
-    """The one matrix that moves every position by k, and the hands of the clocks that it turns."""
+    """Draw the matrix that shifts every position by k, and each pair's rotation as a clock hand."""
     k, turn = asked.step, rotation(asked.dim, asked.step, asked.base)
     error = numbers(asked)["sinusoidal"]["rotation_error"]
     picture.suptitle(f"PE(pos + {k}) = R·PE(pos), one rotation R for every position   (largest error {error:.0e})")
@@ -182,11 +182,11 @@ def draw_rotation(picture: Any, asked: Positions) -> None:
 
 
 def draw_rotary(picture: Any, asked: Positions) -> None:
-    """Wavelengths by pair, plain and stretched, and what is left of a score at a distance."""
+    """Draw each pair's wavelength, plain and scaled, and how scores decay with distance."""
     picture.suptitle(f"Rotary positions: heads of {asked.dim}, θ = {asked.base:g}, stretched ×{asked.factor:g}")
     left, right = picture.subplots(1, 2)
     far = np.geomspace(1, asked.trained * asked.factor, 150)
-    around = far[:, None] * np.linspace(0.8, 1.25, 41)  # a mean over near distances, without which only noise is seen
+    around = far[:, None] * np.linspace(0.8, 1.25, 41)  # average over nearby distances; a single distance is too noisy
     lines = ("-", "--", "-.", ":", (0, (1, 1)))
     for (name, config), line in zip(rotaries(asked).items(), lines, strict=True):
         frequencies = config.frequencies(asked.dim)
@@ -203,7 +203,7 @@ def draw_rotary(picture: Any, asked: Positions) -> None:
 
 
 def draw_alibi(picture: Any, asked: Positions) -> None:
-    """The penalty of each head by distance, and as it stands on the scores of one head."""
+    """Draw the penalty of each head by distance, and the penalty matrix of one head."""
     picture.suptitle(f"ALiBi: −slope·distance on the scores of {asked.heads} heads")
     left, right = picture.subplots(1, 2, width_ratios=(1.25, 1))
     slopes, far = alibi_slopes(asked.heads), np.arange(asked.length)
@@ -234,11 +234,11 @@ FIGURES: dict[str, tuple[Callable[[Any, Positions], None], tuple[float, float]]]
     "rotary": (draw_rotary, (10.5, 4.4)),
     "alibi": (draw_alibi, (10.5, 4.4)),
 }
-"""Each figure by name: who draws it, and its size in inches."""
+"""Each figure by name: the function that draws it, and its size in inches."""
 
 
 def draw_positions(name: str, path: str | Path, asked: Positions = Positions()) -> None:
-    """One of `FIGURES`, as the file's suffix says."""
+    """Draw one of `FIGURES`. The file's suffix sets the format."""
     if name not in FIGURES:
         raise ValueError(f"there is no figure {name!r}; there are {', '.join(FIGURES)}")
     draw, size = FIGURES[name]

@@ -1,4 +1,4 @@
-"""How near translations are to those that people made: the figures of sacreBLEU, and the one that older papers give."""
+"""Score translations against references: sacreBLEU's BLEU and chrF, and the tokenized BLEU of older papers."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from clearhead.extras import install_command
 
-WORDS = {"zh": "zh", "ja": "char"}  # how sacreBLEU splits what has no spaces between words
+WORDS = {"zh": "zh", "ja": "char"}  # sacreBLEU's tokenizers for languages without spaces between words
 
 
 @dataclass(frozen=True)
 class TranslationScore:
-    """A figure, and the signature that says how it was taken."""
+    """A score, and the signature that says how it was computed."""
 
     name: str
     score: float
@@ -22,31 +22,31 @@ class TranslationScore:
 
 
 def scores(written: Sequence[str], wanted: Sequence[str], language: str = "en") -> list[TranslationScore]:
-    """Every figure, each named: BLEU and chrF of the texts as they are, and BLEU of their lower-cased tokens.
+    """Return all scores: BLEU and chrF of the unchanged texts, and BLEU of their lower-cased tokens.
 
-    language  of the target: whose abbreviations Moses' tokenizer knows, and whether words have spaces between them
+    language  the target language; selects the abbreviations of the Moses tokenizer and how sacreBLEU splits words
     """
     plain = bleu(written, wanted, tokenize=WORDS.get(language, "13a"))
     return [plain, chrf(written, wanted), tokenised_bleu(written, wanted, language)]
 
 
 def bleu(written: Sequence[str], wanted: Sequence[str], **options: Any) -> TranslationScore:
-    """BLEU (Papineni et al. 2002) as sacreBLEU takes it (Post 2018): of texts, which it splits into words itself."""
+    """Compute BLEU (Papineni et al. 2002) with sacreBLEU (Post 2018), which splits the texts into words itself."""
     return corpus_score(import_extra("sacrebleu").BLEU(**options), "BLEU", written, wanted)
 
 
 def chrf(written: Sequence[str], wanted: Sequence[str]) -> TranslationScore:
-    """chrF2: the F-score of character n-grams  (Popović 2015)."""
+    """Compute chrF2, the F-score of character n-grams (Popović 2015)."""
     return corpus_score(import_extra("sacrebleu").CHRF(), "chrF2", written, wanted)
 
 
 def tokenised_bleu(written: Sequence[str], wanted: Sequence[str], language: str = "en") -> TranslationScore:
-    """BLEU of both sides lower-cased, their punctuation made alike, and cut by Moses' rules, as Multi30k's authors do.
+    """Compute BLEU after lower-casing, punctuation normalization and Moses tokenization, as Multi30k's authors do.
 
-    Of such tokens sacreBLEU's count is that of `multi-bleu.perl`; it cannot be compared with BLEU of plain texts.
+    On such tokens sacreBLEU equals `multi-bleu.perl`. Do not compare this score with BLEU of plain texts.
     """
     moses, both = Moses(language), (written, wanted)
-    # force: it is right that the text is tokens already
+    # force: do not warn that the text is already tokenized
     metric = import_extra("sacrebleu").BLEU(lowercase=True, tokenize="none", force=True)
     cut = [[moses(text) for text in texts] for texts in both]
     found = corpus_score(metric, "BLEU, lower-cased and tokenised", *cut)
@@ -55,7 +55,7 @@ def tokenised_bleu(written: Sequence[str], wanted: Sequence[str], language: str 
 
 
 class Moses:
-    """Moses' normalisation of punctuation and its tokenizer, of lower-cased text."""
+    """Lower-case a text, normalize its punctuation and tokenize it with Moses' rules."""
 
     def __init__(self, language: str) -> None:
         package = import_extra("sacremoses")
@@ -73,7 +73,7 @@ def corpus_score(metric: Any, name: str, written: Sequence[str], wanted: Sequenc
 
 
 def import_extra(package: str) -> Any:
-    """A package of the extra `translate`."""
+    """Import a package of the extra `translate`."""
     try:
         return import_module(package)
     except ImportError:

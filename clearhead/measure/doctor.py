@@ -1,4 +1,4 @@
-"""What this machine really offers: versions, cores, memory, speed, and the precisions that give right answers."""
+"""Report what this machine offers: versions, cores, memory, measured speed, and the precisions that work."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CORE = (
     "rich",
     "click",
 )
-USES = (  # what for, the package, and the extra that brings it
+USES = (  # purpose, package, and the extra that installs it
     ("everything but the NumPy engine", "torch", "torch"),
     ("reading images", "pillow", "vision"),
     ("handwritten digits", "scikit-learn", "vision"),
@@ -67,17 +67,17 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Measured, not looked up: the best of several, so a lower bound when the machine is busy."""
+    """Measured speed: the best of several runs. On a busy machine it is a lower bound."""
 
     gemm_tflops: float  # float32 matrix product, 2·n³ operations
-    read_gbps: float  # 10⁹ bytes a second, one pass over more than most caches hold
+    read_gbps: float  # 10⁹ bytes per second, one pass over more data than most caches hold
 
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
     purpose: str
     package: str
-    extra: str | None  # of this package; None: it is installed by its own name
+    extra: str | None  # Clearhead's extra; None if you install the package by its own name
     version: str | None
 
     @property
@@ -87,7 +87,7 @@ class Use:
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """Something wrong and the way out, in one or two sentences."""
+    """A problem and its fix, in one or two sentences."""
 
     level: Literal["error", "warning"]
     text: str
@@ -95,7 +95,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorReport:
-    """Everything the doctor saw. Without probes `precisions` is empty and `speed` None."""
+    """The doctor's full report. Without probes, `precisions` is empty and `speed` is None."""
 
     python: str
     versions: Mapping[str, str | None]
@@ -106,7 +106,7 @@ class DoctorReport:
     precisions: tuple[Probe, ...]
     speed: Speed | None
     compile: Compile
-    kernels: str | None  # the C compiler that makes them
+    kernels: str | None  # the C compiler that builds them
     uses: tuple[Use, ...]
     findings: tuple[Finding, ...] = ()
 
@@ -123,7 +123,7 @@ class DoctorReport:
 
 
 def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda stage: None) -> DoctorReport:
-    """Look at this machine; with `probe`, also try every precision and measure speed (about ten seconds)."""
+    """Examine this machine. With `probe`, also try every precision and measure speed (about ten seconds)."""
     machine = look()
     progress("importing torch")
     threads, devices, broken = meet_torch()
@@ -153,7 +153,7 @@ def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda st
 
 
 def kernel_compiler() -> str | None:
-    """What compiles the kernels for decoding, where it is there."""
+    """Return the path of the compiler for the decoding kernels, or None if there is none."""
     try:
         return shutil.which(compiler()[0])
     except OSError:
@@ -161,7 +161,7 @@ def kernel_compiler() -> str | None:
 
 
 def best(action: Callable[[], object], seconds: float) -> float:
-    """The shortest of at least three runs, repeated for about `seconds`."""
+    """Return the shortest time of at least three runs, repeated for about `seconds`."""
     times: list[float] = []
     while len(times) < 3 or sum(times) < seconds:
         start = time.perf_counter()
@@ -171,7 +171,7 @@ def best(action: Callable[[], object], seconds: float) -> float:
 
 
 def measure_gemm() -> float:
-    """float32 TFLOP/s of an n × n product, n grown until one takes 20 ms."""
+    """Measure float32 TFLOP/s of an n × n product; n grows until one product takes 20 ms."""
     import torch
 
     def product(n: int) -> Callable[[], object]:
@@ -184,7 +184,7 @@ def measure_gemm() -> float:
 
 
 def measure_read(machine: Computer) -> float:
-    """GB/s of summing 512 MiB, or an eighth of the free memory if that is less: past most caches."""
+    """Measure GB/s of summing 512 MiB, or an eighth of the free memory if less: more than most caches hold."""
     import torch
 
     free = min(size for size in (4 * GIB, machine.memory_available, machine.memory_limit) if size is not None)
@@ -193,7 +193,7 @@ def measure_read(machine: Computer) -> float:
 
 
 def diagnose(report: DoctorReport, broken: str | None) -> tuple[Finding, ...]:
-    """What is wrong and the way out. The only error is float32 not working; without torch it cannot."""
+    """List the problems and their fixes. The only error is that float32 does not work, as without torch."""
     machine, found = report.machine, []
 
     def warn(text: str) -> None:

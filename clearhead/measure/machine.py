@@ -14,7 +14,7 @@ from pathlib import Path
 
 from clearhead.memory import container_memory, physical_memory, read_system_file
 
-# What a processor calls it -> what people call it.
+# The processor's flag -> the usual name.
 INSTRUCTIONS = {
     "avx2": "avx2",
     "avx512f": "avx512",
@@ -33,11 +33,11 @@ class Computer:
     platform: str
     processor: str | None
     instructions: tuple[str, ...]
-    cores: int  # those this process may run on
-    quota: float | None  # cores' worth of time a container is allowed
+    cores: int  # available to this process
+    quota: float | None  # a container's CPU limit, in cores
     memory_total: int | None
     memory_available: int | None
-    memory_limit: int | None  # a container's
+    memory_limit: int | None  # a container's memory limit
     folder: str
     disk_free: int
 
@@ -80,7 +80,7 @@ def look() -> Computer:
 
 
 def look_at_processor() -> tuple[str | None, set[str]]:
-    """Its name and its flags, in Linux's spelling."""
+    """Return the processor's name and its flags, spelled as on Linux."""
     lines = [line.partition(":") for line in read_system_file("/proc/cpuinfo").splitlines()]
     facts = {key.strip(): value.strip() for key, _, value in lines}
     flags = set(facts.get("flags", facts.get("Features", "")).split())
@@ -89,26 +89,26 @@ def look_at_processor() -> tuple[str | None, set[str]]:
         name = sysctl("machdep.cpu.brand_string")
         flags = {flag for flag in ("avx2", "avx512f") if sysctl(f"hw.optional.{flag}") == "1"}
     if platform.machine().lower() in ("arm64", "aarch64"):
-        flags.add("asimd")  # part of the architecture
+        flags.add("asimd")  # every processor of this architecture has it
     return name or platform.processor() or None, flags
 
 
 def look_at_memory() -> tuple[int | None, int | None]:
-    """Total and available bytes."""
+    """Return total and available memory in bytes."""
     lines = [line.split() for line in read_system_file("/proc/meminfo").splitlines()]
     facts = {words[0]: int(words[1]) * 1024 for words in lines if len(words) > 1 and words[1].isdigit()}
     return facts.get("MemTotal:") or physical_memory(), facts.get("MemAvailable:")
 
 
 def container_quota() -> float | None:
-    """Cores' worth of processor time: cgroup v2, then v1."""
+    """Return a container's CPU limit in cores, from cgroup v2 or else v1."""
     v1 = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
     words = (read_system_file("/sys/fs/cgroup/cpu.max") or " ".join(map(read_system_file, v1))).split()
     return int(words[0]) / int(words[1]) if len(words) == 2 and all(word.isdigit() for word in words) else None
 
 
 def meet_torch() -> tuple[int | None, tuple[Device, ...], str | None]:
-    """Its threads, its devices, and why it cannot be imported."""
+    """Return torch's threads and devices, and the error if it cannot be imported."""
     try:
         import torch
     except (ImportError, OSError) as error:

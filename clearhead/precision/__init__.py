@@ -1,1 +1,1 @@
-"""Weights in few bits: how they are rounded, stored and multiplied."""
+"""Low-precision weights: rounding, storage and multiplication."""

@@ -1,4 +1,4 @@
-"""Packed matrices: weights stored in a precision of few bits, and multiplied by the compiled kernels."""
+"""Packed matrices: weights stored in low precision and multiplied by the compiled kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FLOATS = {Float32: torch.float32, BFloat16: torch.bfloat16, Float16: torch.float
 
 
 class Packed(nn.Module):
-    """A matrix `[rows, columns]`, or a stack of several of one shape. Each subclass is one way to store it."""
+    """A matrix `[rows, columns]`, or a stack of matrices of the same shape. Each subclass is one storage format."""
 
     kind: int
 
@@ -34,7 +34,7 @@ class Packed(nn.Module):
         return (self.rows, self.columns) if self.stacked is None else (self.stacked, self.rows, self.columns)
 
     def linear(self, x: Float[Tensor, "... i"], bias: Float[Tensor, "o"] | None = None) -> Float[Tensor, "... o"]:
-        """x Wᵀ + b. The kernels read W as it is stored. If a gradient is needed, torch multiplies by W in float32."""
+        """x Wᵀ + b. The kernels read the packed W. If a gradient is needed, torch multiplies by W in float32."""
         library = kernels_on(x) if readable(bias) and self.multiplies(x) else None
         if library is None:
             return F.linear(x, self.dense().to(x.dtype), bias)
@@ -44,11 +44,11 @@ class Packed(nn.Module):
         return out
 
     def multiplies(self, x: Float[Tensor, "... i"]) -> bool:
-        """Whether the kernels are at least as fast as torch for this many rows."""
+        """Return whether the kernels are at least as fast as torch for this many rows."""
         return True
 
     def pad_rows(self, x: Float[Tensor, "... i"]) -> Float[Tensor, "n w"]:
-        """x as rows of the width that the kernels read."""
+        """Flatten x to rows and pad them to the width that the kernels read."""
         missing = self.width - self.columns
         return (F.pad(x, (0, missing)) if missing else x).reshape(-1, self.width).contiguous()
 
@@ -57,42 +57,42 @@ class Packed(nn.Module):
 
     @property
     def stored(self) -> dict[str, Tensor]:
-        """The buffers, without the detour of a module's attributes."""
+        """The buffers; faster than attribute lookup on a module."""
         return cast("dict[str, Tensor]", self._buffers)
 
     @property
     def width(self) -> int:
-        """Columns with those that a row is filled up with."""
+        """The number of columns including padding."""
         return self.columns
 
     def matrix(self) -> Matrix:
-        """The struct that the kernels read, with the addresses of the tensors as they are now."""
+        """Return the struct that the kernels read, with the tensors' current addresses."""
         raise NotImplementedError
 
     def _apply(self, fn: Any, recurse: bool = True) -> Packed:
-        """Another device, but no other type: what is stored, and as what, is the precision's."""
+        """Move to another device but keep the dtypes, which the precision determines."""
         for name, tensor in self.stored.items():
             self._buffers[name] = tensor.to(fn(tensor).device)
         return self
 
     def dense(self) -> Float[Tensor, "..."]:
-        """The matrix in float32."""
+        """Return the matrix in float32."""
         raise NotImplementedError
 
     def look_up(self, ids: Int[Tensor, "..."]) -> Float[Tensor, "... i"]:
-        """The rows of an embedding table."""
+        """Look up rows of an embedding table."""
         rows = self.gather(ids.flatten()).dense()
         return rows.view(*ids.shape, self.columns)
 
     def gather(self, ids: Int[Tensor, "n"] | slice) -> Packed:
-        """The matrix of those rows; a view where they are a slice."""
+        """Return a matrix of these rows; a view if `ids` is a slice."""
         some = copy(self)
         some._buffers = {name: tensor if name == "table" else tensor[ids] for name, tensor in self.stored.items()}
         some.stacked, some.rows = None, len(some.stored["values"])
         return some
 
     def __getitem__(self, which: int | slice) -> Packed:
-        """One of several matrices, or a run of rows."""
+        """Return one matrix of a stack, or a slice of rows."""
         return self.gather(slice(which * self.rows, (which + 1) * self.rows) if isinstance(which, int) else which)
 
     def extra_repr(self) -> str:
@@ -122,7 +122,7 @@ class FloatMatrix(Packed):
 
 
 class GroupMatrix(Packed):
-    """Codes in groups of columns that share a scale; rows are filled up with zeros to whole groups and strides."""
+    """Codes in groups of columns that share a scale. Rows are padded with zeros to whole groups and strides."""
 
     values: Int[Tensor, "o w"]
     scales: Float[Tensor, "o g"]
@@ -137,7 +137,7 @@ class GroupMatrix(Packed):
             self.register_buffer(name, tensor)
 
     def store(self, weight: Float[Tensor, "o w"], moments: Float[Tensor, "i i"] | None) -> dict[str, Tensor]:
-        """The buffers for a padded matrix."""
+        """Return the buffers for a padded matrix."""
         raise NotImplementedError
 
     @property
@@ -164,12 +164,12 @@ class GroupMatrix(Packed):
         return out
 
     def codes(self) -> Float[Tensor, "o w"]:
-        """What the scales multiply."""
+        """Return the unscaled values, which the scales multiply."""
         raise NotImplementedError
 
 
 class Int8Matrix(GroupMatrix):
-    """Whole numbers from −128 to 127, a byte each."""
+    """Integers from −128 to 127, one byte each."""
 
     kind, run = INT8, 64
 
@@ -182,7 +182,7 @@ class Int8Matrix(GroupMatrix):
 
 
 class Int4Matrix(GroupMatrix):
-    """Places in a table of 16, eight to a word: of each 128 columns, word i holds columns i, 16 + i, … 112 + i."""
+    """Indices into a table of 16, eight per word. In each 128 columns, word i holds columns i, 16 + i, … 112 + i."""
 
     kind, run = INT4, 128
 
@@ -199,7 +199,7 @@ class Int4Matrix(GroupMatrix):
 
 
 def pack(weight: Float[Tensor, "..."], precision: Precision, moments: Float[Tensor, "i i"] | None = None) -> Packed:
-    """The weight as a matrix of that precision. `moments`, Σ x xᵀ over inputs x, tells which errors matter."""
+    """Pack the weight in this precision. `moments`, Σ x xᵀ over inputs x, weights the rounding errors."""
     if isinstance(precision, Float32 | BFloat16 | Float16):
         return FloatMatrix(weight, precision)
     kind = Int8Matrix if isinstance(precision, Int8) else Int4Matrix
@@ -207,14 +207,14 @@ def pack(weight: Float[Tensor, "..."], precision: Precision, moments: Float[Tens
 
 
 def sizes(weight: Float[Tensor, "..."]) -> tuple[int | None, int, int]:
-    """How many matrices, if several; rows; columns."""
+    """Return the number of matrices (None for a single one), rows and columns."""
     if weight.dim() not in (2, 3):
         raise ValueError(f"a weight of shape {tuple(weight.shape)} is no matrix, so it has no rows to pack")
     return len(weight) if weight.dim() == 3 else None, *weight.shape[-2:]
 
 
 class Linear(nn.Linear):
-    """A linear layer whose weight may be packed. What must stay in float32, such as a router, is an `nn.Linear`."""
+    """A linear layer whose weight may be packed. Layers that must stay in float32, such as routers, use `nn.Linear`."""
 
     weight: Any
 
@@ -223,7 +223,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table whose rows may be packed."""
+    """An embedding table whose rows may be packed."""
 
     weight: Any
 
@@ -237,5 +237,5 @@ def linear(x: Float[Tensor, "... i"], weight: Any, bias: Float[Tensor, "o"] | No
 
 
 def dense(weight: Any) -> Float[Tensor, "..."]:
-    """The weight as a tensor."""
+    """Return the weight as a dense tensor."""
     return weight if isinstance(weight, Tensor) else weight.dense()

@@ -10,18 +10,21 @@ from torch import Tensor
 
 HALF = (0.047, 0.1429, 0.2434, 0.3512, 0.4702, 0.6071, 0.7735, 1.0)
 """The positive half of the table of 16 with the least squared error over groups of 32 normally distributed numbers,
-each group with its own best scale (Lloyd's algorithm, 60 rounds over 100,000 groups): 0.0762 of a standard deviation,
-where steps of equal size leave 0.086."""
+each group with its own best scale (Lloyd's algorithm, 60 rounds over 100,000 groups). The error is 0.0762 standard
+deviations; a table with equal steps has 0.086."""
 
-NEAR = 1 + torch.arange(-4, 5) / 256  # int8 scales to try, as multiples of largest/128; one bfloat16 step apart
+NEAR = 1 + torch.arange(-4, 5) / 256  # int8 scales to try, as multiples of largest/128, one bfloat16 step apart
 SCALES = torch.linspace(0.8, 1.2, 9)  # int4 scales to try, as multiples of the group's largest number
 ROWS = 1 << 21  # numbers rounded at once
-DAMPING = 0.01  # share of the mean square input that is added to every input, so that rare inputs still count
+DAMPING = 0.01  # share of the mean squared input that is added to every input, so that rare inputs still count
 
 
 def round_int8(weight: Float[Tensor, "o w"], group: int) -> tuple[Int[Tensor, "o w"], Float[Tensor, "o g"]]:
-    """int8 codes and bfloat16 scales. Each group takes the best of several scales that map its largest number to about
-    −128: bfloat16 is coarse, so the next scale up or down can have a smaller error."""
+    """Return int8 codes and bfloat16 scales.
+
+    Each group uses the best of several scales that map its largest number to about −128. bfloat16 is coarse, so the
+    next scale up or down can have a smaller error.
+    """
     parts = [nearest_int8(part.unflatten(1, (-1, group))) for part in weight.split(max(1, ROWS // weight.shape[1]))]
     codes, scales = (torch.cat(some) for some in zip(*parts, strict=True))
     return codes.flatten(1), scales
@@ -45,7 +48,7 @@ def multiples(weight: Float[Tensor, "... k"], scales: Float[Tensor, "... 1"]) ->
 def round_int4(
     weight: Float[Tensor, "o w"], group: int, moments: Float[Tensor, "i i"] | None = None
 ) -> tuple[Int[Tensor, "o w"], Float[Tensor, "o g"], Float[Tensor, "16"]]:
-    """Codes (indices into the table), scales, and the table.
+    """Return int4 codes (indices into the table), scales, and the table.
 
     Without `moments`, each number gets the nearest code. `moments` is Σ x xᵀ over inputs x: later columns of a row then
     compensate for the errors of earlier ones, so that W·x stays close (GPTQ, Frantar et al. 2022, arXiv 2210.17323).
@@ -67,7 +70,7 @@ def round_int4(
 def nearest_codes(
     weight: Float[Tensor, "... k"], table: Float[Tensor, "16"]
 ) -> tuple[Int[Tensor, "... k"], Float[Tensor, "..."]]:
-    """The nearest codes of each group, with the best of several scales, refined by least squares."""
+    """Return the nearest codes of each group, with the best of several scales, refined by least squares."""
     largest, least, scales = weight.abs().amax(-1), weight.new_full(weight.shape[:-1], inf), weight.new_zeros(())
     for share in SCALES.tolist():
         tried = largest * share
@@ -81,12 +84,12 @@ def nearest_codes(
 def places(
     weight: Float[Tensor, "... k"], scales: Float[Tensor, "..."], table: Float[Tensor, "16"]
 ) -> Int[Tensor, "... k"]:
-    """The index of the table entry nearest to each number."""
+    """Return the index of the table entry nearest to each number."""
     return torch.bucketize(weight / safe(scales)[..., None], (table[1:] + table[:-1]) / 2)
 
 
 def error_spread(moments: Float[Tensor, "i i"], width: int) -> Float[Tensor, "w w"]:
-    """U with UᵀU = H⁻¹: row j is how the columns after j best compensate for an error in column j."""
+    """Return U with UᵀU = H⁻¹. Row j says how the columns after j best compensate for an error in column j."""
     full = torch.eye(width, device=moments.device)
     full[: len(moments), : len(moments)] = moments
     full.diagonal().add_(DAMPING * moments.diagonal().mean())
@@ -115,5 +118,5 @@ def round_with_compensation(
 
 
 def safe(divisor: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """The divisor, or 1 where it is 0: a group of zeros has scale 0 and must stay zero."""
+    """Replace 0 by 1 in a divisor: a group of zeros has scale 0 and must stay zero."""
     return torch.where(divisor == 0, 1, divisor)

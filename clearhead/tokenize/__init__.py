@@ -1,4 +1,4 @@
-"""Text to numbers and back: byte pairs, characters, bytes, or any `tokenizer.json`. No torch."""
+"""Convert text to token ids and back: byte pairs, characters, bytes, or any `tokenizer.json`. Needs no torch."""
 
 from .make import make
 from .tokenizer import MASK, Tokenizer, TokenizerError

@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file, read and written: SentencePiece pieces with scores, or byte-level BPE merges."""
+"""Read and write the tokenizer inside a GGUF file: SentencePiece pieces with scores, or byte-level BPE merges."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def open_gguf(path: Path) -> gguf.GGUFReader:
 
 
 def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
-    """The fields of a GGUF file."""
+    """Return the metadata fields of a GGUF file."""
     fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    # floats have 32 bits: take the shortest number that gives them, 1e-05 and not 9.999999747378752e-06
+    # floats have 32 bits: return the shortest equal number, 1e-05 instead of 9.999999747378752e-06
     return {name: float(str(np.float32(v))) if isinstance(v, float) else v for name, v in fields.items()}
 
 
 def from_gguf(path: Path) -> Tokenizer | None:
-    """The file's tokenizer; None if it holds only a model."""
+    """Return the file's tokenizer, or None if the file holds only a model."""
     fields = metadata(open_gguf(path))
     kind = fields.get(f"{TOKENS}model", NONE)
     if kind == NONE:
@@ -79,7 +79,7 @@ def from_gguf(path: Path) -> Tokenizer | None:
 
 
 def from_scores(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """A SentencePiece tokenizer: pieces with scores."""
+    """Build a SentencePiece tokenizer from pieces and their scores."""
     return from_pieces(
         Pieces(
             names=fields[f"{TOKENS}tokens"],
@@ -92,7 +92,7 @@ def from_scores(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 
 def from_merges(fields: Mapping[str, Any], rule: WordRule) -> tokenizers.Tokenizer:
-    """A byte-level BPE tokenizer: tokens with merges."""
+    """Build a byte-level BPE tokenizer from tokens and merges."""
     names, types = fields[f"{TOKENS}tokens"], fields[f"{TOKENS}token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields[f"{TOKENS}merges"]]
     vocabulary = {name: id for id, name in enumerate(names)}
@@ -109,9 +109,9 @@ def from_merges(fields: Mapping[str, Any], rule: WordRule) -> tokenizers.Tokeniz
 
 
 def write_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, size: int) -> None:
-    """Write a tokenizer that gives the same tokens in llama.cpp. Raises for anything that llama.cpp cannot express.
+    """Write a tokenizer that gives the same tokens in llama.cpp. Raise if llama.cpp cannot express part of it.
 
-    size  the model's vocabulary; ids without a token are marked as unused
+    size  the model's vocabulary size; ids without a token are marked as unused
     """
     whole = json.loads(tokenizer.json)
     model = whole["model"]
@@ -165,7 +165,7 @@ def check_added_tokens(tokens: Sequence[Mapping[str, Any]]) -> None:
 
 
 def check_normalizer(whole: Mapping[str, Any]) -> None:
-    """Raise if a byte-level tokenizer changes the text first. llama.cpp skips NFC, which only warns."""
+    """Raise if a byte-level tokenizer normalizes the text. NFC, which llama.cpp skips, only gives a warning."""
     for step in steps_of(whole["normalizer"], "normalizers"):
         if step["type"] != "NFC":
             raise TokenizerError(f"cannot write this tokenizer to GGUF: llama.cpp has no normalizer {step['type']}")
@@ -176,7 +176,7 @@ def check_normalizer(whole: Mapping[str, Any]) -> None:
 
 
 def has_space_prefix(whole: Mapping[str, Any]) -> bool:
-    """Whether a SentencePiece tokenizer puts a space before a text. Raises if it changes the text in other ways."""
+    """Return whether a SentencePiece tokenizer adds a space before a text. Raise if it normalizes in other ways."""
     prefix = False
     for step in steps_of(whole["normalizer"], "normalizers"):
         match step:
@@ -204,17 +204,17 @@ def has_space_prefix(whole: Mapping[str, Any]) -> bool:
 
 
 def steps_of(part: Mapping[str, Any] | None, key: str) -> list[Mapping[str, Any]]:
-    """The steps of a normalizer or pre-tokenizer, however they are nested."""
+    """Return the steps of a normalizer or pre-tokenizer as a flat list."""
     if part is None:
         return []
     return [inner for step in part[key] for inner in steps_of(step, key)] if key in part else [part]
 
 
 def piece_scores(model: Mapping[str, Any], names: Mapping[int, str], types: Sequence[int]) -> list[float]:
-    """A score for each piece, so that llama.cpp, which merges the best-scored piece first, follows the merges.
+    """Return a score for each piece such that llama.cpp, which merges the highest score first, follows the merges.
 
-    llama.cpp joins any two neighbours that make a piece. That is the same only if the merges list all such pairs, one
-    piece after the other.
+    llama.cpp joins any two neighbours that form a piece. This gives the same tokens only if the merges list all such
+    pairs, grouped by piece.
     """
     pairs = [tuple(merge) if isinstance(merge, list) else tuple(merge.split(" ", 1)) for merge in model["merges"]]
     listed, order = set(pairs), [left + right for left, right in pairs]
@@ -236,7 +236,7 @@ def piece_scores(model: Mapping[str, Any], names: Mapping[int, str], types: Sequ
 
 
 def write_template(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
-    """Write whether a text begins with the bos token and ends with the eos token; nothing else can be expressed."""
+    """Write whether a text begins with the bos token and ends with the eos token. GGUF can express nothing else."""
     around, text = tokenizer.prompt("a"), tokenizer.prompt("a", around=False)
     place = next((i for i in range(len(around)) if around[i : i + len(text)] == text), None)
     before, after = (around[:place], around[place + len(text) :]) if place is not None else (around, [])

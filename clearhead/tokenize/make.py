@@ -1,4 +1,4 @@
-"""Makes the tokenizer that a config describes. Each kind is saved as an ordinary `tokenizer.json`."""
+"""Make the tokenizer that a config describes. Each kind is saved as an ordinary `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .tokenizer import END, Tokenizer, TokenizerError
 
 
 def make(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """The tokenizer, learned from the texts where there is something to learn."""
+    """Make the tokenizer. Byte pairs and characters are learned from the texts."""
     if isinstance(config, BytePairConfig):
         return byte_pairs(config, texts)
     if isinstance(config, CharactersConfig):
@@ -24,7 +24,7 @@ def make(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def byte_pairs(config: BytePairConfig, texts: Iterable[str]) -> Tokenizer:
-    """BPE over bytes (Sennrich et al. 2016; over bytes: GPT-2, Radford et al. 2019 §2.2), with GPT-2's rule for words.
+    """Learn byte-level BPE (Sennrich et al. 2016; GPT-2, Radford et al. 2019 §2.2) with GPT-2's word splitting.
 
     A pair is merged only if it occurs at least twice, so a small text gives fewer tokens than `config.vocabulary`.
     """
@@ -43,7 +43,7 @@ def byte_pairs(config: BytePairConfig, texts: Iterable[str]) -> Tokenizer:
 
 
 def beginning(texts: Iterable[str], characters: int | None) -> Iterator[str]:
-    """The texts up to about so many characters."""
+    """Yield texts until they have at least `characters` characters in total; None yields all."""
     read = 0
     for text in texts:
         if characters is not None and read >= characters:
@@ -53,7 +53,7 @@ def beginning(texts: Iterable[str], characters: int | None) -> Iterator[str]:
 
 
 def characters(texts: Iterable[str]) -> Tokenizer:
-    """BPE without a single merge, which is four times as fast as the library's tokenizer of words."""
+    """Make a character tokenizer: BPE without merges, four times as fast as the library's word-level tokenizer."""
     found: set[str] = set()
     for text in texts:
         found.update(text)
@@ -73,7 +73,7 @@ def single_bytes() -> Tokenizer:
 
 
 def byte_characters() -> list[str]:
-    """GPT-2's printable stand-in for each byte: itself where it can be seen, else the next character above 255."""
+    """Return GPT-2's printable character for each byte: itself if printable, else the next character above 255."""
     visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     stand_ins = iter(range(BYTES, 2 * BYTES))
     return [chr(byte) if byte in visible else chr(next(stand_ins)) for byte in range(BYTES)]

@@ -1,4 +1,4 @@
-"""Marian's tokenizer: a SentencePiece model for the source, one for the target, and one table of ids for both."""
+"""Marian's tokenizer: one SentencePiece model for the source, one for the target, and a shared table of ids."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ LANGUAGE = re.compile(r">>.*?<<")
 
 
 class MarianTokenizer(Tokenizer):
-    """`encode` reads the source language, `encode_target` the target; `decode` writes either, having one table of ids.
+    """Encode the source language with `encode` and the target language with `encode_target`.
 
-    A text may begin with the language it is to become: `>>fra<< Good morning`.
+    `decode` works for both, because they share one table of ids. A source text may start with the code of its target
+    language: `>>fra<< Good morning`.
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
@@ -52,7 +53,7 @@ class MarianTokenizer(Tokenizer):
         return [self.looked_up(text, self.source) for text in texts]
 
     def prompt(self, text: str, *, around: bool = True) -> list[int]:
-        """A source as the model was taught to read it: `</s>` at its end."""
+        """Encode a source text in the form the model was trained on, with `</s>` at the end."""
         return [*self.encode(text), *([self.end] if around and self.end is not None else [])]
 
     def encode_source(self, text: str) -> list[int]:
@@ -65,7 +66,7 @@ class MarianTokenizer(Tokenizer):
         )
 
     def encode_target(self, text: str) -> list[int]:
-        """The ids of a text in the language of the target, for training or scoring."""
+        """Encode a text in the target language, for training or scoring."""
         return self.looked_up(text, self.target)
 
     def name(self, id: int) -> str | None:
@@ -76,7 +77,7 @@ class MarianTokenizer(Tokenizer):
         return frozenset(self.ids[name] for name in self.special if name in self.ids)
 
     def looked_up(self, text: str, model: tokenizers.Tokenizer) -> list[int]:
-        """The pieces by the model, their ids by the table. What no piece covers is looked up as it stands."""
+        """Split a text into pieces with `model` and look up their ids. A piece without an id becomes `<unk>`."""
         found = LANGUAGE.match(text)
         code = [found[0]] if found else []
         pieces = model.encode(text[found.end() :] if found else text, add_special_tokens=False).tokens
@@ -88,7 +89,7 @@ class MarianTokenizer(Tokenizer):
         return "".join(piece for piece in pieces if piece not in self.special).replace(SPACE, " ").strip()
 
     def save(self, folder: str | Path) -> None:
-        """The three files, and `tokenizer_config.json`, as transformers reads them."""
+        """Save the three files and `tokenizer_config.json` in the form that transformers reads."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         for name in (SOURCE, TARGET, TABLE):
             if Path(folder, name).resolve() != (self.folder / name).resolve():
@@ -105,7 +106,7 @@ class MarianTokenizer(Tokenizer):
 
 
 def only_text(pieces: Pieces) -> tokenizers.Tokenizer:
-    """A tokenizer of plain text: `</s>` spelled out in it is letters."""
+    """Build a tokenizer that treats `</s>` in a text as ordinary characters."""
     inner = from_pieces(pieces)
     inner.encode_special_tokens = True
     return inner

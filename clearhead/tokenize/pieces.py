@@ -1,7 +1,7 @@
-"""SentencePiece models: read from their files, and made into tokenizers that need no other library.
+"""Read SentencePiece models and turn them into tokenizers, without the SentencePiece library.
 
-A model is a list of pieces with scores. `unigram` chooses the pieces whose scores sum highest (Kudo 2018); `bpe` merges
-the neighbours that make the piece of the highest score, over and over.
+A model is a list of pieces with scores. `unigram` chooses the pieces with the highest sum of scores (Kudo 2018). `bpe`
+repeatedly merges the two neighbours that form the piece with the highest score.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ KINDS = {1: "unigram", 2: "bpe"}
 
 @dataclass(frozen=True)
 class Pieces:
-    """What a SentencePiece model says."""
+    """The contents of a SentencePiece model."""
 
     names: Sequence[str]
     scores: Sequence[float]
     types: Sequence[int]
     kind: str = "bpe"
-    charsmap: bytes = b""  # how characters are normalised
-    prefix: bool = True  # a space is put before the text
-    trimmed: bool = True  # runs of spaces become one, and none stays at the ends
+    charsmap: bytes = b""  # compiled rules for normalizing characters
+    prefix: bool = True  # add a space before the text
+    trimmed: bool = True  # collapse runs of spaces and strip both ends
 
     @property
     def unknown(self) -> int | None:
@@ -43,7 +43,7 @@ class Pieces:
 
 
 def read_pieces(path: Path) -> Pieces:
-    """The model in a `.spm` or `.model` file, which is a message of Protocol Buffers."""
+    """Read the model in a `.spm` or `.model` file, which is a Protocol Buffers message."""
     try:
         data = path.read_bytes()
         whole = list(fields(data))
@@ -71,7 +71,7 @@ def read_pieces(path: Path) -> Pieces:
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The numbered fields of a message: whole numbers, or bytes that hold floats, texts or messages."""
+    """Yield the numbered fields of a message: integers, or bytes that hold floats, texts or messages."""
     at = 0
     while at < len(message):
         tag, at = varint(message, at)
@@ -95,7 +95,7 @@ def fields(message: bytes) -> Iterator[tuple[int, Any]]:
 
 
 def varint(message: bytes, at: int) -> tuple[int, int]:
-    """A number in as many bytes as it needs, and where it ends."""
+    """Decode a variable-length integer; return its value and the offset after it."""
     value = shift = 0
     while True:
         byte = message[at]
@@ -106,7 +106,7 @@ def varint(message: bytes, at: int) -> tuple[int, int]:
 
 
 def from_pieces(pieces: Pieces) -> tokenizers.Tokenizer:
-    """The tokenizer of these pieces; ids are their places."""
+    """Build the tokenizer of these pieces. A piece's id is its index."""
     inner = tokenizers.Tokenizer(unigram(pieces) if pieces.kind == "unigram" else byte_pairs(pieces))
     steps: list[Any] = [normalizers.Precompiled(pieces.charsmap)] if pieces.charsmap else []
     if pieces.trimmed:
@@ -122,7 +122,7 @@ def from_pieces(pieces: Pieces) -> tokenizers.Tokenizer:
 
 
 def begin_with(inner: tokenizers.Tokenizer, id: int | None) -> None:
-    """Put this token before every prompt, where there is one: only `tokenizer.json` says so by itself."""
+    """Add this token before every prompt, if it is not None. Only `tokenizer.json` files state this themselves."""
     if id is not None:
         name = inner.id_to_token(id)
         inner.post_processor = processors.TemplateProcessing(single=[name, "$A"], special_tokens=[(name, id)])
@@ -134,7 +134,7 @@ def unigram(pieces: Pieces) -> models.Unigram:
 
 
 def byte_pairs(pieces: Pieces) -> models.BPE:
-    """Each piece as the merges that make it, the best score first, as SentencePiece goes about it."""
+    """Convert each piece into the merges that form it, highest score first, in SentencePiece's order."""
     ids = {name: i for i, name in enumerate(pieces.names)}
     merges = []
     for name, score, kind in zip(pieces.names, pieces.scores, pieces.types, strict=True):

@@ -1,4 +1,4 @@
-"""How byte-level BPE tokenizers split a text into words before merging, by llama.cpp's names (`tokenizer.ggml.pre`)."""
+"""How byte-level BPE tokenizers split a text into words, under llama.cpp's names (`tokenizer.ggml.pre`)."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
 
 @dataclass(frozen=True)
 class WordRule:
-    """Regular expressions that split a text one after the other, and how words are merged then."""
+    """Regular expressions that split a text one after the other, and options for merging the words."""
 
     splits: tuple[str, ...]
-    ignore_merges: bool = False  # a word that is in the vocabulary is one token, whatever the merges say
-    begins: bool = False  # texts begin with the bos token, if the file does not say
-    written: bool = True  # llama.cpp splits every text exactly so; else files are read but not written
+    ignore_merges: bool = False  # a word in the vocabulary is always one token, regardless of the merges
+    begins: bool = False  # default if the file has no setting: texts begin with the bos token
+    written: bool = True  # llama.cpp splits every text identically; if False, files are read but not written
 
 
 WORD_RULES = {
@@ -86,15 +86,15 @@ def find_rule(name: str, path: object) -> WordRule:
 
 
 def split_words(rule: WordRule) -> pre_tokenizers.PreTokenizer:
-    """The pre-tokenizer of a rule; the last step maps bytes to characters."""
+    """Build the pre-tokenizer of a rule. Its last step maps bytes to characters."""
     steps: list[Any] = [pre_tokenizers.Split(Regex(split), "isolated") for split in rule.splits]
     return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 def name_rule(tokenizer: tokenizers.Tokenizer, whole: Mapping[str, Any]) -> str:
-    """llama.cpp's name for a tokenizer's pre-tokenizer. Raises if llama.cpp has none that does exactly the same.
+    """Return llama.cpp's name for a tokenizer's pre-tokenizer. Raise if llama.cpp has no identical one.
 
-    whole  the `tokenizer.json`
+    whole  the contents of `tokenizer.json`
     """
     splits = regex_splits(whole["pre_tokenizer"])
     names = [name for name, rule in WORD_RULES.items() if rule.splits == splits and rule.written]
@@ -114,14 +114,14 @@ def name_rule(tokenizer: tokenizers.Tokenizer, whole: Mapping[str, Any]) -> str:
 
 
 def merges_reach_all(tokenizer: tokenizers.Tokenizer, whole: Mapping[str, Any]) -> bool:
-    """Whether merging gives every word of the vocabulary as one token, so that `ignore_merges` makes no difference."""
+    """Return whether the merges turn every vocabulary word into one token, so `ignore_merges` makes no difference."""
     model = dict(whole["model"], ignore_merges=False)
     bare = tokenizers.Tokenizer.from_str(json.dumps({"version": "1.0", "model": model}))
     return all(len(bare.encode(word).ids) == 1 for word in model["vocab"])
 
 
 def regex_splits(pre: Mapping[str, Any]) -> tuple[str, ...]:
-    """A byte-level pre-tokenizer as regular expressions that split one after the other. Raises for any other step."""
+    """Convert a byte-level pre-tokenizer to successive splitting regular expressions. Raise for any other step."""
     steps = pre.get("pretokenizers", [pre])
     if [step["type"] for step in steps].index("ByteLevel") != len(steps) - 1:
         raise TokenizerError("cannot write this tokenizer to GGUF: it changes words after they became bytes")

@@ -1,4 +1,4 @@
-"""A tokenizer: one `tokenizer.json`, whatever its kind, and the id that ends a text."""
+"""A tokenizer: any kind of `tokenizer.json`, with the id of the end token."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ SETTINGS: dict[str, Any] = {
 
 
 class TokenizerError(ValueError):
-    """A tokenizer that cannot be made or read, or a text that it has no tokens for."""
+    """A tokenizer cannot be made or read, or it has no tokens for a text."""
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The contents of a `tokenizer_config.json`."""
+    """Read a `tokenizer_config.json`."""
     settings = read_json(path)
     check_fields(settings, SETTINGS, str(path))
     for name, value in settings.items():
@@ -52,11 +52,12 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 class Tokenizer:
-    """Text to ids and back. A text is only text: a special token spelled out in it is encoded letter by letter.
-    A prompt is read as the model was taught to read: special tokens are themselves, and those that belong go around it.
+    """Convert text to ids and back.
 
-    `settings` is what its `tokenizer_config.json` says; of it only the names of special tokens are used here, the rest
-    is kept.
+    `encode` treats a text as plain text: a special token's name in it is encoded as ordinary characters. `prompt` uses
+    the form the model was trained on: it recognizes special tokens and adds the ones that belong around the prompt.
+
+    `settings` holds the `tokenizer_config.json`. Only the names of special tokens are used here; `save` keeps the rest.
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:
@@ -68,10 +69,10 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """From a `tokenizer.json`, or from a folder that holds one, or else the SentencePiece files of older models."""
+        """Load a `tokenizer.json`, a GGUF file, or a folder with a `tokenizer.json` or SentencePiece files."""
         file = Path(path)
         if file.suffix == ".gguf":
-            from .gguf import from_gguf  # whose pieces become a tokenizer
+            from .gguf import from_gguf  # imported here because gguf.py imports this module
 
             inside = from_gguf(file)
             if inside is None:
@@ -88,12 +89,12 @@ class Tokenizer:
             raise
         except OSError as error:
             raise TokenizerError(f"cannot read the tokenizer {file}: {error.strerror}") from None
-        except Exception as error:  # the library raises plain Exception for what it cannot parse
+        except Exception as error:  # the library raises plain Exception if it cannot parse the file
             raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from None
         return cls(inner, settings)
 
     def save(self, folder: str | Path) -> None:
-        """Writes `tokenizer_config.json` and then `tokenizer.json`, as transformers reads them; each appears whole."""
+        """Write `tokenizer_config.json`, then `tokenizer.json`, in transformers' format; each write is atomic."""
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
         if self.end is not None:
             settings["eos_token"] = self.name(self.end)
@@ -104,13 +105,13 @@ class Tokenizer:
             write_atomically(Path(folder, name), text)
 
     def with_mask(self) -> Tokenizer:
-        """The same, with a token for what is hidden from a masked language model."""
+        """Return a copy with a mask token for masked language models."""
         inner = tokenizers.Tokenizer.from_str(self.json)
         inner.add_special_tokens([MASK])
         return Tokenizer(inner, self.settings | {"mask_token": MASK})
 
     def with_end(self) -> Tokenizer:
-        """The same, with the end of a text after every prompt, as an encoder reads it."""
+        """Return a copy that adds the end token after every prompt, for an encoder."""
         if self.end is None:
             raise TokenizerError("the tokenizer has no token for the end of a text, by which a target is ended")
         inner, end = tokenizers.Tokenizer.from_str(self.json), self.inner.id_to_token(self.end)
@@ -120,36 +121,36 @@ class Tokenizer:
         return Tokenizer(inner, self.settings)
 
     def is_byte(self, id: int) -> bool:
-        """Whether a token is one byte of a character that has no token of its own: `<0xE1>`."""
+        """Return whether a token is a single byte, such as `<0xE1>`, of a character without its own token."""
         return BYTE.fullmatch(self.inner.id_to_token(id) or "") is not None
 
     def encode(self, text: str) -> list[int]:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text, on all cores."""
+        """Return the ids of each text, using all cores."""
         return [encoding.ids for encoding in self.encodings(texts)]
 
     def encode_target(self, text: str) -> list[int]:
-        """The ids of a text as the model would write it: the same, but where a target has a tokenizer of its own."""
+        """Return the ids of a target text. Differs from `encode` only if the target has its own tokenizer."""
         return self.encode(text)
 
     def encodings(self, texts: Sequence[str]) -> list[tokenizers.Encoding]:
-        """As `encode_batch`, before the ids become Python numbers, which takes a moment of the interpreter's time."""
+        """Like `encode_batch`, but without the cost of converting the ids to Python integers."""
         if self.alphabet is not None:
             for text in texts:
                 self._refuse_unknown(text, self.alphabet)
         try:
             return self.plain.encode_batch_fast(texts, add_special_tokens=False)
-        except TypeError:  # what the library says of a str that is not Unicode
+        except TypeError:  # the library's error for a str with lone surrogates
             raise TokenizerError(HALF) from None
 
     def prompt(self, text: str, *, around: bool = True) -> list[int]:
-        """The ids of a prompt, special tokens in it as themselves; `around`: and those that belong around it."""
+        """Return the ids of a prompt, recognizing special tokens in it. `around` adds those that belong around it."""
         return self._read(self.inner, text, around)
 
     def encode_source(self, text: str) -> list[int]:
-        """The ids of a text to translate, and those that belong around it: whatever it holds is only text."""
+        """Return the ids of a plain text to translate, with the special tokens that belong around it."""
         return self._read(self.plain, text, True)
 
     def _read(self, inner: tokenizers.Tokenizer, text: str, around: bool) -> list[int]:
@@ -157,26 +158,26 @@ class Tokenizer:
             self._refuse_unknown(text, self.alphabet)
         try:
             return inner.encode(text, add_special_tokens=around).ids
-        except TypeError:  # what the library says of a str that is not Unicode
+        except TypeError:  # the library's error for a str with lone surrogates
             raise TokenizerError(HALF) from None
 
     def token(self, name: str) -> int | None:
-        """The id of a special token by its role in the settings: `bos_token`, `mask_token`, …"""
+        """Return the id of a special token by its role in the settings: `bos_token`, `mask_token`, …"""
         named = self.settings.get(name)
         return self.inner.token_to_id(named["content"] if isinstance(named, dict) else named) if named else None
 
     def name(self, id: int) -> str | None:
-        """What the vocabulary calls a token."""
+        """Return a token's name in the vocabulary."""
         return self.inner.id_to_token(id)
 
     @cached_property
     def specials(self) -> frozenset[int]:
-        """The tokens that are no part of a text."""
+        """The ids of the special tokens."""
         return frozenset(id for id, token in self.inner.get_added_tokens_decoder().items() if token.special)
 
     @cached_property
     def plain(self) -> tokenizers.Tokenizer:
-        """To which every text is only text."""
+        """A copy that encodes special tokens in a text as ordinary characters."""
         plain = tokenizers.Tokenizer.from_str(self.json)
         plain.encode_special_tokens = True
         return plain
@@ -186,23 +187,23 @@ class Tokenizer:
         return self.inner.to_str(pretty=True)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of the ids; special tokens are not part of it."""
+        """Return the text of the ids, without special tokens."""
         return self.inner.decode(ids, skip_special_tokens=True)
 
     @cached_property
     def vocabulary(self) -> int:
-        """How many ids there are: one more than the largest."""
+        """The number of ids: the largest id plus one."""
         return max(self.inner.get_vocab(with_added_tokens=True).values()) + 1
 
     @cached_property
     def fingerprint(self) -> str:
-        """The same for the same `tokenizer.json`, on every machine."""
+        """A hash that is equal for equal `tokenizer.json` contents, on every machine."""
         canonical = json.dumps(json.loads(self.json), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     @cached_property
     def alphabet(self) -> frozenset[str] | None:
-        """All characters, where every token is one: the library would leave out silently what it does not know."""
+        """All characters, if every token is one character. Used to refuse others, which the library drops silently."""
         inner, model = self.inner, self.inner.model
         if inner.normalizer is not None or inner.pre_tokenizer is not None or inner.get_added_tokens_decoder():
             return None
@@ -228,9 +229,11 @@ class Tokenizer:
 
 
 def from_sentencepiece(folder: Path, settings: dict[str, Any]) -> Tokenizer | None:
-    """Marian's two models and their table, or the one `tokenizer.model` of LLaMA's time, whose prompts begin with `<s>`
-    unless its settings say otherwise."""
-    from .marian import SOURCE, MarianTokenizer  # which is a tokenizer too
+    """Load Marian's two models and their table, or a single `tokenizer.model` as LLaMA has it.
+
+    With a `tokenizer.model`, prompts begin with `<s>` by default; the setting `add_bos_token` changes that.
+    """
+    from .marian import SOURCE, MarianTokenizer  # imported here because marian.py imports this module
     from .pieces import begin_with, from_pieces, read_pieces
 
     if (folder / SOURCE).exists():

@@ -1,4 +1,4 @@
-"""ALBERT as `transformers` stores it: BERT with one block run over and over, and a narrow table of tokens."""
+"""ALBERT as `transformers` stores it: BERT with one block repeated at every layer, and a narrow token table."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

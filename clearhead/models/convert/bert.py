@@ -28,7 +28,7 @@ IGNORED = (
     r"embeddings\.position_ids",
     r"cls\.predictions\.decoder\.(weight|bias)",
     r"cls\.seq_relationship\..*",
-    r"pooler\..*",  # of a model with another head
+    r"pooler\..*",  # checkpoints with another head may still hold a pooler
 )
 ARCHITECTURES = {"bert": ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification")}
 
@@ -86,7 +86,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
 
 
 def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadConfig | None) -> dict[str, Any] | None:
-    """The fields that BERT and its variants share."""
+    """Return the fields that BERT and its variants share."""
     match embedding.position, stack.pattern[0]:
         case (
             LearnedConfig(length=length),

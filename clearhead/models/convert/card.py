@@ -17,7 +17,7 @@ from clearhead.configs import (
 
 
 def model_card(name: str, config: ModelConfig, hf: Mapping[str, Any]) -> str:
-    """What the config says of a model; what it was trained on and for, its maker must add."""
+    """Write a card from the config. The author must add the training data and the intended use."""
     theirs = hf["model_type"] != "clearhead"
     kind, architecture = hf["model_type"], hf["architectures"][0]
     stack = config.encoder if isinstance(config, EncoderDecoderConfig) else config.stack
@@ -49,7 +49,7 @@ The whole architecture is in `clearhead.json`.
 
 
 def task(config: ModelConfig) -> str:
-    """The Hub's word for what the model does."""
+    """Return the Hub's name for the model's task."""
     if isinstance(config, EncoderDecoderConfig):
         return "translation"
     images = isinstance(config.embedding, PatchEmbeddingConfig)

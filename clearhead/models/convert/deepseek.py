@@ -41,7 +41,7 @@ from .rules import (
 )
 
 PREFIX = llama.PREFIX
-IGNORED = (*llama.IGNORED, r"layers\.61\..*")  # V3's module that predicts two tokens ahead; transformers skips it too
+IGNORED = (*llama.IGNORED, r"layers\.61\..*")  # V3's multi-token prediction module; transformers skips it too
 ARCHITECTURES = {
     kind: (f"{name}Model", f"{name}ForCausalLM", f"{name}ForSequenceClassification")
     for kind, name in {"deepseek_v2": "DeepseekV2", "deepseek_v3": "DeepseekV3"}.items()
@@ -146,7 +146,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
 
 
 def router_fields(kind: str, mixer: LatentAttentionConfig, moe: MoEConfig) -> dict[str, Any]:
-    """What the two say differently. V2's class does not read `norm_topk_prob`, so it is never true there."""
+    """Return the fields that differ in V2 and V3. V2's class ignores `norm_topk_prob`, so it is never true in V2."""
     if isinstance(moe.choice, GroupedChoiceConfig) and kind == "deepseek_v3":
         return {
             "norm_topk_prob": moe.normalised,
@@ -159,7 +159,7 @@ def router_fields(kind: str, mixer: LatentAttentionConfig, moe: MoEConfig) -> di
 
 
 def yarn_weight(mixer: LatentAttentionConfig) -> dict[str, float]:
-    """The `mscale_all_dim` that gives the mixer's magnitude: m = 0.1·weight·ln(factor) + 1, solved for the weight."""
+    """Return `mscale_all_dim` for the mixer's magnitude m: solve m = 0.1·weight·ln(factor) + 1 for the weight."""
     scaling = mixer.rotary.scaling
     if mixer.magnitude == 1 or not isinstance(scaling, YarnScaling) or scaling.factor <= 1:
         return {}

@@ -1,4 +1,4 @@
-"""GPT-2 and GPT-1 as `transformers` stores them: matrices are [in, out], queries, keys and values in one."""
+"""GPT-2 and GPT-1 as `transformers` stores them: matrices are [in, out]; one matrix holds queries, keys and values."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -95,7 +95,7 @@ def gpt1_to_hf(config: ModelConfig) -> dict[str, Any] | None:
 
 
 def to_hf(config: ModelConfig, architectures: tuple[str, ...]) -> dict[str, Any] | None:
-    """What the two have in common, and `act` and `hidden`, which they call differently."""
+    """Return the fields that both share, and `act` and `hidden`, which the two name differently."""
     match config:
         case SequenceModelConfig(
             embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length)) as embedding,

@@ -1,4 +1,4 @@
-"""Mamba as `transformers` stores it: filters and decays with channels first, where ours have them last."""
+"""Mamba as `transformers` stores it: filters and decays have channels first; ours have channels last."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ ARCHITECTURES = {"mamba": ("MambaModel", "MambaForCausalLM")}
 
 @dataclass(frozen=True)
 class Filters(Rule):
-    """They store a depthwise convolution's kernel, [channels, 1, tokens]."""
+    """Converts a depthwise convolution kernel, stored as [channels, 1, tokens], to [tokens, channels]."""
 
     def gather(self, parts: list[Array]) -> list[Array]:
         return [parts[0].squeeze(1).T]

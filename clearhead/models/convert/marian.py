@@ -72,7 +72,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
             encoder=StackConfig(pattern=(BlockConfig(mixer=AttentionConfig() as attention) as reader, *_)),
             decoder=StackConfig(pattern=(BlockConfig() as writer, *_)),
         ):
-            pad = source.vocabulary - 1  # where Marian's vocabularies have it; decoding starts from it
+            pad = source.vocabulary - 1  # Marian's vocabularies end with it; decoding starts from it
             hf = {
                 "architectures": [*ARCHITECTURES[kind]],
                 "model_type": kind,

@@ -1,4 +1,4 @@
-"""ViT as `transformers` stores it: the patch projection is a convolution, whose kernel is our matrix."""
+"""ViT as `transformers` stores it: the patch projection is a convolution; its kernel is our matrix."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
