@@ -130,7 +130,7 @@ def test_notebooks_are_read_cell_by_cell(tmp_path: Path) -> None:
         torch.nn.MultiheadAttention(12, 3),
         torch.nn.functional.softmax,
     ],
-    ids=str,
+    ids=lambda thing: thing.__name__ if hasattr(thing, "__name__") else type(thing).__name__.lower(),
 )
 def test_the_library_is_right(thing) -> None:
     report = clearhead.check(thing, "softmax" if thing is torch.nn.functional.softmax else None)
