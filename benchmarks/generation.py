@@ -42,7 +42,7 @@ def main(widths: list[str] | None = None) -> None:
             kind = WIDTHS[width]
             theirs = LlamaCpp(write_gguf(model, kind, Path(folder) / f"{kind}.gguf"))
             contestants: dict[str, Any] = {"clearhead": ours(model, precision(width)), f"llama.cpp {kind}": theirs}
-            if width == "float32":  # llama.cpp keeps keys and values in float16 unless told otherwise
+            if width == "float32":  # llama.cpp keeps keys and values in float16 by default
                 contestants["clearhead, cache f16"] = ours(model, Float32(cache="float16"))
                 contestants["llama.cpp, cache f32"] = LlamaCpp(Path(folder) / f"{kind}.gguf", exact_cache=True)
                 contestants["transformers"] = transformers_of(model, Path(folder) / "hf")

@@ -43,7 +43,7 @@ PARTS = (slice(128, 256), slice(768, 1024))
 
 def with_rotary(model: SequenceModel, rotary: RotaryConfig | DualChunkConfig) -> SequenceModel:
     """The same weights with other positions."""
-    config = model.config.changed("stack.pattern.0.mixer.rotary", rotary.to_dict())
+    config = model.config.with_value("stack.pattern.0.mixer.rotary", rotary.to_dict())
     if not isinstance(config, SequenceModelConfig):
         raise ConfigError("not a model of one sequence")
     other = build(config).eval()

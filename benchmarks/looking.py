@@ -14,7 +14,7 @@ LENGTH = 2048
 
 def main() -> None:
     torch.manual_seed(0)
-    config = clearhead.preset("gpt2").changed("embedding.position.length", LENGTH)
+    config = clearhead.preset("gpt2").with_value("embedding.position.length", LENGTH)
     model = clearhead.build(config).eval()
     tokens = torch.randint(0, 50257, (1, LENGTH))
 

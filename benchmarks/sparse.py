@@ -110,7 +110,7 @@ def growth(lengths: tuple[int, ...] = (2048, 4096, 8192, 16384, 32768)) -> None:
 
 
 def quickest(q: Tensor, k: Tensor, v: Tensor, mask: Mask, rounds: int = 4) -> float:
-    """Seconds of the best of a few runs, the plan of the mask not made anew."""
+    """Seconds of the fastest of a few runs, with the plan of the mask made beforehand."""
     taken = []
     for _ in range(rounds):
         start = time.perf_counter()

@@ -56,7 +56,7 @@ def laid_into_zeros(small: Model, noise: float) -> Model:
     inner = small.config.stack.dim
     config = llama(dim=DIM, layers=LAYERS, heads=DIM // HEAD, hidden=HIDDEN, vocabulary=32000, tied=True)
     norm = RMSNormConfig(eps=small.config.stack.pattern[0].norm.eps * inner / DIM)
-    config = config.changed("stack.pattern.0.norm", norm).changed("stack.final_norm", norm)
+    config = config.with_value("stack.pattern.0.norm", norm).with_value("stack.final_norm", norm)
     large = clearhead.build(config).eval()
     rows = {"q": (0, inner), "k": (DIM, inner), "v": (2 * DIM, inner)}
     with torch.no_grad():

@@ -17,7 +17,7 @@ LENGTHS = (13, 200, 850)
 
 
 def text_of(model: Any, tokens: int) -> str:
-    """A text of about so many tokens."""
+    """A text of about `tokens` tokens."""
     words = (SENTENCE * (tokens // 15 + 1)).split()
     while len(model.inspect(" ".join(words), layers=[0], heads=[0]).model_input.labels) > tokens and len(words) > 2:
         words = words[: -max(1, len(words) // 20)]

@@ -136,7 +136,7 @@ def main() -> None:
         long = chars()
         stack = replace(long.model.stack, dim=112, pattern=long.model.stack.pattern[:2])
         short = replace(long, batch=16, steps=225, model=replace(long.model, stack=stack))
-        short = short.changed("task.context", 64).changed("optimizer.lr", 0.04)
+        short = short.with_value("task.context", 64).with_value("optimizer.lr", 0.04)
         for name, recipe in (("short", short), ("long", long)):
             model, taken = train_ours(recipe, tokenizer, data)
             ours = score(model, data[1], recipe.task.context)

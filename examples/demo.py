@@ -38,7 +38,7 @@ def demo_recipe(steps: int) -> RecipeConfig:
     sizes = RecipeSizes(dim=160, layers=4, heads=4, context=128, batch=12, vocabulary=2048)
     every = max(steps // SAMPLES, 1)
     changes = {"steps": steps, "evaluate_every": every, "evaluate_targets": 4096, "save_every": steps}
-    return resize(recipe("lm"), sizes).changed_all(changes | {"task.tokenizer.learn_from": 2_000_000})
+    return resize(recipe("lm"), sizes).with_values(changes | {"task.tokenizer.learn_from": 2_000_000})
 
 
 def choose_steps(out: Path) -> int:

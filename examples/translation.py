@@ -17,7 +17,7 @@ DATES = ["7 March 2021", "12 avril 1999", "3. Oktober 2010"]
 
 
 def main(steps: int = 300) -> list[str]:
-    recipe = clearhead.recipe("dates").changed("steps", steps)
+    recipe = clearhead.recipe("dates").with_value("steps", steps)
     with tempfile.TemporaryDirectory() as folder:
         clearhead.train(recipe, (), Path(folder) / "run")
         model = clearhead.load(Path(folder) / "run")

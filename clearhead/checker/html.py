@@ -21,22 +21,22 @@ def render_html(report: CheckReport) -> str:
     language = report.language
     lines = [f"<b>{escape(report.where)}</b>"]
     if report.syntax is not None:
-        lines.append(coloured(word("syntax", language).format(**report.syntax), "red"))
-    lines += [coloured(word("problem", language).format(**problem), "yellow") for problem in report.problems]
+        lines.append(colour_span(word("syntax", language).format(**report.syntax), "red"))
+    lines += [colour_span(word("problem", language).format(**problem), "yellow") for problem in report.problems]
     lines += [render_diagnostic(diagnostic, language) for diagnostic in report.file_diagnostics]
     lines += [render_part(part, language) for part in report.parts]
     body = "".join(f"<div>{line}</div>" for line in lines)
     return f'<div style="font-family:sans-serif;line-height:1.5">{body}</div>'
 
 
-def coloured(text: str, colour: str) -> str:
+def colour_span(text: str, colour: str) -> str:
     return f'<span style="color:{COLOURS[colour]}">{escape(text)}</span>'
 
 
 def render_part(part: PartReport, language: str) -> str:
     mark, colour = MARKS[part.verdict]
     kind = escape(part_name(part.part, language))
-    head = f"{coloured(mark, colour)} <b>{escape(part.name)}</b> <small>{kind}</small>"
+    head = f"{colour_span(mark, colour)} <b>{escape(part.name)}</b> <small>{kind}</small>"
     shown = [d for d in part.diagnostics if d.severity != "note"]
     body = "".join(render_diagnostic(diagnostic, language) for diagnostic in shown)
     if part.assumed:
@@ -47,9 +47,9 @@ def render_part(part: PartReport, language: str) -> str:
 
 def render_diagnostic(diagnostic: Diagnostic, language: str) -> str:
     text, advice = message(diagnostic, language)
-    severity = coloured(word(diagnostic.severity, language) + ": ", STYLES[diagnostic.severity])
+    severity = colour_span(word(diagnostic.severity, language) + ": ", STYLES[diagnostic.severity])
     example = "" if diagnostic.example is None else render_example(diagnostic.example, language)
-    hint = f"{coloured(word('advice', language) + ': ', 'green')}{escape(advice)}"
+    hint = f"{colour_span(word('advice', language) + ': ', 'green')}{escape(advice)}"
     return f"<div>{severity}{escape(text)}{example}<div>{hint}</div></div>"
 
 

@@ -393,7 +393,7 @@ def apply_changes(config: Any, changes: tuple[str, ...]) -> Any:
         if not equals:
             raise click.UsageError(f"--set takes PATH=VALUE, not {change!r}")
         values[name.strip()] = parse_value(value.strip())
-    return config.changed_all(values)
+    return config.with_values(values)
 
 
 def from_hugging_face(path: Path) -> ModelConfig | None:

@@ -127,7 +127,7 @@ def show(found: Fit) -> None:
     for heading in ("", "value", "95 % interval"):
         table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     for name, (value, interval) in found.constants().items():
-        table.add_row(name, f"{value:.4g}", between(interval))
+        table.add_row(name, f"{value:.4g}", format_interval(interval))
     out.print(table)
     for note in found.notes:
         out.print(note, markup=False)
@@ -136,7 +136,7 @@ def show(found: Fit) -> None:
         out.print(f"without line {run.line} (N {run.n:.3g}, D {run.d:.3g}, loss {run.loss:.4g}) {moved}", markup=False)
 
 
-def between(interval: tuple[float, float] | None, text: Callable[[float], str] = "{:.4g}".format) -> str:
+def format_interval(interval: tuple[float, float] | None, text: Callable[[float], str] = "{:.4g}".format) -> str:
     return "–" if interval is None else f"{text(interval[0])} … {text(interval[1])}"
 
 
@@ -211,7 +211,7 @@ def show_plan(plan: Plan) -> None:
         ("loss", "loss", plan.loss, ratio),
     ):
         if value is not None:
-            table.add_row(name, text(value), between(plan.intervals[key], text))
+            table.add_row(name, text(value), format_interval(plan.intervals[key], text))
     console().print(table)
 
 

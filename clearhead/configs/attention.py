@@ -60,26 +60,26 @@ class AttentionConfig(MixerConfig):
             self.rotary.width(key)
         return key, value
 
-    def resolved(self, dim: int = 0) -> AttentionConfig:
+    def resolve(self, dim: int = 0) -> AttentionConfig:
         key, value = self.widths(dim)
         return replace(
             self,
             kv_heads=self.groups,
             head_dim=key,
             value_dim=value,
-            mask=self.mask.resolved(),
-            rotary=None if self.rotary is None else self.rotary.resolved(key),
+            mask=self.mask.resolve(),
+            rotary=None if self.rotary is None else self.rotary.resolve(key),
             scale=key**-0.5 if self.scale is None else self.scale,
         )
 
-    def sized(self, scope: Scope) -> Scope:
+    def own_scope(self, scope: Scope) -> Scope:
         key, value = self.widths(scope["D"])
-        return scope.having("attention", H=self.heads, G=self.groups, K=key, U=value)
+        return scope.with_sizes("attention", H=self.heads, G=self.groups, K=key, U=value)
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         if s["T"] < s["S"] and self.ring is not None:  # decoding reads what the ring holds
-            s = s.having(S=min(s["S"], max(self.ring, s["T"])))
+            s = s.with_sizes(S=min(s["S"], max(self.ring, s["T"])))
         yield from self.crossing_steps(s) if "crossing" in s.sizes else self.projection_steps(s)
         if self.qk_norm is not None:
             yield from under("query_norm", self.qk_norm.steps(s, "B H T K"))
@@ -138,8 +138,8 @@ class AttentionConfig(MixerConfig):
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         """The KV cache for up to S positions; a causal window keeps only its own size (a ring)."""
-        s = self.sized(scope)
-        s = s.having(S=min(s["S"], self.ring or s["S"]))
+        s = self.own_scope(scope)
+        s = s.with_sizes(S=min(s["S"], self.ring or s["S"]))
         return {"key": s.shape("B G S K"), "value": s.shape("B G S U")}
 
     @property

@@ -58,7 +58,7 @@ class Scope:
     def __getitem__(self, letter: str) -> int:
         return self.sizes[letter]
 
-    def having(self, part: str | None = None, /, **sizes: int) -> Scope:
+    def with_sizes(self, part: str | None = None, /, **sizes: int) -> Scope:
         """A copy with other sizes, and another part."""
         return Scope({**self.sizes, **sizes}, self.part if part is None else part, self.folded)
 
@@ -145,11 +145,11 @@ class Config:
         """The config as plain data with its `kind`, as it is saved in JSON."""
         return {"kind": self.kind()} | {f.name: plain(getattr(self, f.name)) for f in fields(self)}
 
-    def changed(self: C, path: str, value: Any) -> C:
+    def with_value(self: C, path: str, value: Any) -> C:
         """A copy with another value at a dotted path, such as `stack.pattern.0.mixer.heads`."""
-        return self.changed_all({path: value})
+        return self.with_values({path: value})
 
-    def changed_all(self: C, values: Mapping[str, Any]) -> C:
+    def with_values(self: C, values: Mapping[str, Any]) -> C:
         """A copy with several values changed at once; only the result is checked."""
         return put(self, [(path.split("."), value, path) for path, value in values.items()])
 
@@ -188,19 +188,19 @@ class Part(Config):
 
     def count_parameters(self, dim: int = 0) -> int:
         """The number of parameters, in closed form: repeated blocks are counted once and multiplied."""
-        steps = self.steps(replace(ONE, folded=True).having(D=dim))
+        steps = self.steps(replace(ONE, folded=True).with_sizes(D=dim))
         return sum(step.parameters * step.copies for step in steps)
 
     def weights(self, dim: int = 0) -> dict[str, Shape]:
         """Names and shapes of the part's weights in a model of width `dim`; whole models know their own width."""
-        steps = self.steps(ONE.having(D=dim))
+        steps = self.steps(ONE.with_sizes(D=dim))
         return {name: shape for step in steps for name, shape in step.weights.items()}
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         """Names and shapes of what decoding keeps between two tokens; nothing by default."""
         return {}
 
-    def resolved(self: P, dim: int = 0) -> P:
+    def resolve(self: P, dim: int = 0) -> P:
         """The same part with every default written out, so that two ways to describe one computation become equal.
 
         A part whose defaults depend on the width overrides this; here the parts inside it are resolved.
@@ -209,7 +209,7 @@ class Part(Config):
         def resolve(value: Any) -> Any:
             if isinstance(value, tuple):
                 return tuple(map(resolve, value))
-            return value.resolved(dim) if isinstance(value, Part) else value
+            return value.resolve(dim) if isinstance(value, Part) else value
 
         return replace(self, **{f.name: resolve(getattr(self, f.name)) for f in fields(self)})
 

@@ -26,7 +26,7 @@ class TokenEmbeddingConfig(Part):
         self.require_share("dropout")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having("embedding", V=self.vocabulary)
+        s = scope.with_sizes("embedding", V=self.vocabulary)
         formula = "√D·row of the table" if self.scaled else "row of the table"
         yield s.step("tokens", formula, "B T D", weights={"tokens.weight": s.shape("V D")})
         if self.position is not None:
@@ -54,8 +54,8 @@ class FactoredEmbeddingConfig(TokenEmbeddingConfig):
         self.require_positive("width")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        yield from super().steps(scope.having(D=self.width))
-        s = scope.having("embedding", Y=self.width)
+        yield from super().steps(scope.with_sizes(D=self.width))
+        s = scope.with_sizes("embedding", Y=self.width)
         yield s.step(
             "projection",
             "X·W_projection + b",
@@ -95,7 +95,7 @@ class PatchEmbeddingConfig(Part):
         return LearnedConfig(length=self.patches + 1)
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having("embedding", P=self.patches, T=self.patches + 1)
+        s = scope.with_sizes("embedding", P=self.patches, T=self.patches + 1)
         yield s.step(
             "patches",
             "pixels of each patch·W + b",

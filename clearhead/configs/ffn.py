@@ -25,7 +25,7 @@ class FeedForwardConfig(Part):
     def width(self, dim: int) -> int:
         return self.hidden or 4 * dim
 
-    def resolved(self, dim: int = 0) -> FeedForwardConfig:
+    def resolve(self, dim: int = 0) -> FeedForwardConfig:
         return replace(self, hidden=self.width(dim))
 
     def matrices(self, dim: int) -> dict[str, tuple[int, int]]:
@@ -50,7 +50,7 @@ class GatedFeedForwardConfig(Part):
     def width(self, dim: int) -> int:
         return self.hidden or 8 * dim // 3
 
-    def resolved(self, dim: int = 0) -> GatedFeedForwardConfig:
+    def resolve(self, dim: int = 0) -> GatedFeedForwardConfig:
         return replace(self, hidden=self.width(dim))
 
     def matrices(self, dim: int) -> dict[str, tuple[int, int]]:
@@ -64,7 +64,7 @@ class GatedFeedForwardConfig(Part):
 def feed_forward_steps(
     config: FeedForwardConfig | GatedFeedForwardConfig, scope: Scope, formulas: dict[str, str]
 ) -> Iterator[Step]:
-    s = scope.having(scope.part or "ffn", F=config.width(scope["D"]))
+    s = scope.with_sizes(scope.part or "ffn", F=config.width(scope["D"]))
     for name, (rows, columns) in config.matrices(s["D"]).items():
         yield s.step(
             name,

@@ -25,7 +25,7 @@ class LMHeadConfig(Part):
         self.require_positive("vocabulary", "scale", "softcap")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having("head", V=self.vocabulary)
+        s = scope.with_sizes("head", V=self.vocabulary)
         formula = "X·Wᵀ" if self.scale == 1 else f"{self.scale:g}·X·Wᵀ"
         if self.softcap is not None:
             formula = f"{self.softcap:g}·tanh({formula}/{self.softcap:g})"
@@ -46,11 +46,11 @@ class MaskedLMHeadConfig(Part):
         self.require_positive("vocabulary", "width")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having("head", V=self.vocabulary, Y=self.width or scope["D"])
+        s = scope.with_sizes("head", V=self.vocabulary, Y=self.width or scope["D"])
         letters = "B T D" if self.width is None else "B T Y"
         yield dense_step(s, f"{self.activation}(X·W)", letters)
         yield from under("norm", self.norm.steps(s, letters))
-        yield vocabulary_step(s.having(D=s["Y"]), "X·Wᵀ + b", self.tied, True)
+        yield vocabulary_step(s.with_sizes(D=s["Y"]), "X·Wᵀ + b", self.tied, True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class FirstTokenConfig(Part):
     """The first position's vector: a class token's."""
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        yield scope.having("head").step("pooled", "first position", "B D", kept=0)
+        yield scope.with_sizes("head").step("pooled", "first position", "B D", kept=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class LastTokenConfig(Part):
     """The vector of the last position that is not padding: the one that has read the whole text, in a causal model."""
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        yield scope.having("head").step("pooled", "last real position", "B D", kept=0)
+        yield scope.with_sizes("head").step("pooled", "last real position", "B D", kept=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class MeanPoolConfig(Part):
     """The mean over the positions that are not padding."""
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        yield scope.having("head").step("pooled", "mean over real positions", "B D", kept=0)
+        yield scope.with_sizes("head").step("pooled", "mean over real positions", "B D", kept=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class PoolerConfig(Part):
     activation: Activation | Literal["tanh"] = "tanh"
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        yield dense_step(scope.having("head", T=1), f"{self.activation}(first·W)", "B D")
+        yield dense_step(scope.with_sizes("head", T=1), f"{self.activation}(first·W)", "B D")
 
 
 PoolConfig = FirstTokenConfig | LastTokenConfig | MeanPoolConfig | PoolerConfig
@@ -102,7 +102,7 @@ class ClassHeadConfig(Part):
         self.require_positive("classes")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having("head", C=self.classes)
+        s = scope.with_sizes("head", C=self.classes)
         yield from under("pool", self.pool.steps(s))
         yield s.step(
             "classes",

@@ -43,11 +43,11 @@ class LatentAttentionConfig(MixerConfig):
     def scale(self) -> float:
         return self.magnitude**2 * (self.plain_dim + self.rope_dim) ** -0.5
 
-    def resolved(self, dim: int = 0) -> LatentAttentionConfig:
-        return replace(self, mask=self.mask.resolved(), rotary=self.rotary.resolved(self.rope_dim))
+    def resolve(self, dim: int = 0) -> LatentAttentionConfig:
+        return replace(self, mask=self.mask.resolve(), rotary=self.rotary.resolve(self.rope_dim))
 
-    def sized(self, scope: Scope) -> Scope:
-        return scope.having(
+    def own_scope(self, scope: Scope) -> Scope:
+        return scope.with_sizes(
             "attention",
             H=self.heads,
             K=self.plain_dim + self.rope_dim,
@@ -59,9 +59,9 @@ class LatentAttentionConfig(MixerConfig):
         )
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         if s["T"] < s["S"] and self.ring is not None:  # decoding reads what the ring holds
-            s = s.having(S=min(s["S"], max(self.ring, s["T"])))
+            s = s.with_sizes(S=min(s["S"], max(self.ring, s["T"])))
         tokens, heads = s["B"] * s["T"], s["H"]
 
         def projection(name: str, formula: str, letters: str, rows: int, columns: int, bias: bool, count: int) -> Step:
@@ -97,8 +97,8 @@ class LatentAttentionConfig(MixerConfig):
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         """The latent and the rotary key of up to S positions, for all heads together."""
-        s = self.sized(scope)
-        s = s.having(S=min(s["S"], self.ring or s["S"]))
+        s = self.own_scope(scope)
+        s = s.with_sizes(S=min(s["S"], self.ring or s["S"]))
         return {"latent": s.shape("B S L"), "rope_key": s.shape("B S N")}
 
     @property

@@ -100,16 +100,16 @@ class LinearAttentionConfig(MixerConfig):
         """K and U in a model of width `dim`."""
         return head_widths(dim, self.heads, self.head_dim, self.value_dim)
 
-    def resolved(self, dim: int = 0) -> LinearAttentionConfig:
+    def resolve(self, dim: int = 0) -> LinearAttentionConfig:
         key, value = self.widths(dim)
         return replace(self, head_dim=key, value_dim=value)
 
-    def sized(self, scope: Scope) -> Scope:
+    def own_scope(self, scope: Scope) -> Scope:
         key, value = self.widths(scope["D"])
-        return scope.having("attention", H=self.heads, K=key, U=value, W=self.kernel.count(key))
+        return scope.with_sizes("attention", H=self.heads, K=key, U=value, W=self.kernel.count(key))
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         (rows,), tokens = s.shape("H·K+H·K+H·U"), 2 * s["B"] * s["T"]
         yield s.step(
             "qkv",
@@ -153,6 +153,6 @@ class LinearAttentionConfig(MixerConfig):
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         """The sums over all keys so far, and of the Performer's the exponent that each feature is relative to."""
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         top = {"top": s.shape("B H W")} if isinstance(self.kernel, FavorConfig) else {}
         return {"sums": s.shape("B H W U+1")} | top

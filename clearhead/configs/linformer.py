@@ -41,13 +41,13 @@ class LinformerConfig(MixerConfig):
         """K and U in a model of width `dim`."""
         return head_widths(dim, self.heads, self.head_dim, self.value_dim)
 
-    def resolved(self, dim: int = 0) -> LinformerConfig:
+    def resolve(self, dim: int = 0) -> LinformerConfig:
         key, value = self.widths(dim)
         return replace(self, head_dim=key, value_dim=value)
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         key, value = self.widths(scope["D"])
-        s = scope.having("attention", H=self.heads, K=key, U=value, W=self.rows)
+        s = scope.with_sizes("attention", H=self.heads, K=key, U=value, W=self.rows)
         if s["T"] > self.length:
             raise ConfigError(f"length is {s['T']}, but this model's Linformer has {self.length} positions")
         tokens, few = 2 * s["B"] * s["T"], 2 * s["B"] * s["W"]

@@ -46,7 +46,7 @@ class LongformerConfig(MixerConfig):
         return count * (self.heads - 1) < dim
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having("attention", H=self.heads, K=self.width(scope["D"]))
+        s = scope.with_sizes("attention", H=self.heads, K=self.width(scope["D"]))
         count = min(self.tokens, s["T"])
         square = 2 * s["B"] * s["D"] ** 2  # of one projection of one token
         products = 2 * s["B"] * s["H"] * s["K"]  # of one query and one key

@@ -27,14 +27,14 @@ class LSTMConfig(MixerConfig):
         """A position reads all earlier ones, through h and c."""
         return Causal()
 
-    def resolved(self, dim: int = 0) -> LSTMConfig:
+    def resolve(self, dim: int = 0) -> LSTMConfig:
         return replace(self, hidden=self.hidden or dim)
 
-    def sized(self, scope: Scope) -> Scope:
-        return scope.having("recurrence", I=self.hidden or scope["D"])
+    def own_scope(self, scope: Scope) -> Scope:
+        return scope.with_sizes("recurrence", I=self.hidden or scope["D"])
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         tokens = 2 * s["B"] * s["T"]
         yield s.step(
             "gates",
@@ -59,5 +59,5 @@ class LSTMConfig(MixerConfig):
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         """The last h and c. Constant size, however long the text."""
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         return {"hidden": s.shape("B I"), "cell": s.shape("B I")}

@@ -36,16 +36,16 @@ class MambaConfig(MixerConfig):
         """I and J in a model of width `dim`."""
         return self.inner or 2 * dim, self.rank or -(-dim // 16)
 
-    def resolved(self, dim: int = 0) -> MambaConfig:
+    def resolve(self, dim: int = 0) -> MambaConfig:
         inner, rank = self.widths(dim)
         return replace(self, inner=inner, rank=rank)
 
-    def sized(self, scope: Scope) -> Scope:
+    def own_scope(self, scope: Scope) -> Scope:
         inner, rank = self.widths(scope["D"])
-        return scope.having("recurrence", I=inner, Z=self.state_dim, O=self.conv - 1, J=rank)
+        return scope.with_sizes("recurrence", I=inner, Z=self.state_dim, O=self.conv - 1, J=rank)
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         tokens = 2 * s["B"] * s["T"]
 
         def with_bias(name: str, letters: str, bias: bool) -> dict[str, Shape]:
@@ -102,5 +102,5 @@ class MambaConfig(MixerConfig):
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         """h, and the last inputs of the convolution. Constant size, however long the text."""
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         return {"ssm": s.shape("B Z I"), "conv": s.shape("B O I")}

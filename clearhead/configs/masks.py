@@ -63,7 +63,7 @@ class Mask(Config):
         """The simplest mask that is the same below `length`: a window wider than the text is no window."""
         return self
 
-    def resolved(self) -> Mask:
+    def resolve(self) -> Mask:
         """A fixed order of `&` and `|`, so that equal masks compare equal however they were written."""
         return self
 
@@ -253,7 +253,7 @@ class And(Mask):
         left, right = self.left.within(length), self.right.within(length)
         return right if left == Full() else left if right in (Full(), left) else And(left, right)
 
-    def resolved(self) -> Mask:
+    def resolve(self) -> Mask:
         return And(self.right, self.left) if self.left.kind() > self.right.kind() else self
 
 

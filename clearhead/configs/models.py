@@ -27,14 +27,14 @@ class SequenceModelConfig(Part):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         length = self.embedding.positions(scope["T"])
-        s = scope.having(D=self.stack.dim, T=length, S=max(length, scope["S"]), source=0, source_new=0)
+        s = scope.with_sizes(D=self.stack.dim, T=length, S=max(length, scope["S"]), source=0, source_new=0)
         yield from under("embedding", self.embedding.steps(s))
         yield from under("stack", self.stack.steps(s))
         if self.head is not None:
             yield from under("head", self.head.steps(s))
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        return {f"stack.{name}": shape for name, shape in self.stack.state(scope.having(source=0)).items()}
+        return {f"stack.{name}": shape for name, shape in self.stack.state(scope.with_sizes(source=0)).items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +60,9 @@ class EncoderDecoderConfig(Part):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         source = scope.sizes.get("source", scope["T"])
-        s = scope.having(D=self.encoder.dim, source=source, source_new=scope.sizes.get("source_new", source))
+        s = scope.with_sizes(D=self.encoder.dim, source=source, source_new=scope.sizes.get("source_new", source))
         if s["source_new"]:  # decoding one more token does not run the encoder again
-            reading = s.having(T=source, S=source)
+            reading = s.with_sizes(T=source, S=source)
             yield from under("source", self.source.steps(reading))
             yield from under("encoder", self.encoder.steps(reading))
         if self.target is not None:
@@ -74,7 +74,7 @@ class EncoderDecoderConfig(Part):
         yield from under("head", self.head.steps(s))
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        s = scope.having(source=scope.sizes.get("source", scope["S"]))
+        s = scope.with_sizes(source=scope.sizes.get("source", scope["S"]))
         return {f"decoder.{name}": shape for name, shape in self.decoder.state(s).items()}
 
 

@@ -46,7 +46,7 @@ ChoiceConfig = SoftmaxChoiceConfig | GroupedChoiceConfig
 class MoEConfig(Part):
     """Σ over the `active` best experts e of p_e·expert_e(x), p given by the router  (Shazeer et al. 2017).
 
-    There is no capacity limit: every token reaches all of its experts, and none is dropped.
+    There is no capacity limit: every token reaches all of its experts.
     """
 
     expert: FeedForwardConfig | GatedFeedForwardConfig
@@ -70,7 +70,7 @@ class MoEConfig(Part):
                 )
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having("ffn", E=self.experts, A=self.active)
+        s = scope.with_sizes("ffn", E=self.experts, A=self.active)
         tokens = s["B"] * s["T"]
         for step in under("choice", self.choice.steps(s)):
             matrix = {"router.weight": (s["E"], s["D"])}

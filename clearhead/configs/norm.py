@@ -16,7 +16,7 @@ class LayerNormConfig(Part):
     def steps(self, scope: Scope, letters: str = "B T D") -> Iterator[Step]:
         width = scope.shape(letters)[-1]
         weights = {"weight": (width,)} | ({"bias": (width,)} if self.bias else {})
-        yield scope.having("norm").step("", "γ·(x − μ)/√(σ² + ε) + β", letters, weights=weights)
+        yield scope.with_sizes("norm").step("", "γ·(x − μ)/√(σ² + ε) + β", letters, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class RMSNormConfig(Part):
 
     def steps(self, scope: Scope, letters: str = "B T D") -> Iterator[Step]:
         weights = {"weight": (scope.shape(letters)[-1],)}
-        yield scope.having("norm").step("", "γ·x/√(mean(x²) + ε)", letters, weights=weights)
+        yield scope.with_sizes("norm").step("", "γ·x/√(mean(x²) + ε)", letters, weights=weights)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class OffsetRMSNormConfig(Part):
 
     def steps(self, scope: Scope, letters: str = "B T D") -> Iterator[Step]:
         weights = {"weight": (scope.shape(letters)[-1],)}
-        yield scope.having("norm").step("", "(1 + γ)·x/√(mean(x²) + ε)", letters, weights=weights)
+        yield scope.with_sizes("norm").step("", "(1 + γ)·x/√(mean(x²) + ε)", letters, weights=weights)
 
 
 NormConfig = LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig

@@ -25,7 +25,7 @@ class LinearScaling(Config):
     def check(self) -> None:
         self.require_positive("factor")
 
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scale(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
         return frequencies / self.factor
 
 
@@ -38,7 +38,7 @@ class NTKScaling(Config):
     def check(self) -> None:
         self.require_positive("factor")
 
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scale(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
         dim = 2 * len(frequencies)
         if dim == 2:
             return frequencies
@@ -60,7 +60,7 @@ class Llama3Scaling(Config):
         if self.fast <= self.slow:
             raise ConfigError(f"Llama3Scaling.fast is {self.fast}, but must be above slow, {self.slow}")
 
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scale(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
         turns = self.length * frequencies / (2 * math.pi)
         kept = np.clip((turns - self.slow) / (self.fast - self.slow), 0, 1)
         return frequencies * kept + frequencies / self.factor * (1 - kept)
@@ -82,7 +82,7 @@ class YarnScaling(Config):
         if self.fast <= self.slow:
             raise ConfigError(f"YarnScaling.fast is {self.fast}, but must be above slow, {self.slow}")
 
-    def scaled(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scale(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
         dim = 2 * len(frequencies)
 
         def dimension(turns: float) -> float:
@@ -132,9 +132,9 @@ class RotaryConfig(Config):
         """Radians per position for each pair: θ^(−2i/d), then scaled."""
         width = self.width(head_dim)
         frequencies = self.theta ** (-np.arange(0, width, 2) / width)
-        return frequencies if self.scaling is None else self.scaling.scaled(frequencies, self.theta)
+        return frequencies if self.scaling is None else self.scaling.scale(frequencies, self.theta)
 
-    def resolved(self, head_dim: int) -> RotaryConfig:
+    def resolve(self, head_dim: int) -> RotaryConfig:
         """The same rotation with every default written out; NTK scaling is nothing but another θ."""
         width = self.width(head_dim)
         scaling, theta = self.scaling, self.theta
@@ -178,7 +178,7 @@ class DualChunkConfig(Config):
         """How many dimensions of a head turn."""
         return self.rotary.width(head_dim)
 
-    def resolved(self, head_dim: int) -> DualChunkConfig:
+    def resolve(self, head_dim: int) -> DualChunkConfig:
         return self
 
     def queries(self, mask: Mask) -> dict[str, Mask]:

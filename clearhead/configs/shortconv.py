@@ -29,11 +29,11 @@ class ShortConvConfig(MixerConfig):
         """A position reads itself and the few before it."""
         return Causal() & Window(self.conv)
 
-    def sized(self, scope: Scope) -> Scope:
-        return scope.having("recurrence", O=self.conv - 1)
+    def own_scope(self, scope: Scope) -> Scope:
+        return scope.with_sizes("recurrence", O=self.conv - 1)
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = self.sized(scope)
+        s = self.own_scope(scope)
         tokens = 2 * s["B"] * s["T"]
 
         def with_bias(name: str, letters: str) -> dict[str, Shape]:
@@ -64,4 +64,4 @@ class ShortConvConfig(MixerConfig):
 
     def state(self, scope: Scope) -> dict[str, Shape]:
         """The last inputs of the convolution. Constant size, however long the text."""
-        return {"conv": self.sized(scope).shape("B O D")}
+        return {"conv": self.own_scope(scope).shape("B O D")}

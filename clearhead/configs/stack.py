@@ -51,7 +51,7 @@ class BlockConfig(Part):
     def steps(self, scope: Scope) -> Iterator[Step]:
         places = PLACES[self.placement]
         for name, part in self.branches().items():
-            sizes = scope.having(S=scope["source"], crossing=1) if name == "cross" else scope
+            sizes = scope.with_sizes(S=scope["source"], crossing=1) if name == "cross" else scope
             if "before" in places:
                 yield from under(f"{name}_residual.before", self.norm.steps(scope))
             yield from under(name, part.steps(sizes))
@@ -64,7 +64,7 @@ class BlockConfig(Part):
     def state(self, scope: Scope) -> dict[str, Shape]:
         shapes = mixer_state(self.mixer, scope)
         if self.cross is not None:
-            read = self.cross.state(scope.having(S=scope["source"]))
+            read = self.cross.state(scope.with_sizes(S=scope["source"]))
             shapes |= {f"cross.{name}": shape for name, shape in read.items()}
         return shapes
 
@@ -136,15 +136,15 @@ class StackConfig(Part):
         """How many sets of weights the pattern has."""
         return self.repeats
 
-    def resolved(self, dim: int = 0) -> StackConfig:
-        return super().resolved(self.dim)
+    def resolve(self, dim: int = 0) -> StackConfig:
+        return super().resolve(self.dim)
 
     def place(self, i: int) -> int:
         """The place of the block whose weights block i runs on: its own."""
         return i
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.having(D=self.dim)
+        s = scope.with_sizes(D=self.dim)
         for i, block in enumerate(self.distinct if scope.folded else self.blocks):
             steps = block.steps(s) if self.place(i) == i else map(without_weights, block.steps(s))
             if scope.folded and i >= len(self.first):
@@ -154,7 +154,7 @@ class StackConfig(Part):
             yield from under("final_norm", self.final_norm.steps(s))
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        s = scope.having(D=self.dim)
+        s = scope.with_sizes(D=self.dim)
         return {f"blocks.{i}.{name}": v for i, block in enumerate(self.blocks) for name, v in block.state(s).items()}
 
 

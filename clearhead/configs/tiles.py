@@ -58,7 +58,7 @@ class Cells:
 
 
 @dataclass(frozen=True)
-class Run:
+class KeySpan:
     """Consecutive keys, read by queries number `which` (dual chunk attention has three queries per token)."""
 
     start: int
@@ -81,7 +81,7 @@ class Tile:
 
     start: int
     stop: int
-    runs: tuple[Run, ...]
+    runs: tuple[KeySpan, ...]
     checks: tuple[Check, ...]
     blind: Bool[np.ndarray, "T"] | None  # True for queries that may read nothing; None if there are none
 
@@ -127,7 +127,7 @@ def tiles(masks: Sequence[Mask], queries: Tokens, keys: Tokens) -> tuple[Tile, .
     some, every = (np.concatenate(parts, axis=1) for parts in zip(*maps, strict=True))
     shared: dict[tuple[tuple[int, ...], bytes], np.ndarray] = {}
     made = []
-    for start, stop in joined(some, max(1, ROWS // size)):
+    for start, stop in group_rows(some, max(1, ROWS // size)):
         read, full = np.any(some[start:stop], axis=0), np.all(every[start:stop], axis=0)
         rows = slice(start * size, min(stop * size, len(queries.positions)))
         made.append(tile(masks, queries, keys, rows, read, read & ~full, size, shared))
@@ -146,7 +146,7 @@ def cell_map(mask: Mask, i: Cells, j: Cells) -> tuple[Bool[np.ndarray, "I J"], B
     return some, some & every & j.every & (first == high) & (low == last)
 
 
-def joined(some: Bool[np.ndarray, "I J"], most: int) -> Iterator[tuple[int, int]]:
+def group_rows(some: Bool[np.ndarray, "I J"], most: int) -> Iterator[tuple[int, int]]:
     """Group up to `most` rows of cells that read about the same keys; each group becomes a tile."""
     counts = some.sum(axis=1)
     start = 0
@@ -179,7 +179,7 @@ def tile(
     seeing = np.zeros(rows.stop - rows.start, bool)
     for which, (mask, has, looks) in enumerate(zip(masks, *kinds, strict=True)):
         for first, last in stretches(has):
-            run = Run(first * size, min(last * size, len(keys.positions)), which)
+            run = KeySpan(first * size, min(last * size, len(keys.positions)), which)
             for low, high in stretches(looks[first:last]):
                 part = slice(run.start + low * size, min(run.start + high * size, run.stop))
                 allowed = look(mask, queries, keys, rows, part)

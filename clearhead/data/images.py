@@ -1,4 +1,4 @@
-"""ImageSet with a class each: a folder for every class, or the handwritten digits that scikit-learn carries."""
+"""Images with a class each: a folder for every class, or the handwritten digits that come with scikit-learn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TokenMasking tokens, for a model that is to tell them from the others."""
+"""Mask tokens that a model learns to predict from the tokens around them (BERT)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay unchange
 
 @dataclass(frozen=True)
 class TokenMasking:
-    """Makes a `share` of each row's tokens targets. Which ones depends on the row's number and the seed alone."""
+    """Choose a `share` of each row's tokens as targets. The choice depends only on the row's number and the seed."""
 
     mask: int
     vocabulary: int
@@ -22,7 +22,7 @@ class TokenMasking:
     seed: int
 
     def mask_tokens(self, batch: Batch, first: int) -> Batch:
-        """The rows, numbered from `first`, with mchosen inputs; the targets are the original tokens."""
+        """The rows, numbered from `first`, with the chosen inputs masked; the targets are the original tokens."""
         tokens = batch.inputs
         rows, length = tokens.shape
         number = (first + np.arange(rows))[:, None] * length + np.arange(length)

@@ -43,7 +43,7 @@ def attention(
     causal          hide the future; the last query reads the last key
     bias            added to the scores, such as ALiBi
     softcap         scores become softcap · tanh(scores/softcap) before the bias (Gemma 2)
-    dropout         share of weights set to 0; `rng` None is torch's global generator
+    dropout         share of weights set to 0; `rng`: its generator (default: torch's global one)
     return_weights  also return the weights, before dropout
 
     Leading dimensions broadcast: for grouped-query attention pass q [B,G,R,T,K] and k [B,G,1,S,K].

@@ -72,7 +72,7 @@ def attention_by_tiles(
 
 
 class ByTiles(torch.autograd.Function):
-    """Keeps nothing but its inputs: backward, the weights of each tile are computed anew."""
+    """Save only the inputs for the backward pass, which computes the weights of each tile again."""
 
     @staticmethod
     def forward(ctx: Any, work: Work, k: Tensor, v: Tensor, *queries: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class Work:
     bias: TileBias | None
     hidden: dict[int, Tensor] = field(default_factory=dict)
 
-    def hiding(self, allowed: Bool[np.ndarray, "T C"], like: Tensor) -> Float[Tensor, "T C"]:
+    def mask_term(self, allowed: Bool[np.ndarray, "T C"], like: Tensor) -> Float[Tensor, "T C"]:
         """0 where a query may read, −∞ where not; tiles with the same pattern share it."""
         if id(allowed) not in self.hidden:
             may = torch.from_numpy(allowed).to(like.device)
@@ -177,7 +177,7 @@ class Share:
         self.step = few[0].stop - few[0].start
         self.even = part.stop - part.start == 1 and evenly_spaced(few)  # then keys and values are read where they lie
         self.k, self.v = self.gather(k), self.gather(v)
-        self.queries = [self.stacked(q) for q in queries]
+        self.queries = [self.stack_heads(q) for q in queries]
 
     def forward(self, mixed: Float[Tensor, "B H T U"]) -> None:
         kept, _ = self.drop(self.weights())
@@ -187,7 +187,7 @@ class Share:
         """With P the weights and M the multipliers of dropout: d_P = M ∘ (d_out vᵀ), d_S = P ∘ (d_P − Σ d_P ∘ P)."""
         weights = self.weights()
         kept, multipliers = self.drop(weights)
-        d_out, d_scores = self.stacked(d_mixed), self.scores(1)
+        d_out, d_scores = self.stack_heads(d_mixed), self.scores(1)
         self.scatter(d_v, torch.bmm(kept.mT, d_out))
         torch.bmm(d_out, self.v.mT, out=d_scores)
         if multipliers is not None:
@@ -195,18 +195,18 @@ class Share:
         torch._softmax_backward_data(d_scores, weights, -1, weights.dtype, grad_input=d_scores)
         d_keys = torch.empty_like(self.k)
         for which, at in self.kinds:
-            self.scaled(d_scores[..., at].mT, self.queries[which], d_keys[:, at])
-            d_q = self.scaled(d_scores[..., at], self.k[:, at], torch.empty_like(self.queries[which]))
+            self.scaled_product(d_scores[..., at].mT, self.queries[which], d_keys[:, at])
+            d_q = self.scaled_product(d_scores[..., at], self.k[:, at], torch.empty_like(self.queries[which]))
             self.store(d_queries[which], d_q)
         self.scatter(d_k, d_keys)
 
     def weights(self) -> Float[Tensor, "GN RT C"]:
         scores = self.scores(0)
         for which, at in self.kinds:
-            self.scaled(self.queries[which], self.k[:, at].mT, scores[..., at])
+            self.scaled_product(self.queries[which], self.k[:, at].mT, scores[..., at])
         by_tile = self.split(scores)
         for check in self.form.checks:
-            by_tile[..., check.start : check.stop] += self.work.hiding(check.allowed, scores)
+            by_tile[..., check.start : check.stop] += self.work.mask_term(check.allowed, scores)
         if self.work.bias is not None:
             for i, tile in enumerate(self.tiles):
                 by_tile[:, i] += self.heads(self.work.bias(self.row, tile)).view(by_tile[:, i].shape)
@@ -215,7 +215,9 @@ class Share:
             by_tile.masked_fill_(torch.from_numpy(self.form.blind).to(scores.device)[:, None], 0)
         return scores
 
-    def scaled(self, a: Float[Tensor, "GN I J"], b: Float[Tensor, "GN J L"], out: Tensor) -> Float[Tensor, "GN I L"]:
+    def scaled_product(
+        self, a: Float[Tensor, "GN I J"], b: Float[Tensor, "GN J L"], out: Tensor
+    ) -> Float[Tensor, "GN I L"]:
         """scale·a·b."""
         return torch.baddbmm(out, a, b, beta=0, alpha=self.work.scale, out=out)
 
@@ -241,11 +243,11 @@ class Share:
         repeats = len(x) // self.groups
         return x[self.part.start * repeats : self.part.stop * repeats]
 
-    def stacked(self, x: Float[Tensor, "B H S W"]) -> Float[Tensor, "GN RT W"]:
+    def stack_heads(self, x: Float[Tensor, "B H S W"]) -> Float[Tensor, "GN RT W"]:
         """The tiles' rows of x, the R heads of a group below each other, for they read the same keys."""
         own = self.own(x)
         if self.even and own.shape[1] == 1:
-            return self.moving(own[0, 0], self.form.start, self.step)
+            return self.tile_view(own[0, 0], self.form.start, self.step)
         rows = torch.stack([own[:, :, tile.start : tile.stop] for tile in self.tiles], dim=1)
         return rows.flatten(2, 3).flatten(0, 1)
 
@@ -262,7 +264,7 @@ class Share:
         """The keys or values that the tiles read; of a single run, a view."""
         own = self.own(x).squeeze(1)
         if self.even:
-            return self.moving(own[0], self.form.runs[0].start, self.form.columns)
+            return self.tile_view(own[0], self.form.runs[0].start, self.form.columns)
         parts = [own[:, run.start : run.stop] for tile in self.tiles for run in tile.runs]
         joint = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return joint if len(self.tiles) == 1 else joint.unflatten(1, (len(self.tiles), -1)).flatten(0, 1)
@@ -273,7 +275,7 @@ class Share:
         if self.even:
             for at in range(0, self.form.columns, self.step):  # so wide that the tiles' parts do not overlap
                 rows = min(self.step, self.form.columns - at)
-                self.moving(own[0], self.form.runs[0].start + at, rows).add_(part[:, at : at + rows])
+                self.tile_view(own[0], self.form.runs[0].start + at, rows).add_(part[:, at : at + rows])
             return
         for tile, of_tile in zip(self.tiles, part.unflatten(0, (-1, len(self.tiles))).unbind(1), strict=True):
             at = 0
@@ -281,8 +283,8 @@ class Share:
                 own[:, run.start : run.stop] += of_tile[:, at : at + run.stop - run.start]
                 at += run.stop - run.start
 
-    def moving(self, x: Float[Tensor, "S W"], start: int, rows: int) -> Float[Tensor, "N I W"]:
-        """A view of so many rows of x for each tile, those of the next as far on as its queries are."""
+    def tile_view(self, x: Float[Tensor, "S W"], start: int, rows: int) -> Float[Tensor, "N I W"]:
+        """A view of `rows` rows of x for each tile. It moves with the queries, `step` rows per tile."""
         down, across = x.stride()
         return x[start:].as_strided((len(self.tiles), rows, x.shape[1]), (self.step * down, down, across))
 

@@ -219,7 +219,7 @@ class FavorSums:
 def favor_over_all_keys(
     q: Float[Tensor, "B H T W"], k: Float[Tensor, "B H S W"], v: Float[Tensor, "B H S U"]
 ) -> Float[Tensor, "B H T U"]:
-    """Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j), of features given as exponents. A key of exponents `EMPTY` is not read."""
+    """Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j), from the exponents of φ. A key of exponents `EMPTY` counts as 0."""
     if 0 in q.shape or 0 in v.shape:
         return q.new_zeros(*q.shape[:-1], v.shape[-1])
     return divide(FavorSums.of(k, with_ones(v)).read(q)[0])

@@ -38,7 +38,7 @@ def rms_norm(x: Float[Tensor, "... D"], weight: Float[Tensor, "D"], eps: float =
     if plain_needed(wide, gain):
         return narrow(plain_rms_norm(wide, gain, eps), x)
     if torch.is_grad_enabled() and (wide.requires_grad or gain.requires_grad):
-        return narrow(RMSNorm.apply(wide, gain, eps), x)
+        return narrow(RMSNormFunction.apply(wide, gain, eps), x)
     return narrow(F.rms_norm(wide, weight.shape, gain, eps), x)
 
 
@@ -47,7 +47,7 @@ def plain_rms_norm(x: Float[Tensor, "... D"], weight: Float[Tensor, "D"], eps: f
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
 
 
-class RMSNorm(torch.autograd.Function):
+class RMSNormFunction(torch.autograd.Function):
     """With x̂ = x/r and r = √(mean(x²) + eps):  dx = (dy·w − x̂·mean(dy·w·x̂)) / r.
 
     Written by hand, because autograd's own chain of products passes over memory twice as often.

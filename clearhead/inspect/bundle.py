@@ -72,12 +72,12 @@ def convert(path: Path) -> str:
     for names in LISTED.findall(text):
         exported += [name.strip() for name in names.split(",") if name.strip()]
     text = LISTED.sub("", text)
-    text = IMPORT.sub(lambda found: f"const {{{found[1]}}} = __modules[{imported(path, found[2])!r}];", text)
+    text = IMPORT.sub(lambda found: f"const {{{found[1]}}} = __modules[{resolve_import(path, found[2])!r}];", text)
     text = re.sub(r"^export (?=(?:async )?(?:function|const|class) )", "", text, flags=re.MULTILINE)
     return f"{text}\nreturn {{ {', '.join(exported)} }};"
 
 
-def imported(path: Path, target: str) -> str:
+def resolve_import(path: Path, target: str) -> str:
     return key((path.parent / target).resolve())
 
 
@@ -108,7 +108,7 @@ def one_file(title: str, answers: dict[str, Any], options: dict[str, Any]) -> st
         "answers": as_json({"answers": answers, "options": options}),
         "script": script,
     }
-    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE)  # one pass: what is put in is not read again
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], PAGE)  # one pass: inserted text stays
 
 
 def widget_module() -> str:

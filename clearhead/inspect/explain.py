@@ -144,7 +144,7 @@ class Cell:
             return block.get_submodule(".".join(parts[3:]))
         return self.model.get_submodule(path)
 
-    def known(self, path: str) -> bool:
+    def has(self, path: str) -> bool:
         try:
             self.values[path]
         except KeyError:
@@ -211,7 +211,7 @@ def norm_stages(cell: Cell, module: Any, source: str) -> list[Stage]:
 def block_source(cell: Cell, branch: str) -> str:
     """The stream that a residual branch of this block reads."""
     stack, _, layer, *_ = cell.path.split(".")
-    order = [name for name in ("mixer", "cross", "ffn") if cell.known(cell.near(f"{name}_residual"))]
+    order = [name for name in ("mixer", "cross", "ffn") if cell.has(cell.near(f"{name}_residual"))]
     before = order[: order.index(branch)] if branch in order else []
     if before:
         return cell.near(f"{before[-1]}_residual.after")
@@ -255,7 +255,7 @@ def residual(cell: Cell) -> list[Stage]:
 def inside(cell: Cell) -> list[Stage]:
     branch = cell.path.split(".")[3].removesuffix("_residual")
     source = cell.near(f"{branch}.{'down' if branch == 'ffn' else 'out'}")
-    if not cell.known(source):
+    if not cell.has(source):
         return []
     block: Any = cell.module(cell.block + f".{branch}_residual")
     return norm_stages(cell, block.inside, source)
@@ -270,11 +270,7 @@ def qkv(cell: Cell) -> list[Stage]:
 def split_head(cell: Cell) -> list[Stage]:
     """query, key and value are cut from one matrix product."""
     attention, name = cell.module(".".join(cell.path.split(".")[:4])), cell.path.rpartition(".")[2]
-    if (
-        not isinstance(attention, MultiHeadAttention)
-        or not cell.known(cell.near("mixer.qkv"))
-        or ".cross." in cell.path
-    ):
+    if not isinstance(attention, MultiHeadAttention) or not cell.has(cell.near("mixer.qkv")) or ".cross." in cell.path:
         return []
     head, t, d = cell.at
     key, value = attention.widths
@@ -295,7 +291,7 @@ def rotated(cell: Cell) -> list[Stage]:
     name = "query" if cell.path.endswith("query_rotated") else "key"
     source = cell.near(f"mixer.{name}_norm")
     head, t, d = cell.at
-    if not isinstance(rotary, Rotary) or not cell.known(source):
+    if not isinstance(rotary, Rotary) or not cell.has(source):
         return []
     if d >= rotary.width:
         return [copy_stage(cell, "not rotated", source, cell.at)]
@@ -331,13 +327,13 @@ def rotated(cell: Cell) -> list[Stage]:
 def attention_inputs(cell: Cell) -> tuple[str, str]:
     """The paths of the queries and keys that the scores compare."""
     layer = ".".join(cell.path.split(".")[:4])
-    names = ("rotated", "norm") if cell.known(f"{layer}.query_rotated") else ("norm",)
+    names = ("rotated", "norm") if cell.has(f"{layer}.query_rotated") else ("norm",)
     return f"{layer}.query_{names[0]}", f"{layer}.key_{names[0]}"
 
 
 def scores(cell: Cell) -> list[Stage]:
     query, key = attention_inputs(cell)
-    if not (cell.known(query) and cell.known(key)):
+    if not (cell.has(query) and cell.has(key)):
         return []
     head, i, j = cell.at
     q, k = cell.values[query].double(), cell.values[key].double()
@@ -359,7 +355,7 @@ def scores(cell: Cell) -> list[Stage]:
 
 def weights(cell: Cell) -> list[Stage]:
     source = cell.path.removesuffix("weights") + "scores"
-    if not cell.known(source):
+    if not cell.has(source):
         return []
     head, i, j = cell.at
     row = cell.values[source][head, i].double()
@@ -391,7 +387,7 @@ def weights(cell: Cell) -> list[Stage]:
 
 def mixed(cell: Cell) -> list[Stage]:
     layer = cell.path.removesuffix(".mixed")
-    if not (cell.known(f"{layer}.weights") and cell.known(f"{layer}.value")):
+    if not (cell.has(f"{layer}.weights") and cell.has(f"{layer}.value")):
         return []
     head, i, d = cell.at
     w, v = cell.values[f"{layer}.weights"].double(), cell.values[f"{layer}.value"].double()
@@ -427,21 +423,21 @@ def concat(cell: Cell) -> list[Stage]:
 def out(cell: Cell) -> list[Stage]:
     source, (t, row) = cell.path.removesuffix("out") + "concat", cell.at
     module = cell.module(cell.path)
-    if not cell.known(source) or not isinstance(cell.module(cell.path.removesuffix(".out")), MultiHeadAttention):
+    if not cell.has(source) or not isinstance(cell.module(cell.path.removesuffix(".out")), MultiHeadAttention):
         return []
     return [linear_stage(cell, "concat·W_O", source, (t,), module.weight, row, module.bias)]
 
 
 def ffn_input(cell: Cell) -> str:
     source = cell.near("ffn_residual.before")
-    return source if cell.known(source) else cell.near("norm")
+    return source if cell.has(source) else cell.near("norm")
 
 
 def ffn_gate(cell: Cell) -> list[Stage]:
-    return activated(cell, "gate")
+    return explain_activation(cell, "gate")
 
 
-def activated(cell: Cell, name: str) -> list[Stage]:
+def explain_activation(cell: Cell, name: str) -> list[Stage]:
     layer = cell.module(cell.near("ffn"))
     t, row = cell.at
     matrix = getattr(layer, name)
@@ -452,7 +448,7 @@ def activated(cell: Cell, name: str) -> list[Stage]:
 def ffn_up(cell: Cell) -> list[Stage]:
     layer = cell.module(cell.near("ffn"))
     if isinstance(layer, FeedForward):
-        return activated(cell, "up")
+        return explain_activation(cell, "up")
     if not isinstance(layer, GatedFeedForward):
         return []
     t, row = cell.at
@@ -492,7 +488,7 @@ def logits(cell: Cell) -> list[Stage]:
 
 
 def embedding(cell: Cell) -> list[Stage]:
-    parts = [name for name in ("tokens", "position", "segments") if cell.known(f"{cell.path}.{name}")]
+    parts = [name for name in ("tokens", "position", "segments") if cell.has(f"{cell.path}.{name}")]
     if "tokens" not in parts:
         return []
     terms = tuple(

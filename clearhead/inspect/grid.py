@@ -102,7 +102,7 @@ class Grid:
         return f'<img alt="{html.escape(self.title)}" src="{source}">'
 
 
-def pooled(values: Float[np.ndarray, "R C"], down: int, across: int) -> Float[np.ndarray, "Rows Columns"]:
+def pool(values: Float[np.ndarray, "R C"], down: int, across: int) -> Float[np.ndarray, "Rows Columns"]:
     """Reduce each block of `down` × `across` cells to the value farthest from 0."""
     padded = np.full((-(-values.shape[0] // down) * down, -(-values.shape[1] // across) * across), np.nan)
     padded[: values.shape[0], : values.shape[1]] = values
@@ -112,6 +112,6 @@ def pooled(values: Float[np.ndarray, "R C"], down: int, across: int) -> Float[np
     return np.where(-lowest > highest, lowest, highest)
 
 
-def pooling(down: int, across: int) -> str:
+def pooling_note(down: int, across: int) -> str:
     """Return the note about pooled cells."""
     return f"each cell is the largest of {down} × {across}"

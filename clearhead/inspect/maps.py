@@ -137,7 +137,7 @@ class Sums:
 
     def add(self, map: Map, rows: slice, weights: Float[Tensor, "H R S"]) -> None:
         i = torch.arange(map.shape[0])[rows]
-        allowed = map.attending.allowed(rows)
+        allowed = map.attending.attention_mask(rows)
         readable = torch.full((len(i),), map.shape[1]) if allowed is None else allowed[0, 0].sum(-1).cpu()
         entropy = -torch.einsum("hrs,hrs->hr", weights, weights.clamp(min=1e-30).log_())
         self.put("entropy", entropy[:, readable > 0] / math.log(2))

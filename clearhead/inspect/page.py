@@ -1,6 +1,6 @@
 """The studio's views in one HTML file that needs nothing else: the answers to the views' questions are enclosed.
 
-Heads come exact while they fit; for the rest there are thumbnails. What was left out is said on the page.
+Heads are stored exactly while they fit, the rest as thumbnails. The page says what is left out.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ class Replay:
         if stack == "encoder":
             memory = self.run_blocks(stack, layer, x, taps)
             target = self.values["target"].expand(copies, -1, -1)
-            return self.read_out("decoder", 0, target, row, taps, memory)
-        return self.read_out(stack, layer, x, row, taps)
+            return self.logits_after("decoder", 0, target, row, taps, memory)
+        return self.logits_after(stack, layer, x, row, taps)
 
     def run_blocks(self, stack: str, layer: int, x: Tensor, taps: Taps | None) -> Tensor:
         module, context = self.stack(stack), self.context(stack, x, taps)
@@ -85,7 +85,7 @@ class Replay:
             x = module.layers()[i](x, context.at(f"blocks.{i}"))
         return context.tap("final_norm", module.final_norm(x))
 
-    def read_out(
+    def logits_after(
         self, stack: str, layer: int, x: Tensor, row: int, taps: Taps | None, memory: Tensor | None = None
     ) -> Tensor:
         module, context = self.stack(stack), self.context(stack, x, taps, memory)

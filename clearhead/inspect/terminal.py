@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.cells import cell_len, set_cell_size
 
-from .grid import pooled, pooling
+from .grid import pool, pooling_note
 from .maps import TAGS
 from .plotting import DIVERGING, SEQUENTIAL, STOPS
 
@@ -145,7 +145,7 @@ def fit_width(grid: Grid, width: int) -> tuple[np.ndarray, list[str], list[str],
     down = step if values.shape[0] > room else 1
     if step == 1 and down == 1:
         return values, grid.rows, grid.columns, ""
-    return pooled(values, down, step), grid.rows[::down], grid.columns[::step], pooling(down, step)
+    return pool(values, down, step), grid.rows[::down], grid.columns[::step], pooling_note(down, step)
 
 
 def headings(columns: list[str]) -> list[str]:

@@ -40,7 +40,7 @@ class Matrix(ctypes.Structure):
     ]
 
 
-class Attention(ctypes.Structure):
+class AttentionArguments(ctypes.Structure):
     """`attention` of kernels.c."""
 
     _fields_ = [
@@ -53,7 +53,7 @@ class Attention(ctypes.Structure):
     ]
 
 
-class Layer(ctypes.Structure):
+class LayerArguments(ctypes.Structure):
     """`layer` of kernels.c."""
 
     _fields_ = [
@@ -61,11 +61,11 @@ class Layer(ctypes.Structure):
         *((name, c_void_p) for name in ("qkv_bias", "out_bias", "first_norm", "second_norm")),
         *((name, c_float) for name in ("first_eps", "second_eps")),
         *((name, c_void_p) for name in ("x", "y", "normed", "middle", "hidden")),
-        ("attention", Attention),
+        ("attention", AttentionArguments),
     ]
 
 
-class Space(ctypes.Structure):
+class WorkSpace(ctypes.Structure):
     """`space` of kernels.c."""
 
     _fields_ = [
@@ -75,7 +75,7 @@ class Space(ctypes.Structure):
     ]
 
 
-STRUCTS = (Matrix, Attention, Layer, Space)
+STRUCTS = (Matrix, AttentionArguments, LayerArguments, WorkSpace)
 
 
 class NoKernels(OSError):
@@ -119,11 +119,11 @@ def load(path: Path) -> ctypes.CDLL:
         "relu": [pointer, pointer, whole, whole, c_int],
         "add_norm": [pointer, pointer, pointer, pointer, c_float, pointer, whole, whole, c_int],
         "expand": [matrix, pointer, c_int],
-        "attend": [ctypes.POINTER(Attention), c_int],
-        "write_kv": [ctypes.POINTER(Attention), c_int],
-        "block": [ctypes.POINTER(Layer), c_int],
-        "filter": [ctypes.POINTER(Space)],
-        "scan": [ctypes.POINTER(Space), c_int],
+        "attend": [ctypes.POINTER(AttentionArguments), c_int],
+        "write_kv": [ctypes.POINTER(AttentionArguments), c_int],
+        "block": [ctypes.POINTER(LayerArguments), c_int],
+        "filter": [ctypes.POINTER(WorkSpace)],
+        "scan": [ctypes.POINTER(WorkSpace), c_int],
         "peaks": [pointer, whole, whole, whole, pointer, pointer, c_int],
     }.items():
         function = getattr(library, name)

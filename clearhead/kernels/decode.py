@@ -30,7 +30,7 @@ from clearhead.nn.rotary import Rotary
 from clearhead.nn.stack import Block, Residual, Select, all_positions
 from clearhead.precision.matrix import Packed, linear
 
-from .build import Attention, Layer, Space, kernels
+from .build import AttentionArguments, LayerArguments, WorkSpace, kernels
 from .calls import KINDS, QUERIES, WIDEST, address, kernels_on, readable, threads_for
 
 SCAN_ALONE = 1 << 12  # numbers of a Mamba state up to which one thread is faster than several
@@ -121,7 +121,9 @@ class KernelAttention(MultiHeadAttention):
                 heads.copy_(norm(heads.unflatten(-1, (-1, self.widths[0]))).flatten(-2))
         return qkv
 
-    def read_cache(self, qkv: Float[Tensor, "B T R"] | None, context: Context, state: PagedKVCache) -> Attention:
+    def read_cache(
+        self, qkv: Float[Tensor, "B T R"] | None, context: Context, state: PagedKVCache
+    ) -> AttentionArguments:
         """The call of the kernels for new tokens of the rows of a state, without `out`. `context` owns the tensors."""
         state.prepare()
         length = context.positions.shape[1]
@@ -135,13 +137,13 @@ class KernelAttention(MultiHeadAttention):
             cos, sin = rotary.angles(context.positions, torch.float32, context)
         return self.call(reads, state.key, state.value, PAGE, sum(self.rows), qkv, cos, sin, pairs, interleaved)
 
-    def read_source(self, queries: Float[Tensor, "B T H K"], context: Context, state: CrossCache) -> Attention:
+    def read_source(self, queries: Float[Tensor, "B T H K"], context: Context, state: CrossCache) -> AttentionArguments:
         """The same for queries that read a source, which is one page for each of its rows."""
         (batch, length), (sources, _, size, _) = queries.shape[:2], state.key.shape
 
         def make() -> Reads:
             rows = torch.arange(batch).repeat_interleave(length) // state.shared
-            mask = context.allowed(self.mask)
+            mask = context.attention_mask(self.mask)
             if mask is not None:
                 mask = mask.expand(sources, 1, state.shared * length, size).reshape(-1, size).contiguous()
             table = torch.arange(sources)[:, None].contiguous()
@@ -153,11 +155,11 @@ class KernelAttention(MultiHeadAttention):
     def call(
         self, reads: Reads, keys: Tensor, values: Tensor, page: int, stride: int, qkv: Tensor | None,
         cos: Tensor | None = None, sin: Tensor | None = None, pairs: int = 0, interleaved: bool = False,
-    ) -> Attention:  # fmt: skip
+    ) -> AttentionArguments:  # fmt: skip
         key, value = self.widths
         rows, slots, lengths, mask, table = reads
         angles = 1 if cos is None else cos.shape[0] * cos.shape[2]
-        return Attention(
+        return AttentionArguments(
             len(rows), self.heads, self.groups, key, value,
             page, table.shape[1], 0 if mask is None else mask.shape[1], pairs, interleaved, angles, KINDS[keys.dtype],
             stride, self.heads * value, key**-0.5,
@@ -188,7 +190,7 @@ def cache_reads(context: Context, slots: Slots, mask: Any, length: int) -> Reads
     if mask.kind() == "Causal" and slots.gapless:
         return Reads(rows, written, written + 1, None, table)
     reading = slots.key_context(context)
-    allowed, size = reading.allowed(mask), reading.key_positions.shape[1]
+    allowed, size = reading.attention_mask(mask), reading.key_positions.shape[1]
     lengths = torch.where(written >= 0, size, 0)
     if allowed is not None:
         allowed = allowed.expand(len(at), 1, length, size).reshape(-1, size).contiguous()
@@ -238,7 +240,7 @@ class KernelFeedForward(FeedForward):
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
         bias, known = self.up.bias, self.activation == "relu" and all_readable(self.up.bias)
-        library = kernels_on(x) if known and unobserved(context) else None
+        library = kernels_on(x) if known and is_unobserved(context) else None
         if library is None:
             return super().forward(x, context)
         hidden = linear(x, self.up.weight)
@@ -253,7 +255,7 @@ class KernelResidual(Residual):
     def forward(
         self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor], context: Context
     ) -> Float[Tensor, "B T D"]:
-        library = kernels_on(x) if self.supported and unobserved(context) else None
+        library = kernels_on(x) if self.supported and is_unobserved(context) else None
         if library is None:
             return super().forward(x, f, context)
         x, norm = x.contiguous(), cast(LayerNorm, self.after)
@@ -270,7 +272,7 @@ class KernelResidual(Residual):
         return plain and type(norm) is LayerNorm and all_readable(norm.weight, norm.bias)
 
 
-def unobserved(context: Context) -> bool:
+def is_unobserved(context: Context) -> bool:
     """Whether no tap and no gradient needs the values in between."""
     return context.taps is None and not torch.is_grad_enabled()
 
@@ -343,7 +345,7 @@ class KernelBlock(Block):
         places = [scratch.data_ptr() + 4 * many * start for start in accumulate(widths[:-1], initial=0)]
         attention = parts.mixer.read_cache(None, context, kept)
         attention.qkv, attention.out, attention.out_stride = *places[:2], out.width
-        layer = Layer(
+        layer = LayerArguments(
             *(packed.matrix() for packed in parts.matrices),
             *map(address, parts.vectors),
             *parts.eps, x.data_ptr(), y.data_ptr(), *places[2:], attention,
@@ -363,7 +365,7 @@ class KernelMamba(Mamba):
         library, (states, inner), given = kernels_on(x), self.decay.shape, self.input(x)
         assert library is not None, "can_step has checked it"
         conv, out = x.new_empty(len(x), inner), x.new_empty(len(x), 1, inner)
-        space = Space(
+        space = WorkSpace(
             len(x), inner, states, len(self.filter) - 1, 2 * inner, self.rank + 2 * states,
             given.data_ptr(), self.filter.data_ptr(), address(self.filter_bias), 0, 0, 0,
             self.decay.data_ptr(), self.skip.data_ptr(),

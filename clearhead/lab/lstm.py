@@ -14,7 +14,7 @@ from torch import Tensor
 
 from clearhead.configs import SequenceModelConfig
 from clearhead.configs.base import ONE
-from clearhead.measure.growth import ModelSize, matched, measure, mixers, of_mixer, parameters
+from clearhead.measure.growth import ModelSize, match_size, measure, mixers, of_mixer, parameters
 from clearhead.models.model import SequenceModel, build
 
 from .induction import repeating_texts
@@ -72,12 +72,12 @@ def report(progress: Progress, name: str, text: str) -> None:
 def matched_config(name: str, size: ModelSize) -> SequenceModelConfig:
     """The config with as many parameters as the attention model."""
     configs = {each: of_mixer(each, mixers(size)[each], size).make(64) for each in NAMES}
-    return matched(configs[name], configs["flash"], "parameters", 64, name)
+    return match_size(configs[name], configs["flash"], "parameters", 64, name)
 
 
 def state_size(config: SequenceModelConfig, length: int) -> int:
     """Numbers in the decoding state after `length` tokens."""
-    return sum(prod(shape) for shape in config.state(ONE.having(S=length)).values())
+    return sum(prod(shape) for shape in config.state(ONE.with_sizes(S=length)).values())
 
 
 def recall(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import clearhead
 from clearhead.configs import AttentionConfig, Causal, FeedForwardConfig, RotaryConfig, SequenceModelConfig
-from clearhead.measure.growth import matched, parameters
+from clearhead.measure.growth import match_size, parameters
 from clearhead.models.llama import decoder
 from clearhead.models.model import SequenceModel, build
 
@@ -80,7 +80,7 @@ def match_parameters(like: SequenceModelConfig, layers: int, ratio: int) -> Sequ
     square, line = layers * (4 + 2 * ratio), 2 * BYTES
     width = ((line**2 + 4 * square * parameters(like)) ** 0.5 - line) / (2 * square)
     width = max(8, 8 * round(width / 8))  # four rotary heads of even width
-    return matched(config(width, layers, 4, ratio * width), like, "parameters", 1, f"d_ff/d = {ratio}")
+    return match_size(config(width, layers, 4, ratio * width), like, "parameters", 1, f"d_ff/d = {ratio}")
 
 
 def corpus(paths: Sequence[str], context: int) -> tuple[Tensor, Tensor]:

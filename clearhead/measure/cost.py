@@ -146,7 +146,7 @@ def last_stack(config: ModelConfig) -> tuple[str, StackConfig]:
 def state_numbers(config: ModelConfig, scope: Scope) -> int:
     """How many numbers decoding keeps; it grows linearly with the repeats of the pattern."""
     name, stack = last_stack(config)
-    short = [config.changed(f"{name}.repeats", repeats) for repeats in (1, 2)]
+    short = [config.with_value(f"{name}.repeats", repeats) for repeats in (1, 2)]
     one, two = (sum(map(math.prod, each.state(scope).values())) for each in short)
     return one + (stack.repeats - 1) * (two - one)
 

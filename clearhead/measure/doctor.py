@@ -15,7 +15,7 @@ from typing import Any, Literal
 from clearhead.extras import install_command, torch_missing
 from clearhead.kernels.build import compiler
 
-from .machine import Compile, Computer, Device, installed, look, look_for_compiler, meet_torch
+from .machine import Compile, Computer, Device, installed_version, look, look_for_compiler, meet_torch
 from .precision import PRECISIONS, Probe, precision_works
 
 CORE = (
@@ -138,7 +138,7 @@ def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda st
             speed = Speed(gemm_tflops=measure_gemm(), read_gbps=measure_read(machine))
     report = DoctorReport(
         python=platform.python_version(),
-        versions={name: installed(name) for name in CORE},
+        versions={name: installed_version(name) for name in CORE},
         machine=machine,
         settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
         threads=threads,
@@ -147,7 +147,9 @@ def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda st
         speed=speed,
         compile=look_for_compiler(),
         kernels=kernel_compiler(),
-        uses=tuple(Use(purpose=what, package=name, extra=extra, version=installed(name)) for what, name, extra in USES),
+        uses=tuple(
+            Use(purpose=what, package=name, extra=extra, version=installed_version(name)) for what, name, extra in USES
+        ),
     )
     return replace(report, findings=diagnose(report, broken))
 

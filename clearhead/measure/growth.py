@@ -51,7 +51,7 @@ from clearhead.nn.context import Context
 from .cost import cost
 
 PASSES = ("forward", "backward", "decode")
-DECODED = 8  # tokens, of which the median is told
+DECODED = 8  # tokens; the median of their times is reported
 ERROR_LENGTH = 4096  # up to which the error against full attention is measured
 T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 """Student's t that 95 % lie within, for 1 to 10 degrees of freedom; beyond, 1.96 is near enough."""
@@ -112,8 +112,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         growth = {what: {which: self.growth(what, which) for which in PASSES} for what in ("seconds", "peak")}
-        told = {what: {k: v and asdict(v) for k, v in by_pass.items()} for what, by_pass in growth.items()}
-        return {"name": self.name, "measured": [asdict(m) for m in self.measured], "growth": told}
+        shown = {what: {k: v and asdict(v) for k, v in by_pass.items()} for what, by_pass in growth.items()}
+        return {"name": self.name, "measured": [asdict(m) for m in self.measured], "growth": shown}
 
 
 def mixers(size: ModelSize) -> dict[str, Callable[[int], MixerConfig]]:
@@ -185,7 +185,7 @@ def configs(contestants: Sequence[Contestant], length: int, equal: str | None) -
     first, *others = (one.make(length) for one in contestants)
     if equal is not None:
         others = [
-            config if one.fixed else matched(config, first, equal, length, one.name)
+            config if one.fixed else match_size(config, first, equal, length, one.name)
             for one, config in zip(contestants[1:], others, strict=True)
         ]
     made = [first, *others]
@@ -194,7 +194,7 @@ def configs(contestants: Sequence[Contestant], length: int, equal: str | None) -
     return made
 
 
-def matched(
+def match_size(
     config: SequenceModelConfig, like: SequenceModelConfig, equal: str, length: int, name: str
 ) -> SequenceModelConfig:
     """The config with feed-forward layers of such a width that it is as large, or as costly, as `like`."""
@@ -203,7 +203,7 @@ def matched(
         return parameters(config) if equal == "parameters" else cost(config, length=length).flops.forward
 
     def of_width(hidden: int) -> SequenceModelConfig:
-        return config.changed("stack.pattern.0.ffn.hidden", hidden)
+        return config.with_value("stack.pattern.0.ffn.hidden", hidden)
 
     wanted, low, high = amount(like), 1, config.stack.dim
     if amount(of_width(low)) > wanted:
@@ -230,18 +230,18 @@ def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, f
     tokens = torch.randint(0, config.embedding.vocabulary, (batch, length))
     seconds: dict[str, float | None] = dict.fromkeys(PASSES)
     peak: dict[str, int | None] = dict.fromkeys(PASSES)
-    told = cost(config, batch=batch, length=length)
+    predicted = cost(config, batch=batch, length=length)
     for name, run in {"forward": forward, "backward": backward}.items():
         peak[name] = peak_memory(partial(run, model, tokens, fused))  # which also warms up
         seconds[name] = statistics.median(run(model, tokens, fused) for _ in range(rounds))
     if config.stack.causal:
-        grown = peak_memory(partial(decoding, model, prefill(model, tokens), tokens, fused))
-        peak["decode"] = None if grown is None else told.memory.kv_cache + grown
+        grown = peak_memory(partial(seconds_per_token, model, prefill(model, tokens), tokens, fused))
+        peak["decode"] = None if grown is None else predicted.memory.kv_cache + grown
         seconds["decode"] = statistics.median(
-            decoding(model, prefill(model, tokens), tokens, fused) for _ in range(rounds)
+            seconds_per_token(model, prefill(model, tokens), tokens, fused) for _ in range(rounds)
         )
     error = error_of(config.stack.blocks[0].mixer, config.stack.dim, length) if length <= ERROR_LENGTH else None
-    return Measured(length, parameters(config), told.flops.forward, seconds, peak, error)
+    return Measured(length, parameters(config), predicted.flops.forward, seconds, peak, error)
 
 
 @torch.inference_mode()
@@ -271,7 +271,7 @@ def prefill(model: SequenceModel, tokens: Tensor) -> DecodeState:
 
 
 @torch.inference_mode()
-def decoding(model: SequenceModel, state: DecodeState, tokens: Tensor, fused: bool) -> float:
+def seconds_per_token(model: SequenceModel, state: DecodeState, tokens: Tensor, fused: bool) -> float:
     """Seconds per token for decoding the last few tokens."""
     taken = []
     for token in tokens[:, -DECODED:].split(1, dim=1):

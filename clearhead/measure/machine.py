@@ -132,7 +132,7 @@ def look_for_compiler() -> Compile:
     )
 
 
-def installed(package: str) -> str | None:
+def installed_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

@@ -85,7 +85,7 @@ def token_logprobs(
     assert model.head is not None, "callers check that the model is a language model"
     check_ids(tokens)
     (rows, length), device = tokens[:, :-1].shape, tokens.device
-    x, logp, likeliest = model.hidden(tokens[:, :-1], make_context(rows, length, device)), [], []
+    x, logp, likeliest = model.hidden_states(tokens[:, :-1], make_context(rows, length, device)), [], []
     for part, wanted in zip(x.split(SLICE, dim=1), tokens[:, 1:, None].split(SLICE, dim=1), strict=True):
         logits = model.head(part, make_context(rows, part.shape[1], device), model.embedding.table).float()
         logp.append(logits.gather(2, wanted)[:, :, 0] - logits.logsumexp(dim=2))

@@ -120,13 +120,13 @@ class SequenceModel(ModelBase):
             taps=taps,
             fused=fused,
         )
-        x = self.hidden(inputs, context, segments, state)
+        x = self.hidden_states(inputs, context, segments, state)
         x = x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
         if taps is not None:
             taps.check()
         return x
 
-    def hidden(
+    def hidden_states(
         self,
         inputs: Int[Tensor, "B T"] | Float[Tensor, "B Ch Y X"],
         context: Context,
@@ -146,7 +146,7 @@ class SequenceModel(ModelBase):
         """The logits of each row's next token. Only the last position goes through the head."""
         check_ids(tokens)
         context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable, state=state)
-        x = self.hidden(tokens, context, None, state, select=partial(last_real, readable=readable))
+        x = self.hidden_states(tokens, context, None, state, select=partial(last_real, readable=readable))
         assert self.head is not None, "only a model with a head predicts tokens"
         return self.head(x, context.at("head"), self.embedding.table)[:, 0]
 
@@ -187,7 +187,7 @@ class EncoderDecoder(ModelBase):
             taps.check()
         return logits
 
-    def hidden(
+    def hidden_states(
         self,
         source: Int[Tensor, "B S"],
         target: Int[Tensor, "B T"],

@@ -171,7 +171,7 @@ def attend(
     if others:
         return written_out_attention(queries, k, v, context, score_bias, scale, softcap, dropout)
     added = None if score_bias is None else score_bias(context, q.dtype)
-    return fused_attention(q, k, v, context.allowed(mask), False, added, scale, dropout)
+    return fused_attention(q, k, v, context.attention_mask(mask), False, added, scale, dropout)
 
 
 def tile_bias(score_bias: ScoreBias, context: Context, dtype: torch.dtype) -> TileBias:
@@ -201,12 +201,14 @@ def written_out_attention(
     (q, _), *others = queries
     scores = products(q)
     for kind, mask in others:
-        allowed = context.allowed(mask)
+        allowed = context.attention_mask(mask)
         scores = products(kind) if allowed is None else torch.where(allowed, products(kind), scores)
     if score_bias is not None:
         scores = scores + score_bias(context, q.dtype)
     scores = context.tap("scores", scores)
-    weights = context.tap("weights", attention_weights(scores, context.allowed(union_of_masks(queries))))  # B H T S
+    weights = context.tap(
+        "weights", attention_weights(scores, context.attention_mask(union_of_masks(queries)))
+    )  # B H T S
     kept = drop(weights, dropout).unflatten(1, groups)
     return (kept @ v.unsqueeze(2).to(kept.dtype)).flatten(1, 2).to(v.dtype)
 

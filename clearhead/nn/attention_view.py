@@ -61,13 +61,13 @@ class AttentionView:
         """The key/value head that each of these query heads reads: H/G query heads share one."""
         return [head // (self.q.shape[1] // self.k.shape[1]) for head in heads]
 
-    def allowed(self, rows: Rows) -> Bool[Tensor, "#B 1 Rows S"] | None:
+    def attention_mask(self, rows: Rows) -> Bool[Tensor, "#B 1 Rows S"] | None:
         """True where a query may read a key; None if every query may read every key."""
-        return self.context.allowed_rows(self.mask, rows)
+        return self.context.attention_mask_rows(self.mask, rows)
 
     def reach(self, rows: Rows) -> int:
         """How many keys to compute, counted from the first: no query of `rows` may read a later one."""
-        allowed = self.allowed(rows)
+        allowed = self.attention_mask(rows)
         if allowed is None:
             return self.k.shape[2]
         found = allowed.any(dim=-2).nonzero()
@@ -90,7 +90,7 @@ class SoftmaxView(AttentionView):
         return attention_scores(self.q[:, heads, rows], self.k[:, group, :keys], bias, self.scale, self.softcap)
 
     def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
-        allowed = self.allowed(rows)
+        allowed = self.attention_mask(rows)
         return attention_weights(self.scores(heads, rows, keys), None if allowed is None else allowed[..., :keys])
 
     def select_heads(self, heads: list[int]) -> SoftmaxView:
@@ -113,12 +113,12 @@ class MultiQueryView(AttentionView):
         k = self.k[:, self.groups(list(range(self.q.shape[1]))[heads]), :keys]
         scores = attention_scores(self.q[:, heads, rows], k, None, self.scale)
         for q, mask in self.others:
-            allowed = self.context.allowed_rows(mask, rows)
+            allowed = self.context.attention_mask_rows(mask, rows)
             other = attention_scores(q[:, heads, rows], k, None, self.scale)
             scores = other if allowed is None else torch.where(allowed[..., :keys], other, scores)
         bias = bias_of_rows(self.score_bias, self, heads, rows, keys)
         scores = scores if bias is None else scores + bias
-        allowed = self.allowed(rows)
+        allowed = self.attention_mask(rows)
         return attention_weights(scores, None if allowed is None else allowed[..., :keys])
 
     def select_heads(self, heads: list[int]) -> MultiQueryView:

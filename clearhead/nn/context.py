@@ -77,11 +77,11 @@ class Context:
         aligned = self.aligned and key_positions.shape[1] == self.positions.shape[1]
         return replace(self, key_positions=key_positions, readable=readable, aligned=aligned)
 
-    def allowed(self, mask: Mask) -> Bool[Tensor, "#B 1 T S"] | None:
+    def attention_mask(self, mask: Mask) -> Bool[Tensor, "#B 1 T S"] | None:
         """True where query t may read key s: the mask, padding and documents together. None if all are True."""
-        return self.once(("allowed", mask, id(self.key_positions)), lambda: self.allowed_rows(mask, slice(None)))
+        return self.once(("allowed", mask, id(self.key_positions)), lambda: self.attention_mask_rows(mask, slice(None)))
 
-    def allowed_rows(self, mask: Mask, rows: slice | list[int]) -> Bool[Tensor, "#B 1 Rows S"] | None:
+    def attention_mask_rows(self, mask: Mask, rows: slice | list[int]) -> Bool[Tensor, "#B 1 Rows S"] | None:
         """The same for some queries only."""
         if mask == Full() and self.readable is None and self.documents is None:
             return None

@@ -50,7 +50,7 @@ class LatentAttention(nn.Module):
         q, joint = self.queries(x, context), self.latents(x, context)
         if state is not None:
             joint, context = state.append(joint, context)
-        form = self.absorbed if self.prefers_absorbed(q.shape[2], joint.shape[2]) else self.plain
+        form = self.attend_absorbed if self.prefers_absorbed(q.shape[2], joint.shape[2]) else self.attend_plain
         mixed = context.tap("mixed", form(q, joint, context))
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
@@ -79,7 +79,7 @@ class LatentAttention(nn.Module):
         wider = 2 * (c.latent_dim + c.rope_dim) - (c.plain_dim + c.rope_dim + c.value_dim)  # per query and key
         return queries < keys and queries * (wider + made / keys) < made
 
-    def plain(
+    def attend_plain(
         self, q: Float[Tensor, "B H T K"], joint: Float[Tensor, "B 1 S LR"], context: Context
     ) -> Float[Tensor, "B H T U"]:
         """Make keys and values of every head from the latents, then attend."""
@@ -90,7 +90,7 @@ class LatentAttention(nn.Module):
         k = torch.cat((k, rope.expand(-1, c.heads, -1, -1)), dim=-1)
         return attend([(q, c.mask)], k, v, context, scale=c.scale, dropout=c.dropout if self.training else 0.0)
 
-    def absorbed(
+    def attend_absorbed(
         self, q: Float[Tensor, "B H T K"], joint: Float[Tensor, "B 1 S LR"], context: Context
     ) -> Float[Tensor, "B H T U"]:
         """Attend over the latents themselves, with W_key multiplied into the queries and W_value into the result."""

@@ -223,7 +223,7 @@ class LinearAttentionView(AttentionView):
         self, heads: slice = slice(None), rows: Rows = slice(None), keys: int | None = None
     ) -> Float[Tensor, "B Heads Rows Keys"]:
         """φ(q)·φ(k) of the keys that may be read, as shares of their sum or as it is; padding reads nothing."""
-        allowed = self.allowed(rows)
+        allowed = self.attention_mask(rows)
         if self.context.readable is not None:
             allowed = self.context.readable[:, None, rows, None] & (True if allowed is None else allowed)
         some = None if allowed is None else allowed[..., :keys]
@@ -246,11 +246,11 @@ def redraw(model: nn.Module, seed: int) -> None:
 def with_seed(config: C, seed: int) -> C:
     """The same config tree with another seed in every `Favor`."""
 
-    def replaced(value: object) -> object:
+    def redraw(value: object) -> object:
         if isinstance(value, tuple):
-            return tuple(map(replaced, value))
+            return tuple(map(redraw, value))
         return with_seed(value, seed) if isinstance(value, Config) else value
 
     if isinstance(config, FavorConfig):
         return replace(config, seed=seed)
-    return replace(config, **{f.name: replaced(getattr(config, f.name)) for f in fields(config)})
+    return replace(config, **{f.name: redraw(getattr(config, f.name)) for f in fields(config)})

@@ -62,17 +62,17 @@ class Longformer(nn.Module):
         if absorbs and not context.replaces(
             "global_qkv", *(f"global.{name}" for name in ("scores", "weights", "mixed"))
         ):
-            mixed = self.absorbed(q, x, replace(reader, taps=None))
+            mixed = self.attend_absorbed(q, x, replace(reader, taps=None))
             if context.taps is not None:
-                self.projected(q, x, reader, dropout)  # for the taps alone
+                self.attend_projected(q, x, reader, dropout)  # for the taps alone
         else:
-            mixed = self.projected(q, x, reader, dropout)
+            mixed = self.attend_projected(q, x, reader, dropout)
         rows, places = is_global.nonzero(as_tuple=True)
         which = is_global.cumsum(dim=1)[rows, places] - 1
         chosen = mixed[rows, :, which].to(local.dtype)  # under autocast, adding a bias has widened it
         return local.transpose(1, 2).index_put((rows, places), chosen).transpose(1, 2)
 
-    def projected(
+    def attend_projected(
         self, q: Float[Tensor, "B H N K"], x: Float[Tensor, "B T D"], context: Context, dropout: float
     ) -> Float[Tensor, "B H N K"]:
         """Project every token to a key and a value by the second matrix."""
@@ -82,7 +82,7 @@ class Longformer(nn.Module):
         reader = context.at("global")
         return reader.tap("mixed", attend([(q, Full())], k, v, reader, dropout=dropout))
 
-    def absorbed(
+    def attend_absorbed(
         self, q: Float[Tensor, "B H N K"], x: Float[Tensor, "B T D"], context: Context
     ) -> Float[Tensor, "B H N K"]:
         """The same, but x itself is read: q·(W x) = (q W)·x, and Σ p·W x = W Σ p·x. Cheaper for few queries.
@@ -105,10 +105,10 @@ class Longformer(nn.Module):
 def select_queries(context: Context, at: Int[Tensor, "#B N"]) -> Context:
     """The context of the queries at these places only."""
 
-    def chosen(x: Int[Tensor, "#B T"]) -> Int[Tensor, "#B N"]:
+    def take_global(x: Int[Tensor, "#B T"]) -> Int[Tensor, "#B N"]:
         return x.expand(max(len(x), len(at)), -1).gather(1, at.expand(max(len(x), len(at)), -1))
 
     documents = context.documents
-    own = None if documents is None else chosen(documents)
-    positions = chosen(context.positions)
+    own = None if documents is None else take_global(documents)
+    positions = take_global(context.positions)
     return replace(context, positions=positions, documents=own, key_documents=documents, aligned=False, memo={})

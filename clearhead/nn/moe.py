@@ -111,9 +111,9 @@ class Experts(nn.Module):
         """Σ_a weights_a · expert_{which_a}(x), each expert on all the tokens that chose it at once."""
         inner = ("pre_activation", "gate", "up", "down")
         if not context.fused or context.replaces(*inner):
-            return self.written_out(x, weights, which, context)
+            return self.run_written_out(x, weights, which, context)
         if context.reads(*inner):
-            self.written_out(x, weights, which, context)  # for the taps alone, so that reading changes nothing
+            self.run_written_out(x, weights, which, context)  # for the taps alone, so that reading changes nothing
         flat, chosen = x.flatten(0, 1), which.flatten(0, 1)
         out = torch.zeros_like(flat)
         for expert in chosen.unique().tolist():
@@ -127,7 +127,7 @@ class Experts(nn.Module):
         act, up = ACTIVATIONS[self.activation], self.up(x, expert)
         return self.down(act(self.gate(x, expert)) * up if self.gated else act(up), expert)
 
-    def written_out(
+    def run_written_out(
         self,
         x: Float[Tensor, "B T D"],
         weights: Float[Tensor, "B T A"],

@@ -228,17 +228,19 @@ def attend(
     B, H, T, _ = queries[0][0].shape
     G, S = k.shape[1:3]
 
-    def grouped(x: np.ndarray) -> np.ndarray:
+    def group_heads(x: np.ndarray) -> np.ndarray:
         return x.reshape(B, G, H // G, T, x.shape[-1])  # B G R T …: broadcasts against keys B G 1 S …
 
-    kinds = [attention_scores(grouped(q), k[:, :, None], None, scale, softcap).reshape(B, H, T, S) for q, _ in queries]
-    allowed = [context.allowed(mask) for _, mask in queries]
+    kinds = [
+        attention_scores(group_heads(q), k[:, :, None], None, scale, softcap).reshape(B, H, T, S) for q, _ in queries
+    ]
+    allowed = [context.attention_mask(mask) for _, mask in queries]
     scores = kinds[0]
     for may, kind in zip(allowed[1:], kinds[1:], strict=True):
         scores = np.where(may, kind, scores)
     scores = context.tap("scores", scores if bias is None else scores + widen(bias))
     weights = context.tap("weights", attention_weights(scores, np.logical_or.reduce(allowed)))
-    mixed = (grouped(weights) @ v[:, :, None]).reshape(B, H, T, v.shape[-1])
+    mixed = (group_heads(weights) @ v[:, :, None]).reshape(B, H, T, v.shape[-1])
     return context.tap("mixed", mixed.astype(v.dtype))
 
 

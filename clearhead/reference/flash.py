@@ -80,11 +80,11 @@ class Tiles:
     def scores(self, rows: slice, columns: slice) -> Float[np.ndarray, "..."]:
         """scale · q kᵀ + bias of one tile, −∞ where a key may not be read."""
         T, S = self.q.shape[-2], self.k.shape[-2]
-        bias = None if self.bias is None else _cut(self.bias, T, S, rows, columns)
+        bias = None if self.bias is None else _tile(self.bias, T, S, rows, columns)
         q, k = self.q[..., rows, :], self.k[..., columns, :]
         scores = attention_scores(q, k, bias, default_scale(self.q, self.scale), self.softcap)
         if self.mask is not None:
-            scores = np.where(_cut(self.mask, T, S, rows, columns), scores, -np.inf)
+            scores = np.where(_tile(self.mask, T, S, rows, columns), scores, -np.inf)
         if self.causal:
             i, j = np.arange(rows.start, rows.stop)[:, None], np.arange(columns.start, columns.stop)
             scores = np.where(j <= i + S - T, scores, -np.inf)
@@ -165,7 +165,7 @@ def flash_attention_backward(
     return sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v), d_given
 
 
-def _cut(table: Real[np.ndarray, "..."] | Mask, T: int, S: int, rows: slice, columns: slice) -> np.ndarray:
+def _tile(table: Real[np.ndarray, "..."] | Mask, T: int, S: int, rows: slice, columns: slice) -> np.ndarray:
     """The tile of a mask or bias that broadcasts to (…, T, S). The broadcast is a view and takes no memory."""
     return np.broadcast_to(table, (*table.shape[:-2], T, S))[..., rows, columns]
 

@@ -44,7 +44,7 @@ def latent_attention(
     rope = context.tap("rope_key", apply_rotary(config.rotary, rope, context.positions))  # B 1 T N
     latent, rope = context.append("latent", latent, 1), context.append("rope_key", rope, 2)
 
-    # Keys and values of every head, computed anew from the latents.
+    # Keys and values of every head, computed again from the latents.
     up = split_heads(context.tap("up", linear(latent, context["up.weight"])), config.plain_dim + config.value_dim)
     k, v = up[..., : config.plain_dim], up[..., config.plain_dim :]
     k = np.concatenate((k, np.broadcast_to(rope, (*k.shape[:-1], config.rope_dim))), -1)

@@ -159,7 +159,7 @@ def gated_linear_attention(
     equation 3) and, one per head, Mamba-2.
     """
     check_recurrent(q, k, v, gate=gate)
-    return _read(q, _gated_states(k, v, gate))
+    return _read_states(q, _gated_states(k, v, gate))
 
 
 def gated_linear_attention_backward(
@@ -178,7 +178,7 @@ def gated_linear_attention_backward(
     check_recurrent(q, k, v, gate=gate)
     check_gradient(d_out, *v.shape)
     states = _gated_states(k, v, gate)
-    before = _shifted(states)
+    before = _states_before(states)
     d_states = q[..., :, None] * d_out[..., None, :]  # … T K U
     for t in reversed(range(q.shape[-2] - 1)):
         d_states[..., t, :, :] += gate[..., t + 1, :, None] * d_states[..., t + 1, :, :]
@@ -202,7 +202,7 @@ def delta_linear_attention(
     Fast Weight Programmers", equation 24; Yang et al. (2024), "Parallelizing Linear Transformers with the Delta Rule".
     """
     check_recurrent(q, k, v, beta=beta)
-    return _read(q, _delta_states(k, v, beta)[0])
+    return _read_states(q, _delta_states(k, v, beta)[0])
 
 
 def delta_linear_attention_backward(
@@ -224,7 +224,7 @@ def delta_linear_attention_backward(
     check_recurrent(q, k, v, beta=beta)
     check_gradient(d_out, *v.shape)
     states, errors = _delta_states(k, v, beta)
-    before = _shifted(states)
+    before = _states_before(states)
     d_k, d_v, d_beta = np.zeros_like(k), np.zeros_like(v), np.zeros_like(beta)
     d_state = np.zeros_like(states[..., 0, :, :]) if states.shape[-3] else None
     for t in reversed(range(q.shape[-2])):
@@ -258,12 +258,12 @@ def _delta_states(k: np.ndarray, v: np.ndarray, beta: np.ndarray) -> tuple[np.nd
     return states, errors
 
 
-def _read(q: np.ndarray, states: Float[np.ndarray, "... T K U"]) -> Float[np.ndarray, "... T U"]:
+def _read_states(q: np.ndarray, states: Float[np.ndarray, "... T K U"]) -> Float[np.ndarray, "... T U"]:
     """Sᵀ q of every token."""
     return np.einsum("...tku,...tk->...tu", states, q)
 
 
-def _shifted(states: Float[np.ndarray, "... T K U"]) -> Float[np.ndarray, "... T K U"]:
+def _states_before(states: Float[np.ndarray, "... T K U"]) -> Float[np.ndarray, "... T K U"]:
     """S before every token: one place later, with zeros in front."""
     return np.concatenate((np.zeros_like(states[..., :1, :, :]), states[..., :-1, :, :]), -3)
 
@@ -296,7 +296,7 @@ def linear_attention_part(
     k = context.tap("key_features", features(config.kernel, k))
     k, v = context.append("key", k, 2), context.append("value", v, 2)
     readers = context.readable[:, context.readable.shape[1] - x.shape[1] :]
-    allowed = context.allowed(config.mask) & readers[:, None, :, None]  # padding reads nothing
+    allowed = context.attention_mask(config.mask) & readers[:, None, :, None]  # padding reads nothing
     weights = context.tap("weights", pair_weights(config.kernel, q, k, allowed))
     mixed = context.tap("mixed", weights @ v)
     return context.tap("out", linear(merge_heads(mixed, context), context["out.weight"], context.get("out.bias")))

@@ -123,7 +123,7 @@ class Context:
         """Run the child `name`. An absent child (config None) is the identity."""
         return x if config is None else part(config)(config, x, self.at(name), **more)
 
-    def allowed(self, mask: Mask) -> Bool[np.ndarray, "B 1 T S"]:
+    def attention_mask(self, mask: Mask) -> Bool[np.ndarray, "B 1 T S"]:
         """True where query t may read key s: the mask allows it, s is no padding, and both are of one document."""
         allowed = mask(self.positions[:, None, :, None], self.key_positions[:, None, None, :])
         allowed = allowed & self.readable[:, None, None, :]

@@ -117,7 +117,7 @@ class GuardMiddleware:
         """Count the bytes of a body that is sent in chunks without a length."""
         total = 0
 
-        async def counted() -> Message:
+        async def count_requests() -> Message:
             nonlocal total
             message = await receive()
             total += len(message.get("body", b""))
@@ -125,7 +125,7 @@ class GuardMiddleware:
                 raise self.too_large(total)
             return message
 
-        return counted
+        return count_requests
 
     def too_large(self, size: int) -> ApiError:
         message = f"the request has {size:,} bytes, but this server reads at most {self.guards.body:,}"
@@ -160,14 +160,14 @@ def with_cors(send: Send, origin: str | None) -> Send:
     if origin is None:
         return send
 
-    async def sending(message: Message) -> None:
+    async def send_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             headers["Access-Control-Allow-Origin"] = origin
             headers.add_vary_header("Origin")
         await send(message)
 
-    return sending
+    return send_headers
 
 
 # ---- errors

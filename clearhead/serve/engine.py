@@ -59,7 +59,7 @@ class Text:
     choice: int
     row: Row
     chooser: Chooser
-    token: int = 0  # chosen, not read yet
+    token: int = 0  # sampled, not yet fed to the model
 
 
 @dataclass

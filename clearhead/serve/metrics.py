@@ -35,10 +35,10 @@ class Metrics:
     def gauge(self, name: str, text: str) -> Gauge:
         return Gauge(f"clearhead_{name}", text, registry=self.registry)
 
-    def started(self, jobs: Sequence[Job]) -> None:
+    def start(self, jobs: Sequence[Job]) -> None:
         self.requests.labels("started").inc()
 
-    def finished(self, jobs: Sequence[Job]) -> None:
+    def finish(self, jobs: Sequence[Job]) -> None:
         now = time.monotonic()
         result = "cancelled" if any(job.cancelled for job in jobs) else "done"
         self.requests.labels(result).inc()

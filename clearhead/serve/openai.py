@@ -130,7 +130,7 @@ class Server:
                 job.cancel()
             code = "context_length_exceeded" if "context is" in str(error) else "invalid_value"
             raise invalid(str(error), param, code) from None
-        self.metrics.started(jobs)
+        self.metrics.start(jobs)
         return jobs
 
     # ---- completions
@@ -159,7 +159,7 @@ class Server:
             choices=asked.n or 1,
             logprobs=asked.logprobs,
             echo_logprobs=echo and asked.logprobs is not None,
-            **self.shared(asked, served),
+            **self.common_options(asked, served),
         )
         jobs = self.submit(served, ids, options, "prompt")
         answer = CompletionAnswer(self, served, asked, jobs, prompts=prompts)
@@ -172,7 +172,7 @@ class Server:
             code = "context_length_exceeded" if "context is" in str(error) else "invalid_value"
             raise invalid(str(error), param, code) from None
 
-    def shared(self, asked: Sampling, served: ServedModel) -> dict[str, Any]:
+    def common_options(self, asked: Sampling, served: ServedModel) -> dict[str, Any]:
         """The options of a request that completions and chat have in common."""
         size = vocabulary_size(served.model)
         bias = tuple((int(token), value) for token, value in (asked.logit_bias or {}).items())
@@ -235,7 +235,7 @@ class Server:
         ending = with_turn_end(replace(core.generator, config=config), template)
         limit = asked.max_completion_tokens or asked.max_tokens
         limit = limit or max(1, min(CHAT_TOKENS, core.length - len(ids) + 1))
-        shared = self.shared(asked, served)
+        shared = self.common_options(asked, served)
         if (schema := tool_schema(asked)) is not None:
             shared["grammar"] = self.grammar(asked, served, schema)
         options = JobOptions(
@@ -256,22 +256,22 @@ class Server:
                 job.cancel()
 
         if asked.stream:
-            return EventStream(self.watched(answer.stream(), jobs), cancel)
+            return EventStream(self.watch(answer.stream(), jobs), cancel)
         try:
             return json_response(await until_disconnect(request, answer.whole(), cancel))
         except JobError as error:
             raise api_error(error) from None
         finally:
-            self.metrics.finished(jobs)
+            self.metrics.finish(jobs)
 
-    async def watched(self, events: AsyncIterator[Any], jobs: list[Job]) -> AsyncIterator[Any]:
+    async def watch(self, events: AsyncIterator[Any], jobs: list[Job]) -> AsyncIterator[Any]:
         try:
             async for event in events:
                 yield event
         except JobError as error:
             raise api_error(error) from None
         finally:
-            self.metrics.finished(jobs)
+            self.metrics.finish(jobs)
 
     # ---- the rest
 
@@ -461,7 +461,7 @@ class Answer:
             found += list(zip(texts, tokens, reasons, strict=True))
         return found
 
-    async def merged(self) -> AsyncIterator[tuple[int, Delta]]:
+    async def merge(self) -> AsyncIterator[tuple[int, Delta]]:
         """The news of all jobs as they come, each with the number of its job."""
         news: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue()
 
@@ -525,7 +525,7 @@ class CompletionAnswer(Answer):
     async def stream(self) -> AsyncIterator[Any]:
         extra: dict[str, Any] = {"usage": None} if self.usage_wanted else {}
         started: set[int] = set()
-        async for number, delta in self.merged():
+        async for number, delta in self.merge():
             index, job, text, scores = number * self.count + delta.choice, self.jobs[number], delta.text, delta.tokens
             if self.asked.echo and index not in started:
                 text, scores = self.prompt_text(number) + text, (*job.prompt_scores, *scores)
@@ -567,7 +567,7 @@ class ChatAnswer(Answer):
         held = [""] * self.count  # with tools, text waits for the end: it may become a call
         holds = bool(self.asked.tools) and self.asked.tool_choice != "none"
         started: set[int] = set()
-        async for _, delta in self.merged():
+        async for _, delta in self.merge():
             news: dict[str, Any] = {} if delta.choice in started else {"role": "assistant"}
             started.add(delta.choice)
             held[delta.choice] += delta.text

@@ -19,7 +19,7 @@ STOPS = 16
 CHOICES = 128
 
 
-class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+class ChatCompletionStreamOptions(msgspec.Struct, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
@@ -52,7 +52,7 @@ class Sampling(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChatCompletionStreamOptions | None = None
     response_format: ResponseFormat | None = None
     user: str | None = None
     store: bool | None = None

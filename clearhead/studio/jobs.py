@@ -26,11 +26,11 @@ OUTPUT = 20_000  # characters of a child's output that are kept
 FRAMES = 20  # checkpoints of a run that the studio starts
 FRAME_STORE: dict[str, dict[int, Answer]] = {}
 SECONDS = 60.0  # after which a check is stopped
-JOBS: dict[str, Job] = {}
+JOBS: dict[str, StudioJob] = {}
 
 
 @dataclass
-class Job:
+class StudioJob:
     """A child process and the folder it works in."""
 
     id: str
@@ -58,14 +58,14 @@ class Job:
 
 def start_child(
     kind: str, arguments: list[str], run: str = "", limit: float | None = None, folder: Path | None = None
-) -> Job:
+) -> StudioJob:
     folder = folder or Path(tempfile.mkdtemp(prefix="clearhead-"))
     with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "clearhead", *arguments], stdout=out, stderr=err, stdin=subprocess.DEVNULL,
             start_new_session=True, text=True,
         )  # fmt: skip
-    job = Job(f"job{len(JOBS) + 1}", kind, process, folder, run, limit=limit)
+    job = StudioJob(f"job{len(JOBS) + 1}", kind, process, folder, run, limit=limit)
     JOBS[job.id] = job
     return job
 
@@ -118,7 +118,7 @@ def start(session: Session, arguments: Mapping[str, Any]) -> Answer:
     return {"id": job.id}
 
 
-def start_training(session: Session, arguments: Mapping[str, Any]) -> Job:
+def start_training(session: Session, arguments: Mapping[str, Any]) -> StudioJob:
     folder = run_folder(session, arguments.get("name"))
     if arguments.get("resume"):
         return start_child("train", ["train", "--out", str(folder), "--resume", *data_of(folder)], run=folder.name)
@@ -189,7 +189,7 @@ def recipes(session: Session, arguments: Mapping[str, Any]) -> Answer:
 
 @question
 def runs(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    """Runs under --runs, newest first, whoever started them."""
+    """All runs under --runs, newest first, not only those that the studio started."""
     if session.runs is None:
         return {"runs": []}
     found = []
@@ -265,7 +265,7 @@ def open_checkpoint(session: Session, folder: Path, path: Path) -> Any:
     config = recipe.model
     if "embedding.tokens.weight" in weights:  # the data decides the vocabulary of a recipe of characters
         size = weights["embedding.tokens.weight"].shape[0]
-        config = config.changed_all({"embedding.vocabulary": size, "head.vocabulary": size})
+        config = config.with_values({"embedding.vocabulary": size, "head.vocabulary": size})
     model = build(config).eval()
     model.load_state_dict(weights, strict=False)
     holder = next((place for place in (folder, folder / "best") if (place / "tokenizer.json").exists()), None)
@@ -364,14 +364,14 @@ def design(session: Session, arguments: Mapping[str, Any]) -> Answer:
     config: Any = preset(name)
     fields = list(config_fields(config, ""))
     if changes:
-        config = config.changed_all(changes)
+        config = config.with_values(changes)
     length = max(1, int(arguments.get("length", 128)))
     numbers: Any = cost(config, length=length)
     shown = trace(config, length=length).steps
     first = [step for step in shown if ".blocks." not in step.name or ".blocks.0." in step.name]
     code = [f"config = clearhead.preset({name!r})"]
     if changes:
-        code.append(f"config = config.changed_all({changes!r})")
+        code.append(f"config = config.with_values({changes!r})")
     code.append(f"print(clearhead.cost(config, length={length}))")
     return {
         "fields": fields,

@@ -59,12 +59,12 @@ class TextReader:
         for first in range(0, len(texts), size):
             yield pad_prompts([self.ids(text) for text in texts[first : first + size]], device)
 
-    def hidden(
+    def hidden_states(
         self, tokens: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None
     ) -> tuple[Float[Tensor, "B T D"], Context]:
         """The last hidden states, before any head."""
         context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable)
-        return self.model.hidden(tokens, context), context
+        return self.model.hidden_states(tokens, context), context
 
 
 @torch.inference_mode()
@@ -81,7 +81,7 @@ def embed(
     if pool == "pooler" and not isinstance(reader.model.config.head, PoolerConfig):
         raise ValueError("this model has no pooler; pool is one of mean, first, none")
     for tokens, readable in reader.batches(texts):
-        x, context = reader.hidden(tokens, readable)
+        x, context = reader.hidden_states(tokens, readable)
         real = torch.ones_like(tokens, dtype=torch.bool) if readable is None else readable
         if pool == "none":
             found += [row[mine] for row, mine in zip(x, real, strict=True)]

@@ -130,7 +130,7 @@ def complete_in_workers(
             for one in done:
                 yield one.result()
     except BrokenProcessPool:
-        raise ValueError("a process that translated was killed, for want of memory? Take a smaller batch") from None
+        raise ValueError("a worker process was killed, probably because memory ran out; use a smaller batch") from None
     finally:
         pool.shutdown()
 

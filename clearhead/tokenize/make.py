@@ -37,12 +37,12 @@ def byte_pairs(config: BytePairConfig, texts: Iterable[str]) -> Tokenizer:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    inner.train_from_iterator(beginning(texts, config.learn_from), trainer)
+    inner.train_from_iterator(take_characters(texts, config.learn_from), trainer)
     inner.add_special_tokens([END])
     return Tokenizer(inner)
 
 
-def beginning(texts: Iterable[str], characters: int | None) -> Iterator[str]:
+def take_characters(texts: Iterable[str], characters: int | None) -> Iterator[str]:
     """Yield texts until they have at least `characters` characters in total; None yields all."""
     read = 0
     for text in texts:

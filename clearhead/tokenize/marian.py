@@ -50,7 +50,7 @@ class MarianTokenizer(Tokenizer):
         return max(self.names) + 1
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        return [self.looked_up(text, self.source) for text in texts]
+        return [self.piece_ids(text, self.source) for text in texts]
 
     def prompt(self, text: str, *, around: bool = True) -> list[int]:
         """Encode a source text in the form the model was trained on, with `</s>` at the end."""
@@ -67,7 +67,7 @@ class MarianTokenizer(Tokenizer):
 
     def encode_target(self, text: str) -> list[int]:
         """Encode a text in the target language, for training or scoring."""
-        return self.looked_up(text, self.target)
+        return self.piece_ids(text, self.target)
 
     def name(self, id: int) -> str | None:
         return self.names.get(id)
@@ -76,7 +76,7 @@ class MarianTokenizer(Tokenizer):
     def specials(self) -> frozenset[int]:
         return frozenset(self.ids[name] for name in self.special if name in self.ids)
 
-    def looked_up(self, text: str, model: tokenizers.Tokenizer) -> list[int]:
+    def piece_ids(self, text: str, model: tokenizers.Tokenizer) -> list[int]:
         """Split a text into pieces with `model` and look up their ids. A piece without an id becomes `<unk>`."""
         found = LANGUAGE.match(text)
         code = [found[0]] if found else []

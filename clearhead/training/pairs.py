@@ -96,7 +96,7 @@ class Translation(Task):
     def loss(self, model: EncoderDecoder, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
         assert isinstance(batch, PairTrainBatch)
         assert batch.source is not None
-        x = model.hidden(batch.source, batch.inputs, source_readable=batch.readable)
+        x = model.hidden_states(batch.source, batch.inputs, source_readable=batch.readable)
         weight = model.table if model.head.weight is None else model.head.weight
         loss = linear_cross_entropy(
             x, weight, batch.targets, bias=model.head.bias, ignore_index=IGNORED, label_smoothing=smoothing

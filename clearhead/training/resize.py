@@ -85,18 +85,18 @@ def resize_vocabulary(recipe: RecipeConfig, vocabulary: int) -> RecipeConfig:
     if not isinstance(tokenizer, BytePairConfig):
         kind = recipe.task.kind() if tokenizer is None else tokenizer.kind()
         raise ConfigError(f"--vocabulary sets the size of a byte-pair vocabulary, but this recipe has {kind}")
-    return recipe.changed("task.tokenizer.vocabulary", vocabulary)
+    return recipe.with_value("task.tokenizer.vocabulary", vocabulary)
 
 
 def resize_context(recipe: RecipeConfig, context: int) -> RecipeConfig:
     """Longer or shorter rows; learned positions grow with them."""
     if isinstance(recipe.task, ImagesConfig):
         raise ConfigError("--context is the number of tokens in a row, and images have none")
-    recipe = recipe.changed("task.length" if isinstance(recipe.task, PairsConfig) else "task.context", context)
+    recipe = recipe.with_value("task.length" if isinstance(recipe.task, PairsConfig) else "task.context", context)
     model = recipe.model
     position = model.embedding.position if isinstance(model, SequenceModelConfig) else None
     if recipe.start is None and isinstance(position, LearnedConfig) and position.length < context:
-        recipe = recipe.changed("model.embedding.position.length", context)
+        recipe = recipe.with_value("model.embedding.position.length", context)
     return recipe
 
 

@@ -248,7 +248,7 @@ def hidden_states(model: SequenceModel, batch: TrainBatch) -> Float[Tensor, "B T
     """The input of the head."""
     rows, length = batch.inputs.shape
     context = make_context(rows, length, batch.inputs.device, documents=batch.documents)
-    return model.hidden(batch.inputs, context)
+    return model.hidden_states(batch.inputs, context)
 
 
 def continue_text(model: Any, tokenizer: Tokenizer, prompt: str | list[int], steps: int) -> str:

@@ -220,8 +220,8 @@ def test_a_nan_that_may_not_be_read_does_no_harm(engine, function):
 
 def test_tiles_wholly_in_the_future_are_skipped(monkeypatch):
     module, seen = sys.modules["clearhead.reference.flash"], []
-    tile = module._tile
-    monkeypatch.setattr(module, "_tile", lambda *arguments: seen.append(arguments[-2:]) or tile(*arguments))
+    scores = module.Tiles.scores
+    monkeypatch.setattr(module.Tiles, "scores", lambda *arguments: seen.append(arguments[1:]) or scores(*arguments))
     reference.flash_attention(normal(12, K), normal(12, K), normal(12, U), causal=True, block=4)
     assert len(seen) == 3 + 2 + 1
     seen.clear()

@@ -28,7 +28,7 @@ def write_assets(folder: Path) -> Commands:
     commands: Commands = {}
 
     def checkpoint(name: str, preset: str, lines: list[list[str]], changes: dict[str, object] | None = None) -> None:
-        config = clearhead.preset(preset).changed_all(changes or {})
+        config = clearhead.preset(preset).with_values(changes or {})
         clearhead.build(config).save(folder / name, tokenizer=tokenizer, force=True)
         settings = json.loads((folder / name / "tokenizer_config.json").read_text())
         (folder / name / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
@@ -99,5 +99,5 @@ def write_run(folder: Path) -> None:
     from clearhead.training.recipes import recipe
 
     (folder.parent.parent / "text.txt").write_text(TEXT)
-    small = recipe("chars").changed_all({"steps": 2, "evaluate_every": 1, "save_every": 1, "batch": 2})
+    small = recipe("chars").with_values({"steps": 2, "evaluate_every": 1, "save_every": 1, "batch": 2})
     train(small, [folder.parent.parent / "text.txt"], out=folder)

@@ -1,4 +1,4 @@
-"""What is said at each layer, and what a head or a position is for: against `transformers` and direct runs."""
+"""The logit lens and the effect of heads and positions, compared with `transformers` and with direct runs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,11 @@ def small(name: str) -> Model:
 
 def writer() -> SequenceModel:
     """A little LLaMA whose vocabulary is letters."""
-    config = preset("tiny-llama").changed("embedding.vocabulary", len(LETTERS)).changed("head.vocabulary", len(LETTERS))
+    config = (
+        preset("tiny-llama")
+        .with_value("embedding.vocabulary", len(LETTERS))
+        .with_value("head.vocabulary", len(LETTERS))
+    )
     model = build(config)
     randomise(model)
     assert isinstance(model, SequenceModel)

@@ -103,14 +103,14 @@ def test_what_is_needed_is_named() -> None:
 def test_a_field_is_changed_by_its_path(path: str, value: Any) -> None:
     config = CASES["window; pre"]
     before = dumps(config)
-    changed = config.changed(path, value)
+    changed = config.with_value(path, value)
     found: Any = changed
     for key in path.split("."):
         found = found[int(key)] if key.isdigit() else getattr(found, key)
     assert found == value
     assert changed != config
     assert dumps(config) == before, "the config itself does not change"
-    assert changed.changed(path, value) == changed
+    assert changed.with_value(path, value) == changed
 
 
 @pytest.mark.parametrize(
@@ -127,17 +127,17 @@ def test_a_field_is_changed_by_its_path(path: str, value: Any) -> None:
 )
 def test_a_path_with_a_slip_is_refused(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        CASES["window; pre"].changed(path, 3)
+        CASES["window; pre"].with_value(path, 3)
 
 
 def test_a_change_is_checked_like_anything_else() -> None:
     config = CASES["window; pre"]
     with pytest.raises(ConfigError, match="heads=7 is not a multiple of kv_heads=2"):
-        config.changed("stack.pattern.0.mixer.heads", 7)
+        config.with_value("stack.pattern.0.mixer.heads", 7)
     with pytest.raises(ConfigError, match="vocabulary 99 is not 23"):
-        CASES["tied head, scaled embedding"].changed("head.vocabulary", 99)
-    assert config.changed("stack.pattern.0.mixer.mask", {"kind": "Window", "size": 4}) == (
-        config.changed("stack.pattern.0.mixer.mask", Window(4))
+        CASES["tied head, scaled embedding"].with_value("head.vocabulary", 99)
+    assert config.with_value("stack.pattern.0.mixer.mask", {"kind": "Window", "size": 4}) == (
+        config.with_value("stack.pattern.0.mixer.mask", Window(4))
     )
 
 
@@ -150,7 +150,7 @@ def test_an_encoder_with_cross_attention_is_refused() -> None:
     """It has nothing to read, and would fail only when run."""
     config = CASES["translator; pre"]
     with pytest.raises(ConfigError, match="cross-attention"):
-        config.changed("encoder.pattern.0.cross", config.decoder.pattern[0].cross)
+        config.with_value("encoder.pattern.0.cross", config.decoder.pattern[0].cross)
 
 
 def test_a_mask_that_says_nothing_is_refused() -> None:
@@ -163,13 +163,13 @@ def test_changes_that_are_right_only_together_are_made_together() -> None:
     vit = preset("tiny-vit")
     for order in (("image", "patch"), ("patch", "image")):
         values = {"embedding.image": 15, "embedding.patch": 5}
-        changed = vit.changed_all({f"embedding.{name}": values[f"embedding.{name}"] for name in order})
+        changed = vit.with_values({f"embedding.{name}": values[f"embedding.{name}"] for name in order})
         assert (changed.embedding.image, changed.embedding.patch) == (15, 5)
     with pytest.raises(ConfigError, match="image=15 is not a multiple of patch=8"):
-        vit.changed_all({"embedding.image": 15, "embedding.patch": 8})
+        vit.with_values({"embedding.image": 15, "embedding.patch": 8})
     inside = {"stack.pattern.0.mixer": {"kind": "Attention", "heads": 2}, "stack.pattern.0.mixer.heads": 1}
-    assert vit.changed_all(inside).stack.pattern[0].mixer.heads == 1
-    assert vit.changed_all({}) == vit
+    assert vit.with_values(inside).stack.pattern[0].mixer.heads == 1
+    assert vit.with_values({}) == vit
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -1.0])

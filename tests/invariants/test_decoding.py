@@ -265,7 +265,7 @@ def test_a_state_holds_what_the_config_says(name: str) -> None:
 
 @pytest.mark.parametrize("name", MIXED)
 def test_a_refused_call_leaves_the_state_as_it_was(name: str) -> None:
-    """A server that refuses one request goes on with the state it has."""
+    """A server that refuses one request can continue with the same state."""
     model, tokens = sequence_model(name), ids(BATCH, LENGTH)
     bad = tokens.clone()
     bad[1, 5] = VOCABULARY

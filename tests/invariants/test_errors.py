@@ -1,4 +1,4 @@
-"""What a user is told who asks for what cannot be: a ValueError that names the value and the rule.
+"""Impossible requests raise a ValueError that names the value and the rule.
 
 Asked of one process in which nothing checks types, as users have it: under the hook of the tests, a wrong rank or type
 never reaches the code that should refuse it.

@@ -83,7 +83,7 @@ def test_last_ffn_runs_only_on_the_last_token_of_each_row(parallel: bool) -> Non
     config = clearhead.preset("tiny-llama")
     if parallel:
         (one,) = config.stack.pattern
-        config = config.changed("stack.pattern.0", ParallelBlockConfig(mixer=one.mixer, ffn=one.ffn, norm=one.norm))
+        config = config.with_value("stack.pattern.0", ParallelBlockConfig(mixer=one.mixer, ffn=one.ffn, norm=one.norm))
     model, tokens = clearhead.build(config).eval(), torch.arange(14).view(2, 7)
     seen: list[tuple[int, ...]] = []
     for block in model.stack.layers():

@@ -39,7 +39,7 @@ def test_the_absorbed_form_is_the_plain_form(name: str, queries: int, fused: boo
     some = Context(positions[:, -queries:], positions, readable, fused=fused)
     with torch.no_grad():
         q, joint = mixer.queries(x, whole)[:, :, -queries:], mixer.latents(x, whole)
-        plain, absorbed = mixer.plain(q, joint, some), mixer.absorbed(q, joint, some)
+        plain, absorbed = mixer.attend_plain(q, joint, some), mixer.attend_absorbed(q, joint, some)
     assert plain.shape == (BATCH, 3, queries, mixer.config.value_dim)
     close(absorbed, plain)
 

@@ -1,4 +1,4 @@
-"""Who reads whom: not the future, not padding, not another row, not another document; and all that the mask allows."""
+"""Which tokens a token reads: all that the mask allows; never the future, padding, another row or another document."""
 
 from __future__ import annotations
 

@@ -137,10 +137,10 @@ def test_attention_views_change_nothing_and_give_rows_of_the_weights(name: str) 
 def test_reading_taps_uses_no_random_numbers(name: str, fused: bool) -> None:
     config = CASES[name]
     if isinstance(config, SequenceModelConfig):
-        config = config.changed("stack.pattern.0.dropout", 0.3).changed("stack.pattern.0.mixer.dropout", 0.4)
-        config = config.changed("embedding.dropout", 0.2)
+        config = config.with_value("stack.pattern.0.dropout", 0.3).with_value("stack.pattern.0.mixer.dropout", 0.4)
+        config = config.with_value("embedding.dropout", 0.2)
     else:
-        config = config.changed("decoder.pattern.0.cross.dropout", 0.4).changed("encoder.pattern.0.dropout", 0.3)
+        config = config.with_value("decoder.pattern.0.cross.dropout", 0.4).with_value("encoder.pattern.0.dropout", 0.3)
     model, inputs = fresh(config, torch.float32).train(), inputs_of(config)
     with torch.no_grad():
         torch.manual_seed(0)
@@ -158,7 +158,7 @@ def test_reading_taps_uses_no_random_numbers(name: str, fused: bool) -> None:
 @pytest.mark.parametrize("name", ["mha", "gqa, head_dim", "latent"])
 def test_dropout_keeps_the_mean(name: str, fused: bool) -> None:
     """Over many draws the mixture is what it is without dropout; and it does vary."""
-    config = sequence(block(MIXERS[name]), repeats=1).changed("stack.pattern.0.mixer.dropout", 0.3)
+    config = sequence(block(MIXERS[name]), repeats=1).with_value("stack.pattern.0.mixer.dropout", 0.3)
     model, path, tokens = fresh(config), "stack.blocks.0.mixer.mixed", ids(1, 4)
     taps, still = Taps(read=[path]), Taps(read=[path])
     torch.manual_seed(0)

@@ -35,7 +35,7 @@ from clearhead.measure.growth import (
     configs,
     error_of,
     fit,
-    matched,
+    match_size,
     measure,
     mixers,
     of_mixer,
@@ -62,9 +62,9 @@ def run(*arguments: str) -> str:
 
 
 def refused(*arguments: str) -> str:
-    """What is said, and that nothing has been measured before."""
+    """The error message. Nothing may be measured before it appears."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("clearhead.measure.growth.measure", lambda *_: pytest.fail("this is said too late"))
+        patch.setattr("clearhead.measure.growth.measure", lambda *_: pytest.fail("measured before the error"))
         result = CliRunner().invoke(command, list(arguments))
     assert result.exit_code != 0
     return result.output + str(result.exception)
@@ -102,7 +102,7 @@ def test_the_flops_told_are_the_flops_done(name: str) -> None:
 def test_made_equal(equal: str, length: int) -> None:
     named = mixers(SMALL)
     like, lstm = (of_mixer(name, named[name], SMALL).make(length) for name in ("flash", "lstm"))
-    config = matched(lstm, like, equal, length, "lstm")
+    config = match_size(lstm, like, equal, length, "lstm")
 
     def amount(config: object) -> int:
         return parameters(config) if equal == "parameters" else cost(config, length=length).flops.forward

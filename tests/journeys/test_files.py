@@ -137,7 +137,7 @@ def test_an_error_of_the_disk_names_the_file_that_was_asked_for(tmp_path: Path) 
 
 def test_weights_with_nan_are_one_sentence(tmp_path: Path) -> None:
     sizes = {"embedding.vocabulary": 257, "head.vocabulary": 257}
-    broken = clearhead.build(clearhead.preset("tiny-llama").changed_all(sizes))
+    broken = clearhead.build(clearhead.preset("tiny-llama").with_values(sizes))
     with torch.no_grad():
         broken.get_parameter("stack.blocks.1.mixer.out.weight")[0, 0] = float("nan")
     broken.save(tmp_path / "nan", tokenizer=make(BytesConfig(), []))
@@ -176,4 +176,5 @@ if child == 0:
 assert os.waitpid(child, 0)[1] == 0
 """
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=300, env=environment)
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], timeout=300, env=environment, check=False)
+    assert done.returncode == 0

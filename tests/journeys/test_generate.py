@@ -202,9 +202,9 @@ def test_eval_states_its_stride(folder: str, tmp_path: Path) -> None:
 
 def test_encoders_on_the_command_line(folder: str, tmp_path: Path) -> None:
     tokenizer = make(BytesConfig(), [])
-    bert = package.preset("tiny-bert").changed("embedding.vocabulary", 257)
+    bert = package.preset("tiny-bert").with_value("embedding.vocabulary", 257)
     package.build(bert).save(tmp_path / "bert", tokenizer=tokenizer)
-    judge = bert.changed("head", ClassHeadConfig(classes=3, pool=PoolerConfig()))
+    judge = bert.with_value("head", ClassHeadConfig(classes=3, pool=PoolerConfig()))
     package.build(judge).save(tmp_path / "judge", tokenizer=tokenizer)
     (tmp_path / "lines.txt").write_text("one\nthree")
     lines = ("--file", str(tmp_path / "lines.txt"), "--lines")

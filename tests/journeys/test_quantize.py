@@ -59,7 +59,7 @@ def test_rows_are_no_longer_than_the_model_reads(folder: Path) -> None:
 
 def test_what_cannot_tell_its_loss_is_said_before_anything_is_written(folder: Path) -> None:
     tokenizer = make(CharactersConfig(), [TEXT])
-    model = clearhead.build(clearhead.preset("tiny-bert").changed("embedding.vocabulary", tokenizer.vocabulary))
+    model = clearhead.build(clearhead.preset("tiny-bert").with_value("embedding.vocabulary", tokenizer.vocabulary))
     model.save(folder / "bert", tokenizer=tokenizer)
     with pytest.raises(ValueError, match="cannot generate text"):
         run("quantize", folder / "bert", folder / "bert-small", "--text", folder / "text.txt")

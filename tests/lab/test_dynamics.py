@@ -218,7 +218,7 @@ def test_contestants_are_alike_in_size_and_a_recurrence_keeps_as_much_at_any_len
 
 
 def test_recall_is_told_by_distance() -> None:
-    """Who foretells all that came before but in texts of period 5, and nothing that is new."""
+    """A predictor that knows every repeated token except in texts of period 5, and no new token."""
     tokens, again = repeating_texts(60, 100, 6, torch.Generator().manual_seed(0))
     knows = again[:, 1:] & ((~again).sum(1, keepdim=True) - 1 != 5)
     assert recall_by_distance(torch.where(knows, tokens[:, 1:], 100), tokens, again) == {4: 1.0, 5: 0.0, 6: 1.0}

@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
     tokenizer = make_tokenizer()
     config = clearhead.preset("tiny-llama")
     for part in ("embedding", "head"):
-        config = config.changed(f"{part}.vocabulary", tokenizer.vocabulary)
+        config = config.with_value(f"{part}.vocabulary", tokenizer.vocabulary)
     model = clearhead.build(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -149,8 +149,8 @@ def test_turns_continue_from_the_state(folder) -> None:
         answer = "".join(talk.reply(said))
         assert fed[0] <= len(ids)
         first = fed[0]
-        (anew,) = model.generate(ids, max_new_tokens=12, ends=talk.generator.config.ends)
-        assert answer == anew.text
+        (fresh,) = model.generate(ids, max_new_tokens=12, ends=talk.generator.config.ends)
+        assert answer == fresh.text
         assert len(messages) == 2 or first < len(ids) - 20
         messages.append({"role": "assistant", "content": answer.strip()})
     assert talk.messages == messages

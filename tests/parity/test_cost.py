@@ -63,7 +63,7 @@ def test_weights_are_those_of_the_real_modules(name: str) -> None:
     """Of a deep stack two repeats: more are more of the same, and `test_published_totals` counts them all."""
     config = preset(name)
     if isinstance(config, SequenceModelConfig) and config.stack.repeats > 2:
-        config = config.changed("stack.repeats", 2)
+        config = config.with_value("stack.repeats", 2)
     with torch.device("meta"):  # every preset fits there
         model = clearhead.build(config)
     assert {key: tuple(value.shape) for key, value in model.state_dict().items()} == config.weights()
@@ -83,7 +83,7 @@ def test_flops_are_what_torch_counts(name: str) -> None:
 def test_flops_of_dual_chunks_are_what_torch_counts(length: int) -> None:
     """Three kinds of queries: as many tables of scores for a short text, tiles for a longer one."""
     rotary = DualChunkConfig(chunk=100, length=200)
-    config = preset("tiny-llama").changed("stack.pattern.0.mixer.rotary", rotary.to_dict())
+    config = preset("tiny-llama").with_value("stack.pattern.0.mixer.rotary", rotary.to_dict())
     model, whole = clearhead.build(config).eval(), cost(preset("tiny-llama"), length=length).flops.forward
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(*inputs("tiny-llama", 1, length))
@@ -175,8 +175,8 @@ def test_experts_active_and_total() -> None:
 def test_attention_passes_the_rest_only_beyond_6d() -> None:
     """4·n²·d > 24·n·d² exactly when n > 6·d."""
     d = 32
-    config = preset("tiny-llama").changed("stack.pattern.0.ffn", {"kind": "FeedForward", "hidden": 4 * d})
-    config = config.changed("stack.pattern.0.mixer.kv_heads", None)
+    config = preset("tiny-llama").with_value("stack.pattern.0.ffn", {"kind": "FeedForward", "hidden": 4 * d})
+    config = config.with_value("stack.pattern.0.mixer.kv_heads", None)
     for n, quadratic_wins in ((6 * d - 1, False), (6 * d + 1, True)):
         steps = [s for s in clearhead.trace(config, length=n).steps if s.name.startswith("stack.blocks.0.")]
         quadratic = sum(s.flops for s in steps if s.order == "n²·d")
@@ -195,6 +195,6 @@ def test_bad_sizes_are_refused_in_one_sentence() -> None:
 
 
 def test_windows_that_bound_nothing_cost_like_none() -> None:
-    config = preset("tiny-llama").changed("stack.pattern.0.mixer.mask", (Causal() & Window(64)).to_dict())
+    config = preset("tiny-llama").with_value("stack.pattern.0.mixer.mask", (Causal() & Window(64)).to_dict())
     assert cost(config, length=17) == cost(preset("tiny-llama"), length=17)
     assert math.isclose(cost(config, length=64).memory.kv_cache, cost(config, length=128).memory.kv_cache)

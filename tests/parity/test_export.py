@@ -44,12 +44,12 @@ SIZES = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 96, "vocab
 LLAMA = llama(**SIZES)
 MODELS = {
     "llama": LLAMA,
-    "llama, tied, wide heads": LLAMA.changed("head.tied", True).changed("stack.pattern.0.mixer.head_dim", 32),
-    "llama 3": LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", Llama3Scaling(factor=8, length=8192)),
-    "llama, linear": LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", LinearScaling(factor=4.0)),
-    "llama, yarn": LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", YarnScaling(factor=4.0, length=16)),
-    "qwen2": LLAMA.changed("stack.pattern.0.mixer.qkv_bias", True),
-    "qwen3": LLAMA.changed("stack.pattern.0.mixer.qk_norm", RMSNormConfig()),
+    "llama, tied, wide heads": LLAMA.with_value("head.tied", True).with_value("stack.pattern.0.mixer.head_dim", 32),
+    "llama 3": LLAMA.with_value("stack.pattern.0.mixer.rotary.scaling", Llama3Scaling(factor=8, length=8192)),
+    "llama, linear": LLAMA.with_value("stack.pattern.0.mixer.rotary.scaling", LinearScaling(factor=4.0)),
+    "llama, yarn": LLAMA.with_value("stack.pattern.0.mixer.rotary.scaling", YarnScaling(factor=4.0, length=16)),
+    "qwen2": LLAMA.with_value("stack.pattern.0.mixer.qkv_bias", True),
+    "qwen3": LLAMA.with_value("stack.pattern.0.mixer.qk_norm", RMSNormConfig()),
     "mixtral": mixtral(**SIZES, experts=4),
     "gemma": preset("tiny-gemma"),
 }
@@ -247,7 +247,7 @@ def test_what_has_no_place_in_gguf_is_said(tmp_path: Path) -> None:
 def test_what_llama_cpp_would_turn_otherwise_is_not_written(tmp_path: Path) -> None:
     odd = YarnScaling(factor=4.0, length=16, slow=2.0)
     with pytest.raises(CheckpointError, match="it stores only YaRN's factor and length"):
-        save_gguf(build(LLAMA.changed("stack.pattern.0.mixer.rotary.scaling", odd)), tmp_path / "m.gguf", None)
+        save_gguf(build(LLAMA.with_value("stack.pattern.0.mixer.rotary.scaling", odd)), tmp_path / "m.gguf", None)
 
 
 def test_a_file_is_written_over_itself(tmp_path: Path) -> None:
@@ -332,7 +332,7 @@ def test_onnxruntime_says_what_we_say(tmp_path: Path) -> None:
     """A window shorter than some of the texts and longer than others; the exporter saw one of three tokens."""
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    model = randomise(build(LLAMA.changed("stack.pattern.0.mixer.mask", Causal() & Window(5))))
+    model = randomise(build(LLAMA.with_value("stack.pattern.0.mixer.mask", Causal() & Window(5))))
     model.save(tmp_path / "mine")
     command = ["export", str(tmp_path / "mine"), "--to", "onnx", str(tmp_path / "m.onnx")]
     subprocess.run(

@@ -90,7 +90,7 @@ def changed(config: Any, **changes: Any) -> Any:
     for name, value in changes.items():
         path = name.replace("__", ".")
         top = "" if path.split(".")[0] in ("stack", "head") else "stack.pattern.0.mixer."
-        config = config.changed(top + path, value)
+        config = config.with_value(top + path, value)
     return config
 
 
@@ -300,7 +300,7 @@ def test_presets_are_recognised(name: str, kind: str) -> None:
     """Two of the many equal blocks, at full width; no weight is allocated on either side."""
     config = preset(name)
     assert isinstance(config, SequenceModelConfig)
-    config = config.changed("stack.repeats", 2)
+    config = config.with_value("stack.repeats", 2)
     hf = to_hf(config)
     assert hf is not None
     assert hf["model_type"] == kind
@@ -372,26 +372,26 @@ def test_a_config_survives_theirs(name: str) -> None:
 )
 def test_dropout_survives_where_the_family_has_the_place(config: Any, places: dict[str, float]) -> None:
     for path, share in places.items():
-        config = config.changed(path, share)
+        config = config.with_value(path, share)
     hf = to_hf(config)
     assert hf is not None
-    assert family(hf).config(hf).resolved() == config.resolved()
+    assert family(hf).config(hf).resolve() == config.resolve()
 
 
 def test_dropout_that_a_family_has_no_place_for_is_kept_in_ours(tmp_path: Path) -> None:
-    config = LLAMA.changed("stack.pattern.0.dropout", 0.1).changed("embedding.dropout", 0.2)
+    config = LLAMA.with_value("stack.pattern.0.dropout", 0.1).with_value("embedding.dropout", 0.2)
     random_model(config).save(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "llama"
     assert load(tmp_path).config == config
 
 
 def test_equal_configs_differ_nowhere_and_others_say_where() -> None:
-    twice = LLAMA.changed("stack.pattern", LLAMA.stack.pattern * 3).changed("stack.repeats", 1)
+    twice = LLAMA.with_value("stack.pattern", LLAMA.stack.pattern * 3).with_value("stack.repeats", 1)
     assert not differences(LLAMA, changed(twice, head_dim=6, kv_heads=2, value_dim=6))
     assert differences(LLAMA, changed(LLAMA, rotary__theta=5.0)) == [
         f"stack.blocks.{i}.mixer.rotary.theta is 10000.0 and 5.0" for i in range(3)
     ]
-    assert differences(LLAMA, LLAMA.changed("stack.repeats", 2)) == ["stack.blocks is 3 parts and 2 parts"]
+    assert differences(LLAMA, LLAMA.with_value("stack.repeats", 2)) == ["stack.blocks is 3 parts and 2 parts"]
     assert differences(LLAMA, changed(LLAMA, head=None)) == ["head is LMHead and None"]
 
 

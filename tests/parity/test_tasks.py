@@ -142,7 +142,7 @@ def test_models_of_another_kind_are_refused(tmp_path) -> None:
         fill_mask(bert, ["[MASK]"])
     with pytest.raises(ValueError, match="no class head"):
         classify(bert, ["the cat"])
-    judge = clearhead.build(bert.config.changed("head", ClassHeadConfig(classes=3, pool=PoolerConfig())))
+    judge = clearhead.build(bert.config.with_value("head", ClassHeadConfig(classes=3, pool=PoolerConfig())))
     with pytest.raises(ValueError, match="top is 0, but must be at least 1"):
         classify(judge, ["the cat"], top=0)
     with pytest.raises(ValueError, match="the text has 27 tokens, but the model reads at most 20"):

@@ -22,7 +22,7 @@ TEXT = "the quick brown fox jumps over the lazy dog. " * 400
 
 
 def sweep(**changes: object) -> Sweep:
-    recipe = bytes_recipe().changed("batch", 4).changed("task.context", 16).changed("evaluate_targets", 256)
+    recipe = bytes_recipe().with_value("batch", 4).with_value("task.context", 16).with_value("evaluate_targets", 256)
     return Sweep(**{"dims": (8, 16), "budgets": (6e7, 1e8), "layers": 1, "recipe": recipe} | changes)  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def test_a_stopped_sweep_goes_on_and_ends_alike(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="add --resume"):
         run_sweep(sweep(), [text], stopped)
     with pytest.raises(ResumeError, match="was started with another recipe: seed was 1337 and is 7"):
-        run_sweep(sweep(recipe=sweep().recipe.changed("seed", 7)), [text], stopped, resume=True)
+        run_sweep(sweep(recipe=sweep().recipe.with_value("seed", 7)), [text], stopped, resume=True)
     with pytest.raises(ResumeError, match="there is no run in"):
         run_sweep(sweep(), [text], tmp_path / "nowhere", resume=True)
     first = (stopped / "6e+07-8" / "model.safetensors").stat().st_mtime_ns

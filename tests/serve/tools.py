@@ -29,7 +29,7 @@ def small_model(preset: str = "tiny-llama", weights: str | None = "float32", see
     torch.manual_seed(seed)
     tokenizer, config = make_tokenizer(), clearhead.preset(preset)
     for part in ("embedding", "head"):
-        config = config.changed(f"{part}.vocabulary", tokenizer.vocabulary)
+        config = config.with_value(f"{part}.vocabulary", tokenizer.vocabulary)
     model = clearhead.build(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -166,7 +166,7 @@ def test_a_design_costs_what_cost_says(session: Session) -> None:
     import clearhead
 
     answer = session.ask("design", {"preset": "tiny-llama", "changes": {"stack.repeats": 3}, "length": 64})
-    config = clearhead.preset("tiny-llama").changed("stack.repeats", 3)
+    config = clearhead.preset("tiny-llama").with_value("stack.repeats", 3)
     assert answer["parameters"] == clearhead.cost(config, length=64).parameters.total
     with pytest.raises(ValueError, match="must be"):
         session.ask("design", {"changes": {"stack.repeats": "x"}})

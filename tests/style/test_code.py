@@ -1,4 +1,4 @@
-"""How the code reads, checked: lint, types, the direction of imports, no torch where none is needed, no empty test."""
+"""Lint, types, the direction of imports, modules that load without torch, and tests that assert something."""
 
 from __future__ import annotations
 

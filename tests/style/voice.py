@@ -1,7 +1,7 @@
 """List text and names that do not follow the voice of the project: `python -m tests.style.voice [PATH…]`.
 
 It looks for archaic words in code, docs and tests, for functions named by a bare participle, and for class names that
-are defined more than once in the package.
+are defined more than once in the package. `test_voice.py` asserts that it finds nothing.
 """
 
 from __future__ import annotations
@@ -72,14 +72,19 @@ def bare_participles(path: Path) -> Iterator[str]:
 
 
 def repeated_classes() -> Iterator[str]:
-    """Public classes that share a name. Two engines of one idea may: `configs` and the module built from it do not."""
+    """Classes that share a name but not a meaning.
+
+    The same idea has the same name in the NumPy engine, in the PyTorch engine, and in `nn/layers.py`, which offers the
+    parts of the PyTorch engine with another constructor.
+    """
     places: dict[str, list[str]] = defaultdict(list)
     for path in sorted((ROOT / "clearhead").rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
-                places[node.name].append(path.relative_to(ROOT).as_posix())
+                engine = next((each for each in ("reference/", "nn/layers.py") if f"clearhead/{each}" in str(path)), "")
+                places[f"{engine} {node.name}".strip()].append(path.relative_to(ROOT).as_posix())
     for name, files in sorted(places.items()):
-        if len(files) > 1 and not any(file.startswith("clearhead/checker/exercises") for file in files):
+        if len(files) > 1:
             yield f"class {name} in {', '.join(files)}"
 
 

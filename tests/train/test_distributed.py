@@ -45,7 +45,7 @@ def test_two_processes_walk_the_same_curve_as_one(
 ) -> None:
     file = tmp_path / "recipe.json"
     config = small(steps=6, accumulate=2, save_every=3, dropout=0.0)
-    config = config if optimizer == "Muon" else config.changed("optimizer", {"kind": "AdamW", "lr": 0.01})
+    config = config if optimizer == "Muon" else config.with_value("optimizer", {"kind": "AdamW", "lr": 0.01})
     file.write_text(dumps(config))
     train(config, [corpus], tmp_path / "one")
     done = torchrun(file, corpus, tmp_path / "two", *(["--shard"] if sharded else []))

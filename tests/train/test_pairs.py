@@ -50,7 +50,7 @@ def tiny(name: str = "translate", dropout: float = 0.1, **changes: object) -> Re
     }  # fmt: skip
     config = replace(recipe(name), model=model)
     for path, value in (sizes | changes).items():
-        config = config.changed(path, value)
+        config = config.with_value(path, value)
     return config
 
 
@@ -290,7 +290,7 @@ def test_a_batch_of_the_built_in_dates_holds_several_languages(tmp_path: Path, m
     with pytest.raises(DataError, match="the validation share is 0"):
         dates(0.0)
     monkeypatch.setattr("clearhead.data.dates.COUNT", 6000)
-    config = recipe("dates").changed("task.judged", 10)
+    config = recipe("dates").with_value("task.judged", 10)
     task = prepare_task(config, (), (), Run(tmp_path / "run"), lambda text: None)
     assert isinstance(task, Translation)
     tags = [{task.tokenizer.decode(row.tolist()).split()[0] for row in task.batch(step).source} for step in range(12)]

@@ -252,7 +252,7 @@ def test_a_text_shorter_than_the_context_is_reported(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:300])
     said: list[str] = []
-    config = small(steps=1).changed("task.context", 400)
+    config = small(steps=1).with_value("task.context", 400)
     train(config, [text], tmp_path / "run", callbacks=Callbacks(message=said.append))
     assert any("shorter than the context of 400 tokens" in sentence for sentence in said)
 
@@ -267,7 +267,7 @@ def test_a_damaged_line_of_metrics_is_skipped(corpus: Path, tmp_path: Path) -> N
 def test_rows_are_not_longer_than_the_text(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:300])
-    config = small(steps=1).changed("task.context", 10**6)
+    config = small(steps=1).with_value("task.context", 10**6)
     task = prepare_task(config, [text], [], Run(tmp_path / "run"), lambda sentence: None)
     assert task.batch(0).inputs.shape[1] == task.length < 300
     assert next(iter(task.validation())).inputs.shape[1] <= 300
@@ -330,7 +330,7 @@ def test_a_language_model_that_sees_later_tokens_is_refused(corpus: Path, tmp_pa
     config = small(**{"model.stack.pattern.1.mixer.mask": {"kind": "Window", "size": 4}})
     with pytest.raises(ConfigError, match=r"block 1 can see the tokens it must predict: .* has the mask Window"):
         train(config, [corpus], tmp_path / "run")
-    both = config.model.stack.pattern[1].mixer.changed("mask", {"kind": "And", "left": {"kind": "Window", "size": 4},
+    both = config.model.stack.pattern[1].mixer.with_value("mask", {"kind": "And", "left": {"kind": "Window", "size": 4},
                                                                 "right": {"kind": "Causal"}})  # fmt: skip
     assert small(**{"model.stack.pattern.1.mixer": both}).model.stack.causal
 

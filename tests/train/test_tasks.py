@@ -88,7 +88,7 @@ def test_the_bert_recipe_learns_masked_tokens(tmp_path: Path) -> None:
     }  # fmt: skip
     config = recipe("bert")
     for path, value in changes.items():
-        config = config.changed(path, value)
+        config = config.with_value(path, value)
     train(config, [corpus], tmp_path / "run")
     lines = Run(tmp_path / "run").history()
     assert lines[0]["train/loss"] == pytest.approx(np.log(258), rel=0.2)
@@ -109,8 +109,8 @@ def test_the_bert_recipe_learns_masked_tokens(tmp_path: Path) -> None:
 
 def test_the_vit_recipe_classifies_digits(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
-    config = recipe("vit").changed("steps", 80).changed("model.stack.repeats", 2).changed("task.shift", 0)
-    config = config.changed("schedule.warmup", 10)
+    config = recipe("vit").with_value("steps", 80).with_value("model.stack.repeats", 2).with_value("task.shift", 0)
+    config = config.with_value("schedule.warmup", 10)
     train(config, (), tmp_path / "run")
     last = Run(tmp_path / "run").history()[-1]
     assert last["val/accuracy"] > 0.7

@@ -188,7 +188,7 @@ def test_an_adapter_has_what_was_trained_beside_the_weights(tmp_path: Path) -> N
 
 
 def test_an_adapter_of_pictures_has_the_names_of_its_classes(tmp_path: Path) -> None:
-    config = recipe("vit").changed("model.stack.repeats", 1).changed("steps", 1)
+    config = recipe("vit").with_value("model.stack.repeats", 1).with_value("steps", 1)
     train(config, [folders(tmp_path / "shades")], tmp_path / "base")
     for old, new in (("dark", "night"), ("light", "noon")):
         (tmp_path / "shades" / old).rename(tmp_path / "shades" / new)

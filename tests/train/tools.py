@@ -25,7 +25,7 @@ def small(dropout: float = 0.1, **changes: object) -> RecipeConfig:
     for i in range(len(config.model.stack.pattern)):
         sizes |= {f"model.stack.pattern.{i}.ffn.hidden": 64, f"model.stack.pattern.{i}.dropout": dropout}
     for path, value in (sizes | changes).items():
-        config = config.changed(path, value)
+        config = config.with_value(path, value)
     return config
 
 

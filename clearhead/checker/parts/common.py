@@ -190,7 +190,7 @@ def check_views(recorder: Recorder, run: Runner, inputs: Inputs) -> None:
     if want is None:
         return
 
-    def strided(value: Any) -> Any:
+    def make_strided(value: Any) -> Any:
         given = run.engine.to_native(value)
         if not isinstance(value, np.ndarray) or value.ndim < 2 or value.dtype.kind != "f":
             return given
@@ -199,7 +199,7 @@ def check_views(recorder: Recorder, run: Runner, inputs: Inputs) -> None:
             return given.transpose(one, two).contiguous().transpose(one, two)
         return np.ascontiguousarray(given.swapaxes(one, two)).swapaxes(one, two)
 
-    got, error = run.attempt({n: strided(v) for n, v in inputs.items()}, without_copy(run.engine))
+    got, error = run.attempt({n: make_strided(v) for n, v in inputs.items()}, without_copy(run.engine))
     if error or not equal(got, want, run.engine.tolerance):
         recorder.add("needs-contiguous", Example(shown_inputs(inputs), want, error or got))
 

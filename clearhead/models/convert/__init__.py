@@ -153,7 +153,7 @@ def to_hf(config: ModelConfig, preferred: str | None = None) -> dict[str, Any] |
 
     preferred  the family that the model was loaded from, which is tried first
     """
-    resolved = config.resolved()
+    resolved = config.resolve()
     kinds = sorted(FAMILIES, key=lambda kind: kind != preferred)
     return next((hf for kind in kinds if (hf := FAMILIES[kind].hf(resolved)) is not None), None)
 

@@ -19,7 +19,7 @@ def plain_data(config: ModelConfig) -> dict[str, Any]:
     data = config.to_dict()
     for name in ("stack", "encoder", "decoder"):
         if isinstance(part := getattr(config, name, None), StackConfig):
-            blocks = {block: block.resolved(part.dim).to_dict() for block in {*part.blocks}}
+            blocks = {block: block.resolve(part.dim).to_dict() for block in {*part.blocks}}
             places = [part.place(i) for i in range(len(part.blocks))]
             data[name] = {
                 "dim": part.dim,

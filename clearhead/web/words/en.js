@@ -4,7 +4,7 @@ export const en = {
   loading: "computing …", offline: "This page holds no values for that. Open it live: clearhead studio", offline_view: "This view needs a running studio: type clearhead studio in a terminal.",
   skip: "Skip to the view", views: "Views", layer: "layer", head: "head", query: "query", key: "key", weight: "weight", position: "position", token: "token", value: "value", place: "stack",
   tokens_title: "Tokens", tokens_help: "The model reads pieces of text called tokens. Select one to see what the model predicts after it.",
-  next_title: "Next-token probabilities", next_help: "Bars show the model's probability; the darker part is what remains after the filters. Click a token to go on with it.",
+  next_title: "Next-token probabilities", next_help: "Bars show the model's probability; the darker part is what remains after the filters. Click a token to append it.",
   sampling: "Sampling", temperature: "temperature", top_k: "top-k", top_p: "top-p", min_p: "min-p", seed: "seed", count: "tokens", generate: "Generate", generated: "Generated text", alternatives: "Click a generated token to see its alternatives.",
   kept: "{n} of {m} tokens remain", entropy: "entropy {x} bits",
   flow_help: "Every step that the model computes, in order. Select a step to see its numbers, then a number to see where it comes from.",
