@@ -37,6 +37,10 @@ class LinformerConfig(MixerConfig):
                 "before any query reads them, so none can be hidden from it; for a causal model use LinearAttention"
             )
 
+    @property
+    def longest(self) -> int:
+        return self.length
+
     def widths(self, dim: int) -> tuple[int, int]:
         """K and U in a model of width `dim`."""
         return head_widths(dim, self.heads, self.head_dim, self.value_dim)

@@ -22,3 +22,8 @@ class MixerConfig(Part, abstract=True):
 
         @property
         def mask(self) -> Mask: ...
+
+    @property
+    def longest(self) -> int | None:
+        """The longest text that the mixer can read, in positions; None if there is no limit."""
+        return None

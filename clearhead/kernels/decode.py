@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from clearhead.configs.masks import check_causal
 from clearhead.nn.attention import MultiHeadAttention, attend, merge_heads, split_heads
-from clearhead.nn.cache import BlockState, CrossCache, KVCache, MambaState, PagedKVCache, Slots, StateAllocator
+from clearhead.nn.cache import BlockState, CrossCache, KVCache, PagedKVCache, Slots, StateAllocator
 from clearhead.nn.context import Context
 from clearhead.nn.ffn import FeedForward, GatedFeedForward
-from clearhead.nn.mamba import Mamba
+from clearhead.nn.mamba import Mamba, MambaState
 from clearhead.nn.norm import LayerNorm, ProjectionNorm, RMSNorm
 from clearhead.nn.packing import DenseRows, dense_rows
 from clearhead.nn.pool import PAGE, Pages

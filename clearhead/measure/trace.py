@@ -11,7 +11,6 @@ from typing import Any
 from clearhead.configs import (
     ConfigError,
     EncoderDecoderConfig,
-    LinformerConfig,
     ModelConfig,
     PatchEmbeddingConfig,
     Scope,
@@ -114,7 +113,7 @@ def readable_length(config: ModelConfig, length: int | None) -> int:
     if length is None:
         stacks = (config.encoder, config.decoder) if isinstance(config, EncoderDecoderConfig) else (config.stack,)
         mixers = [block.mixer for stack in stacks for block in stack.distinct]
-        return min(512, most or 512, *(mixer.length for mixer in mixers if isinstance(mixer, LinformerConfig)))
+        return min(512, most or 512, *(mixer.longest for mixer in mixers if mixer.longest is not None))
     if most is not None and length > most:
         raise ConfigError(f"length is {length}, but this model has {most} learned positions")
     return length

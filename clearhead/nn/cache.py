@@ -1,4 +1,4 @@
-"""The KV cache, and the states of mixers that keep a summary instead: what decoding remembers between forward passes.
+"""The KV cache: what decoding remembers between forward passes. A recurrent mixer's state is in the mixer's own file.
 
 A mixer makes its own state in `init_state(allocator)`. The model passes the state back in at every forward pass, and
 the pass updates it in place. No state is ever stored on a module.
@@ -290,58 +290,6 @@ class CrossCache:
     def sources(self, rows: Int[Tensor, "R"]) -> Int[Tensor, "N"]:
         """The source of these target rows, each listed once."""
         return rows[:: self.shared] // self.shared
-
-
-@dataclass
-class LSTMState:
-    """h and c of each row. Constant size, however long the text."""
-
-    can_rewind: ClassVar[bool] = False
-
-    hidden: Float[Tensor, "B I"]
-    cell: Float[Tensor, "B I"]
-
-    def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.hidden, self.cell = self.hidden[rows], self.cell[rows]
-
-
-@dataclass
-class LinearAttentionState:
-    """Σ_j φ(k_j)·[v_j 1] over all keys so far. Constant size, however long the text.
-
-    The Performer's sums are stored relative to exp(top), each feature's largest, so that they cannot overflow.
-    """
-
-    can_rewind: ClassVar[bool] = False
-
-    sums: Float[Tensor, "B H W U1"]
-    top: Float[Tensor, "B H W"] | None = None
-
-    def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.sums, self.top = self.sums[rows], None if self.top is None else self.top[rows]
-
-
-@dataclass
-class ConvState:
-    """The last few inputs of a causal convolution, which the next tokens read again."""
-
-    can_rewind: ClassVar[bool] = False
-
-    conv: Float[Tensor, "B O I"]
-
-    def select(self, rows: Int[Tensor, "B"]) -> None:
-        self.conv = self.conv[rows]
-
-
-@dataclass
-class MambaState(ConvState):
-    """The convolution's last inputs and h, the hidden state of the state-space model. Constant size."""
-
-    ssm: Float[Tensor, "B Z I"]
-
-    def select(self, rows: Int[Tensor, "B"]) -> None:
-        super().select(rows)
-        self.ssm = self.ssm[rows]
 
 
 @dataclass

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
@@ -9,8 +12,19 @@ from torch import Tensor
 
 from clearhead.functional.convolution import causal_convolution
 
-from .cache import ConvState
 from .packing import DenseRows
+
+
+@dataclass
+class ConvState:
+    """The last few inputs of a causal convolution, which the next tokens read again."""
+
+    can_rewind: ClassVar[bool] = False
+
+    conv: Float[Tensor, "B O I"]
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.conv = self.conv[rows]
 
 
 def convolve_rows(

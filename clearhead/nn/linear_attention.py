@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import Config, DotConfig, EluConfig, FavorConfig, LinearAttentionConfig, Mask
@@ -30,7 +30,7 @@ from clearhead.reference.linear_attention import random_directions
 from .attention import merge_heads, split_heads
 from .attention_view import AttentionView, Rows
 from .build import build_part, builds
-from .cache import LinearAttentionState, StateAllocator
+from .cache import StateAllocator
 from .context import Context
 from .packing import DenseRows, dense_rows, document_rows
 
@@ -38,6 +38,22 @@ C = TypeVar("C", bound=Config)
 
 Heads = Float[Tensor, "B H T U"]
 Features = Float[Tensor, "B H T W"]
+
+
+@dataclass
+class LinearAttentionState:
+    """Σ_j φ(k_j)·[v_j 1] over all keys so far. Constant size, however long the text.
+
+    The Performer's sums are stored relative to exp(top), each feature's largest, so that they cannot overflow.
+    """
+
+    can_rewind: ClassVar[bool] = False
+
+    sums: Float[Tensor, "B H W U1"]
+    top: Float[Tensor, "B H W"] | None = None
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.sums, self.top = self.sums[rows], None if self.top is None else self.top[rows]
 
 
 class Kernel(nn.Module):

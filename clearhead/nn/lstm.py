@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import LSTMConfig
 from clearhead.functional.lstm import lstm_kernel, lstm_written_out
 
 from .build import builds
-from .cache import LSTMState, StateAllocator
+from .cache import StateAllocator
 from .context import Context
 from .packing import packed_sequences
+
+
+@dataclass
+class LSTMState:
+    """h and c of each row. Constant size, however long the text."""
+
+    can_rewind: ClassVar[bool] = False
+
+    hidden: Float[Tensor, "B I"]
+    cell: Float[Tensor, "B I"]
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        self.hidden, self.cell = self.hidden[rows], self.cell[rows]
 
 
 @builds(LSTMConfig)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import MambaConfig
@@ -15,10 +16,21 @@ from clearhead.functional.softmax import widen
 from clearhead.precision.matrix import Linear
 
 from .build import builds
-from .cache import MambaState, StateAllocator
+from .cache import StateAllocator
 from .context import Context
-from .convolution import convolve_rows
+from .convolution import ConvState, convolve_rows
 from .packing import DenseRows, dense_rows
+
+
+@dataclass
+class MambaState(ConvState):
+    """The convolution's last inputs and h, the hidden state of the state-space model. Constant size."""
+
+    ssm: Float[Tensor, "B Z I"]
+
+    def select(self, rows: Int[Tensor, "B"]) -> None:
+        super().select(rows)
+        self.ssm = self.ssm[rows]
 
 
 @builds(MambaConfig)

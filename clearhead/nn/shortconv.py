@@ -10,9 +10,9 @@ from clearhead.configs import ShortConvConfig
 from clearhead.precision.matrix import Linear
 
 from .build import builds
-from .cache import ConvState, StateAllocator
+from .cache import StateAllocator
 from .context import Context
-from .convolution import convolve_rows
+from .convolution import ConvState, convolve_rows
 from .packing import dense_rows
 
 

@@ -109,17 +109,16 @@ def test_reading_taps_changes_nothing(name: str) -> None:
             taps = Taps(read=["*"])
             unseen, seen = model(*inputs, fused=fused), model(*inputs, fused=fused, taps=taps)
             assert torch.equal(seen, unseen)
-            assert any(
-                path.endswith(("mixer.weights", "mixer.hidden", "mixer.scanned", "mixer.conv")) for path in taps.values
-            )
+            assert any(".mixer." in path for path in taps.values)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_attention_views_change_nothing_and_give_rows_of_the_weights(name: str) -> None:
     model, inputs, views = model_of(name), inputs_of(CASES[name]), []
-    whole = Taps(read=["*.weights"])
+    whole = Taps(read=["*.weights"], strict=False)  # a recurrence has no weights, and so no views
     with torch.no_grad():
-        unseen, seen = model(*inputs), model(*inputs, taps=Taps(on_attention={"*": views.append}))
+        unseen = model(*inputs)
+        seen = model(*inputs, taps=Taps(on_attention={"*": views.append}, strict=False))
         model(*inputs, taps=whole)
     assert torch.equal(seen, unseen)
     assert {view.context.path_of("weights") for view in views} == set(whole.values)

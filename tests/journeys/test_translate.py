@@ -138,7 +138,7 @@ def test_one_beam_is_greedy_even_where_the_checkpoint_asks_for_drawing(folder: s
 
 def test_a_translation_is_one_line_whatever_it_holds(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     written = [[Completion(0, "a\nb\tc", [1], "end", score=-1.0)]]
-    monkeypatch.setattr("clearhead.cli.translate.translated", lambda *given, **options: written)
+    monkeypatch.setattr("clearhead.cli.translate.translate_texts", lambda *given, **options: written)
     assert run("translate", folder, typed="x\n").stdout == "a b c\n"
     assert run("translate", folder, "-n", "2", typed="x\n").stdout == "1\t-1.0000\ta b c\n"
 
@@ -288,7 +288,7 @@ def test_what_is_said_of_a_line_has_its_number_in_the_file(
         assert texts == ["abc", "", "x", ""], "all lines are handed over, though an empty pair is not scored"
         return [[Completion(i, text, [], "end")] for i, text in enumerate(texts)]
 
-    monkeypatch.setattr("clearhead.cli.eval.translated", repeated)
+    monkeypatch.setattr("clearhead.cli.eval.translate_texts", repeated)
     (tmp_path / "test.tsv").write_text("abc\tabc\n\nx\ty\n\tz\n")
     found = run_json("eval", folder, "--pairs", str(tmp_path / "test.tsv"), "--json")["pairs"]
     assert (found["sentences"], found["exact"]) == (3, 1 / 3)
