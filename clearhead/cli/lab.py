@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +51,11 @@ def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
             path = path if path.suffix else path / f"{name}.{form}"
             if out is not None:
                 check_free(path)
-            made = getattr(import_module(f"clearhead.lab.{name}"), name)
-            if name in LONG:
+            measure = getattr(import_module(f"clearhead.lab.{name}"), name)
+            if "progress" in signature(measure).parameters:  # it takes long enough to show how far it is
                 sizes["progress"] = progress()
-            result = made(**sizes)
-            if name in LONG:
+            result = measure(**sizes)
+            if "progress" in sizes:
                 sizes["progress"]("")
             if as_json:
                 print_json(result.to_dict())
@@ -81,8 +82,6 @@ COMMON = (
     click.option("--out", type=PICTURES, metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),
     click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same result."),
 )
-LONG = {"turing", "icl", "gradients", "induction", "shape", "lstm"}
-"""Experiments that take long enough to show progress."""
 
 
 def number_option(name: str, default: int | float, text: str) -> Any:
