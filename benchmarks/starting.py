@@ -19,30 +19,30 @@ def main() -> None:
     torch = {"python -c 'import torch'": lambda: ran("-c", "import torch")}
     for name, recipe in {"lm, on Python's own sources": "lm", "vit, on digits": "vit"}.items():
         seconds = take_turns(torch | {f"clearhead train {name}": lambda recipe=recipe: began(recipe)}, rounds=3)
-        told("From the shell to the first step", seconds)
+        print_table("From the shell to the first step", seconds)
     if not STORIES.exists():
         print(f"{STORIES} is not there; set CLEARHEAD_SHARED")
         return
     ours = ["-m", "clearhead", "generate", str(STORIES), "Once upon a time", "--max-new-tokens", "1"]
     seconds = take_turns(torch | {"clearhead generate, one token": lambda: ran(*ours)}, rounds=7)
-    told("From the shell to the first token of stories15M", seconds)
+    print_table("From the shell to the first token of stories15M", seconds)
 
 
-def told(title: str, seconds: dict[str, float]) -> None:
+def print_table(title: str, seconds: dict[str, float]) -> None:
     report(title, seconds, list(seconds)[-1])
     alone, whole = seconds.values()
     print(f"  beyond torch: {whole - alone:.2f} s")
 
 
 def began(recipe: str) -> None:
-    """Train until the first step is told: tokenizer, tokens, model and step, all from nothing."""
+    """Train until the first step is printed: tokenizer, tokens, model and step, all from nothing."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "clearhead", "train", recipe, "--out", f"{folder}/run"]
         with subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True) as process:
             assert process.stderr is not None
-            said = next((line for line in process.stderr if line.startswith("step 1/")), None)
+            first = next((line for line in process.stderr if line.startswith("step 1/")), None)
             process.kill()
-        if said is None:
+        if first is None:
             raise RuntimeError(f"clearhead train {recipe} took no step")
 
 

@@ -103,7 +103,7 @@ CONTESTANTS = {"clearhead": ours, "nanoGPT style, compiled": peer}
 
 
 class Contestant:
-    """A process of its own, which takes a step when it is told to: nobody profits from another's memory or settings."""
+    """A process of its own, which takes a step on request, so that contestants do not share memory or settings."""
 
     def __init__(self, name: str, vocabulary: int) -> None:
         code = f"from benchmarks.throughput import serve; serve({name!r}, {vocabulary})"

@@ -67,7 +67,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
         raise ValueError(f"{model} has no tokenizer, so it cannot read --text; leave the option out")
     half = 0 if read is None else len(read) // 2
     if read is not None:
-        check_generates(loaded)  # by which the loss is told
+        check_generates(loaded)  # the loss is measured by next-token prediction
     length = min(ROW, context_length(loaded) or ROW)
     tokens = None if read is None or tokenizer is None else rows(tokenizer.encode(read[:half]), length)
     made = quantize(loaded, kind, tokens=tokens)

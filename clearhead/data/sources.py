@@ -79,11 +79,11 @@ def documents(paths: Sequence[str | Path], besides: Path | None = None, note: No
 
 def note_once(note: Note) -> Note:
     """`note`, but only for sentences it has not had."""
-    said: set[str] = set()
+    shown: set[str] = set()
 
     def say(text: str) -> None:
-        if text not in said:
-            said.add(text)
+        if text not in shown:
+            shown.add(text)
             note(text)
 
     return say

@@ -33,12 +33,12 @@ def lens(model_input: ModelInput, values: dict[str, Tensor], rows: Sequence[int]
         else resolve_indices(rows, length, "row", "positions")
     )
     at = at if model_input.predicts_tokens else [0]
-    sure, said = [], []
+    sure, tokens = [], []
     for x in found.values():
         logits = model_input.head(x[None, at] if model_input.predicts_tokens else x[None]).cpu()
         best = logits.float().softmax(-1).reshape(-1, logits.shape[-1]).max(-1)
         sure.append(best.values.numpy())
-        said.append([model_input.token_text(id) for id in best.indices.tolist()])
+        tokens.append([model_input.token_text(id) for id in best.indices.tolist()])
     return Grid(
         title=f"logit lens: the most likely {model_input.prediction_kind} if {model_input.name} stopped at a layer",
         values=np.stack(sure),
@@ -49,7 +49,7 @@ def lens(model_input: ModelInput, values: dict[str, Tensor], rows: Sequence[int]
         row_axis="after layer",
         column_axis="position",
         unit="probability",
-        texts=said,
+        texts=tokens,
         note="" if len(at) in (1, length) else f"positions {at[0]} to {at[-1]} of {length}",
     )
 

@@ -116,8 +116,8 @@ def finish(picture: Any, inspection: Inspection, image: Any, axes: np.ndarray) -
     model_input = inspection.model_input
     between = "" if model_input.tokenizer is not None else " "
     read = shorten(between.join(model_input.source_labels or model_input.labels))
-    said = "" if model_input.source_labels is None else f", output “{shorten(between.join(model_input.labels))}”"
-    set_title(picture, f"{model_input.name} on “{read}”{said}")
+    output = "" if model_input.source_labels is None else f", output “{shorten(between.join(model_input.labels))}”"
+    set_title(picture, f"{model_input.name} on “{read}”{output}")
     picture.colorbar(image, ax=list(axes.ravel()), label="weight", shrink=0.8)
 
 

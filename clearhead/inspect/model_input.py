@@ -301,8 +301,8 @@ def image_input(model: SequenceModel, image: Any, write: int, name: str) -> Mode
     if write:
         raise ValueError(f"{name} reads images and cannot generate tokens")
     if isinstance(image, str | Path):
-        said = {} if model.origin is None else read_fields(model.origin / "preprocessor_config.json")
-        image = read_image(Path(image), config, said)
+        fields = {} if model.origin is None else read_fields(model.origin / "preprocessor_config.json")
+        image = read_image(Path(image), config, fields)
     pixels = torch.as_tensor(np.asarray(image)).to(next(model.parameters()).dtype)
     pixels = pixels[None] if pixels.dim() == 3 else pixels
     if pixels.dim() != 4 or len(pixels) != 1:

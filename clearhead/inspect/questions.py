@@ -593,8 +593,8 @@ def generate(session: Session, arguments: Mapping[str, Any]) -> Answer:
                 ],
             }
         )
-    said = ", ".join(f"{name}={value!r}" for name, value in options.items())
-    call = f"model.generate([{asked!r}], max_new_tokens={count}, seed={int(arguments.get('seed', 0))}, {said})"
+    shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    call = f"model.generate([{asked!r}], max_new_tokens={count}, seed={int(arguments.get('seed', 0))}, {shown})"
     code = f"\n(found,) = {call}\nprint(found.text)"
     return {"text": found.text, "tokens": steps, "python": session.opening(arguments) + code}
 

@@ -160,8 +160,8 @@ def gradients(
         model = make_model(size, train_depth, placement, seed)
         runs[name] = run = train_and_record(model, residual == "on", size, steps, warm, lr, seed)
         last = run[-1]
-        told = (last.loss, *first_last_ratio(last.norms), last.root, last.update)
-        rows.append(("end", "plain", train_depth, placement, residual, warm, *told))
+        numbers = (last.loss, *first_last_ratio(last.norms), last.root, last.update)
+        rows.append(("end", "plain", train_depth, placement, residual, warm, *numbers))
     parts = gradient_terms(make_model(size, max(depths), "pre", seed).double().eval(), tokens)
     return Result(
         name="gradients",

@@ -102,10 +102,10 @@ def recall(
 
 
 def recall_by_distance(
-    said: Int[Tensor, "B N"], tokens: Int[Tensor, "B T"], again: Bool[Tensor, "B T"]
+    predicted: Int[Tensor, "B N"], tokens: Int[Tensor, "B T"], again: Bool[Tensor, "B T"]
 ) -> dict[int, float]:
     """Accuracy on repeated tokens, by the period of the text."""
-    right, period = said == tokens[:, 1:], (~again).sum(1) - 1
+    right, period = predicted == tokens[:, 1:], (~again).sum(1) - 1
     return {int(far): float(right[period == far][again[period == far, 1:]].float().mean()) for far in period.unique()}
 
 

@@ -117,17 +117,17 @@ def train_model(
 
 
 def summarize(rows: Rows, steps: int) -> str:
-    said = []
+    findings = []
     noise = max((row[6] or 0.0) for row in rows)
     for what in ("d_ff/d", "heads"):
         mine = [row for row in rows if row[0] == what]
         best = min(mine, key=lambda row: row[5])
         worst = max(mine, key=lambda row: row[5])
-        said.append(f"of {what} the best is {best[1]} with {best[5]:.3f}, the worst {worst[1]} with {worst[5]:.3f}")
+        findings.append(f"of {what} the best is {best[1]} with {best[5]:.3f}, the worst {worst[1]} with {worst[5]:.3f}")
     return (
-        f"After {steps} steps at equal parameters, {'; '.join(said)}. Runs of one shape differ by up to {noise:.3f}, "
-        "so smaller differences mean nothing. Such short runs favour fast learners, and small models have "
-        "most of their parameters in the embedding: do not conclude anything about large models."
+        f"After {steps} steps at equal parameters, {'; '.join(findings)}. Runs of one shape differ by up to "
+        f"{noise:.3f}, so smaller differences mean nothing. Such short runs favour fast learners, and small models "
+        "have most of their parameters in the embedding: do not conclude anything about large models."
     )
 
 

@@ -244,8 +244,8 @@ def set_rules(ffn: Any, machine: Machine, at: Fields) -> None:
         ffn.up.weight[unit, at.at("read", machine.symbols.index(symbol))] = 1
         ffn.up.weight[unit, at.at("one")] = -1
         rule = machine.rules.get((state, symbol))
-        said = 1 if rule is None else vocabulary.step((rule[2], rule[0], rule[1]))
-        ffn.down.weight[at.at("next", said), unit] = 1
+        written = 1 if rule is None else vocabulary.step((rule[2], rule[0], rule[1]))
+        ffn.down.weight[at.at("next", written), unit] = 1
 
 
 def decode_steps(machine: Machine, most: int, dtype: torch.dtype = torch.float64) -> list[Step]:

@@ -109,8 +109,8 @@ def try_precision(
         return Probe(dtype=dtype, outcome="error", detail=f"no child process: {error}")
     if child.returncode < 0 or child.returncode >= 0x80000000:  # Windows ends a process with an NTSTATUS
         return Probe(dtype=dtype, outcome="killed", detail=death(child.returncode))
-    said = (child.stderr if child.returncode else child.stdout).strip().splitlines()
-    last = said[-1] if said else f"silent, exit code {child.returncode}"
+    lines = (child.stderr if child.returncode else child.stdout).strip().splitlines()
+    last = lines[-1] if lines else f"silent, exit code {child.returncode}"
     if child.returncode:
         return Probe(dtype=dtype, outcome="error", detail=last)
     if last == "works":

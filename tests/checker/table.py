@@ -27,8 +27,8 @@ NAMES = {
 
 def row(snippet: Snippet, result: str, found: list[str]) -> str:
     """One line of the long table."""
-    said = ", ".join(f"`{key}`" for key in dict.fromkeys(found)) or "nothing"
-    return f"| {NAMES[snippet.part]} | {snippet.title} | {snippet.engine} | {result} | {said} |"
+    names = ", ".join(f"`{key}`" for key in dict.fromkeys(found)) or "nothing"
+    return f"| {NAMES[snippet.part]} | {snippet.title} | {snippet.engine} | {result} | {names} |"
 
 
 def summary(results: list[tuple[Snippet, str]]) -> list[str]:

@@ -37,10 +37,10 @@ def test_every_diagnostic_has_a_text() -> None:
 
 
 def test_every_key_in_the_code_is_known() -> None:
-    said = {key for text in SOURCES for key in re.findall(r"\.add\(\s*\"([a-z-]+)\"", text)}
+    keys = {key for text in SOURCES for key in re.findall(r"\.add\(\s*\"([a-z-]+)\"", text)}
     assumed = {key for text in SOURCES for key in re.findall(r"\.assume\(\s*\"([a-z_]+)\"", text)}
-    assert len(said) > 60
-    assert said <= set(MISTAKES)
+    assert len(keys) > 60
+    assert keys <= set(MISTAKES)
     assert assumed <= set(catalogue("en").ASSUMED)
 
 

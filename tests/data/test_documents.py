@@ -131,8 +131,8 @@ def test_standard_input_is_for_one_process(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_loss_is_taken_on_answers_only(tmp_path: Path) -> None:
-    said = [("system", "S"), ("user", "U"), ("assistant", "A"), ("user", "V"), ("assistant", "B")]
-    messages = [{"role": role, "content": content} for role, content in said]
+    turns = [("system", "S"), ("user", "U"), ("assistant", "A"), ("user", "V"), ("assistant", "B")]
+    messages = [{"role": role, "content": content} for role, content in turns]
     (tmp_path / "x.jsonl").write_text(lines({"prompt": "p", "completion": "c"}) + "\n" + lines({"messages": messages}))
     one, two = documents([tmp_path / "x.jsonl"])
     assert one.pieces == (("p", False), ("c", True))

@@ -79,10 +79,10 @@ def test_zstd_is_decompressed(tmp_path: Path) -> None:
     ],
 )
 def test_a_file_that_is_not_utf8_is_decoded_with_one_note(tmp_path: Path, content: bytes, text: str, note: str) -> None:
-    path, said = tmp_path / "a.txt", list[str]()
+    path, messages = tmp_path / "a.txt", list[str]()
     path.write_bytes(content)
-    corpus = documents([path], note=said.append)
+    corpus = documents([path], note=messages.append)
     for _ in range(2):
         assert "".join(corpus.texts()) == text
-    assert len(said) == 1
-    assert note in said[0]
+    assert len(messages) == 1
+    assert note in messages[0]

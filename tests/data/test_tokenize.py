@@ -101,8 +101,8 @@ def test_transformers_lays_out_a_chat_as_we_do(tmp_path: Path) -> None:
     make(BytesConfig(), []).save(tmp_path)
     (tmp_path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
-    said = [("system", "Be kind."), ("user", "Two and two?"), ("assistant", "Four.\n"), ("user", "And three?")]
-    messages = [{"role": role, "content": content} for role, content in said]
+    turns = [("system", "Be kind."), ("user", "Two and two?"), ("assistant", "Four.\n"), ("user", "And three?")]
+    messages = [{"role": role, "content": content} for role, content in turns]
     for answering in (False, True):
         ours = "".join(text for text, _ in chat(messages, answering))
         assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=answering) == ours

@@ -50,13 +50,13 @@ def test_the_lens_is_each_hidden_state_through_norm_and_head(theirs: Any, ours: 
     tokens = ids()
     with torch.no_grad():
         hidden = list(theirs(tokens, output_hidden_states=True).hidden_states[:-1])
-        said = [theirs.lm_head(theirs.model.norm(x)).softmax(-1)[0].max(-1) for x in hidden]
-        said.append(theirs(tokens).logits.softmax(-1)[0].max(-1))
+        expected = [theirs.lm_head(theirs.model.norm(x)).softmax(-1)[0].max(-1) for x in hidden]
+        expected.append(theirs(tokens).logits.softmax(-1)[0].max(-1))
     grid = ours.inspect(tokens).lens()
     assert grid.rows == ["embedding", "layer 0", "layer 1", "layer 2"]
-    assert_allclose(grid.values, torch.stack([s.values for s in said]).numpy(), atol=1e-4)
+    assert_allclose(grid.values, torch.stack([s.values for s in expected]).numpy(), atol=1e-4)
     assert grid.texts is not None
-    assert grid.texts == [[str(id) for id in s.indices.tolist()] for s in said]
+    assert grid.texts == [[str(id) for id in s.indices.tolist()] for s in expected]
 
 
 def test_norms_and_next(theirs: Any, ours: Any) -> None:
@@ -215,8 +215,8 @@ def test_a_translator_writes_its_target(tmp_path: Path) -> None:
     (found,) = model.generate([[5, 6, 7]], max_new_tokens=4)
     assert inspection.model_input.inputs[0].tolist() == [9, *found.tokens]
     assert inspection.at(1, "cross").weights().shape == (4, 5, 3)
-    told = model.inspect([5, 6, 7], "cab", tokenizer=letters())
-    assert told.model_input.inputs[0].tolist() == [9, *letters().encode("cab")], "a text comes after the start"
+    typed = model.inspect([5, 6, 7], "cab", tokenizer=letters())
+    assert typed.model_input.inputs[0].tolist() == [9, *letters().encode("cab")], "a text comes after the start"
     inspection.save(tmp_path / "maps.svg")
     written = " ".join(re.findall("<!-- (.*?) -->", (tmp_path / "maps.svg").read_text()))  # of each line of a text
     assert f"on “5 6 7”, output “{' '.join(map(str, [9, *found.tokens]))}”" in written
@@ -379,9 +379,9 @@ def test_the_command_shows_each_view(folder: Path, arguments: tuple[str, ...], t
     shown = run(str(folder), text, "--show", *arguments, "--out", str(out))
     assert shown.exit_code == 0, shown.output
     assert out.stat().st_size > 4000
-    told = json.loads(run(str(folder), text, "--show", *arguments, "--json").output)
-    assert len(told["values"]) == len(told["rows"])
-    assert len(told["values"][0]) == len(told["columns"])
+    grid = json.loads(run(str(folder), text, "--show", *arguments, "--json").output)
+    assert len(grid["values"]) == len(grid["rows"])
+    assert len(grid["values"][0]) == len(grid["columns"])
 
 
 def test_log_probabilities_are_of_every_copy() -> None:

@@ -39,19 +39,19 @@ def test_fonts_that_are_installed_stand_in_for_what_the_usual_one_lacks(monkeypa
 
 
 def test_characters_that_no_font_has_get_one_sentence(tmp_path: Path) -> None:
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with figure(3, 2) as picture:
             picture.suptitle("\U0010fff0 and \U0010fff1, \U0010fff0 again")
             warnings.warn("something else", stacklevel=1)
             save(picture, tmp_path / "a.png")
             save(picture, tmp_path / "a.svg")
-    assert [str(one.message) for one in said] == [
+    assert [str(one.message) for one in caught] == [
         "something else",
         "no installed font has the characters \U0010fff0\U0010fff1; the figure shows boxes instead. "
         "For Chinese, Japanese and Korean, install Noto Sans CJK",
     ]
-    assert {Path(one.filename) for one in said} == {Path(__file__)}
+    assert {Path(one.filename) for one in caught} == {Path(__file__)}
 
 
 def terminal(width: int) -> Console:
@@ -72,8 +72,8 @@ def test_heads_beyond_the_terminals_width_are_printed_below() -> None:
     for heading, heads in (("          0  1", slice(0, 2)), ("          2  3", slice(2, 4))):
         below = lines[lines.index(heading) + 1 : lines.index(heading) + 3]
         for layer, line in enumerate(below):
-            told = next(each for each in printed(wide) if each.startswith(f"stack {layer} "))
-            assert line.split() == ["stack", str(layer), *told.split()[2:][heads]]
+            line_of_wide = next(each for each in printed(wide) if each.startswith(f"stack {layer} "))
+            assert line.split() == ["stack", str(layer), *line_of_wide.split()[2:][heads]]
 
 
 @pytest.mark.parametrize("texts", [None, [["日本語日本語", "a"], ["b", "한국"]]])

@@ -62,10 +62,10 @@ def test_wavelengths() -> None:
 
 
 def test_numbers_for_programs() -> None:
-    told = numbers(Positions(**SMALL))
-    assert told["sinusoidal"]["rotation_error"] < 1e-12
-    assert_allclose(told["alibi"], [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])  # Press et al.'s own rule for six
-    assert len(told["rotary"]["plain"]) == 5
+    found = numbers(Positions(**SMALL))
+    assert found["sinusoidal"]["rotation_error"] < 1e-12
+    assert_allclose(found["alibi"], [1 / 4, 1 / 16, 1 / 64, 1 / 256, 1 / 2, 1 / 8])  # Press et al.'s own rule for six
+    assert len(found["rotary"]["plain"]) == 5
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -66,15 +66,15 @@ def test_a_block_is_its_two_lines(placement: str) -> None:
     model = fresh(sequence(block(MIXERS["mha"], placement, GATED), repeats=1, final_norm=RMS))
     seen, part = watched(model, ids(BATCH, LENGTH)), model.stack.blocks[0]
     x, path = seen["embedding.tokens"], "stack.blocks.0"
-    for branch, out in (("mixer", "mixer.out"), ("ffn", "ffn.down")):
-        residual = getattr(part, f"{branch}_residual")
-        said = seen[f"{path}.{out}"]
+    for name, out in (("mixer", "mixer.out"), ("ffn", "ffn.down")):
+        residual = getattr(part, f"{name}_residual")
+        branch = seen[f"{path}.{out}"]
         if placement == "post":
-            want = rms(x + said, residual.after.weight.detach())
+            want = rms(x + branch, residual.after.weight.detach())
         else:
-            close(seen[f"{path}.{branch}_residual.before"], rms(x, residual.before.weight.detach()))
-            want = x + (rms(said, residual.inside.weight.detach()) if placement == "sandwich" else said)
-        close(seen[f"{path}.{branch}_residual.after"], want)
+            close(seen[f"{path}.{name}_residual.before"], rms(x, residual.before.weight.detach()))
+            want = x + (rms(branch, residual.inside.weight.detach()) if placement == "sandwich" else branch)
+        close(seen[f"{path}.{name}_residual.after"], want)
         x = want
     close(seen["stack.final_norm"], rms(x, model.stack.final_norm.weight.detach()))
     close(seen["head.logits"], seen["stack.final_norm"] @ model.head.weight.detach().T)

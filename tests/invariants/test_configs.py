@@ -1,7 +1,7 @@
 """A config survives JSON, refuses what is not known, and can be changed by path. Presets too.
 
-Tests run under a hook that checks the types of every call, and so sees a wrong type before the config does: what a user
-is told is seen from a process without it, in `test_errors.py`.
+Tests run under a hook that checks the types of every call, and so sees a wrong type before the config does. What users
+see is tested in a process without the hook, in `test_errors.py`.
 """
 
 from __future__ import annotations

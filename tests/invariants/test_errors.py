@@ -93,19 +93,19 @@ def survives(name):
     return again == config and hash(again) == hash(config) and dumps(again) == dumps(config)
 def translated():
     return translator.init_state(translator.encode(ids(2, 8)), 5)
-told = {}
+outcomes = {}
 for name, code in json.load(sys.stdin).items():
     try:
-        told[name] = "nothing", repr(eval(code))[:200]
+        outcomes[name] = "nothing", repr(eval(code))[:200]
     except Exception as error:
-        told[name] = ("ValueError" if isinstance(error, ValueError) else type(error).__name__), str(error)
-told["presets that do not survive JSON"] = [name for name in PRESETS if not survives(name)], sorted(PRESETS)
-json.dump(told, sys.stdout)
+        outcomes[name] = ("ValueError" if isinstance(error, ValueError) else type(error).__name__), str(error)
+outcomes["presets that do not survive JSON"] = [name for name in PRESETS if not survives(name)], sorted(PRESETS)
+json.dump(outcomes, sys.stdout)
 """
 
 
 @pytest.fixture(scope="module")
-def told() -> dict[str, tuple[str, str]]:
+def outcomes() -> dict[str, tuple[str, str]]:
     root = Path(__file__).parents[2]
     asked = json.dumps({name: code for name, (code, _) in MISTAKES.items()})
     done = subprocess.run([sys.executable, "-c", SCRIPT], input=asked, capture_output=True, text=True, cwd=root)
@@ -114,13 +114,13 @@ def told() -> dict[str, tuple[str, str]]:
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-def test_a_mistake_is_named(name: str, told: dict[str, tuple[str, str]]) -> None:
-    kind, message = told[name]
+def test_a_mistake_is_named(name: str, outcomes: dict[str, tuple[str, str]]) -> None:
+    kind, message = outcomes[name]
     assert kind == "ValueError", f"{MISTAKES[name][0]} -> {kind}: {message}"
     assert re.search(MISTAKES[name][1], message), message
 
 
-def test_every_preset_survives_json(told: dict[str, tuple[list[str], list[str]]]) -> None:
-    lost, all_of_them = told["presets that do not survive JSON"]
+def test_every_preset_survives_json(outcomes: dict[str, tuple[list[str], list[str]]]) -> None:
+    lost, all_of_them = outcomes["presets that do not survive JSON"]
     assert len(all_of_them) >= 24
     assert lost == []

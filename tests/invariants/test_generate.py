@@ -133,8 +133,8 @@ def test_logprobs_are_the_models_own() -> None:
     model = model_of("tiny-gpt")
     (found,) = model.generate([3, 1, 4], max_new_tokens=6, temperature=2.0, top_k=9, seed=1, logprobs=True)
     with torch.no_grad():
-        for i, (token, said) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
-            assert said == pytest.approx(float(next_logprobs(model, [3, 1, 4], found.tokens[:i])[token]), abs=1e-4)
+        for i, (token, logprob) in enumerate(zip(found.tokens, found.logprobs, strict=True)):
+            assert logprob == pytest.approx(float(next_logprobs(model, [3, 1, 4], found.tokens[:i])[token]), abs=1e-4)
 
 
 # ---- beams
@@ -147,8 +147,8 @@ def plain_beam_search(model, prompt: list[int], config: DecodingConfig, steps: i
     for length in range(1, steps + 1):
         table = []
         for total, tokens in going:
-            said = next_logprobs(model, prompt, tokens).tolist()
-            table += [(total + said[token], [*tokens, token]) for token in range(len(said))]
+            logprobs = next_logprobs(model, prompt, tokens).tolist()
+            table += [(total + logprobs[token], [*tokens, token]) for token in range(len(logprobs))]
         table.sort(key=lambda item: -item[0])
         going = []
         for rank, (total, tokens) in enumerate(table):
@@ -311,12 +311,12 @@ def test_reordered_rows_keep_their_past(name: str, quick: Callable[[Model], Mode
     readable = torch.arange(6) < torch.tensor([[6], [3], [5], [6]])
 
     def run(model) -> list[torch.Tensor]:
-        state, said = model.init_state(4, 20), []
+        state, logits = model.init_state(4, 20), []
         model(tokens, state=state, readable=readable)
         for rows in ([0, 3, 3, 0], [2, 0, 1, 1], [3, 1], [1, 0, 0, 1, 1], [4, 2, 0]):
             state.select(torch.tensor(rows))
-            said += [model(torch.full((len(rows), 1), 7 + len(said)), state=state) for _ in range(2)]
-        return said
+            logits += [model(torch.full((len(rows), 1), 7 + len(logits)), state=state) for _ in range(2)]
+        return logits
 
     with torch.inference_mode():
         for mine, theirs in zip(run(ready), run(plain), strict=True):

@@ -74,8 +74,8 @@ def test_what_a_mask_says_of_spans_holds_for_their_members(name: str) -> None:
     mask, ends = MASKS[name], list(itertools.combinations_with_replacement(range(0, 40, 3), 2))
     first, last = np.array(ends).T
     some, every = (
-        np.broadcast_to(told, (len(ends),) * 2)
-        for told in mask.over((first[:, None], last[:, None]), (first[None], last[None]))
+        np.broadcast_to(bound, (len(ends),) * 2)
+        for bound in mask.over((first[:, None], last[:, None]), (first[None], last[None]))
     )
     for (a, (i, to)), (b, (j, end)) in itertools.product(enumerate(ends), enumerate(ends)):
         pairs = mask(np.arange(i, to + 1)[:, None], np.arange(j, end + 1)[None])

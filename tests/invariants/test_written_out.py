@@ -321,9 +321,9 @@ def test_the_trace_is_what_happens(name: str) -> None:
         model(*inputs_of(config), fused=False, taps=taps)
     real = {path: tuple(value.shape) for path, value in taps.values.items()}
     steps = trace(config, batch=BATCH, length=length, source_length=source).steps
-    told = {step.name: step.shape for step in steps}
-    assert told
-    assert {path: real.get(path) for path in told} == told
+    traced = {step.name: step.shape for step in steps}
+    assert traced
+    assert {path: real.get(path) for path in traced} == traced
 
 
 @pytest.mark.parametrize("name", once_each(CASES))

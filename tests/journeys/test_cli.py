@@ -21,7 +21,7 @@ def clearhead(*arguments: str, **environment: str) -> subprocess.CompletedProces
     return subprocess.run(command, capture_output=True, text=True, env=PLAIN | environment, check=False)
 
 
-def told(*arguments: str) -> dict:
+def run_json(*arguments: str) -> dict:
     result = clearhead(*arguments)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
@@ -69,7 +69,7 @@ def test_help_and_cost_do_not_load_torch() -> None:
 
 
 def test_cost_in_json() -> None:
-    bill = told("cost", "gpt3-175b", "--json")
+    bill = run_json("cost", "gpt3-175b", "--json")
     assert bill["parameters"]["total"] == 174_604_259_328
     assert sum(bill["parameters"]["by_part"].values()) == bill["parameters"]["total"]
     assert sum(bill["flops"]["by_part"].values()) == bill["flops"]["forward"]
@@ -83,7 +83,7 @@ def test_cost_for_people_says_the_same() -> None:
 
 
 def test_trace_in_json_and_for_people() -> None:
-    traced = told("trace", "transformer-base", "--batch", "32", "--length", "20", "--json")
+    traced = run_json("trace", "transformer-base", "--batch", "32", "--length", "20", "--json")
     scores = next(step for step in traced["steps"] if step["name"] == "decoder.blocks.0.mixer.scores")
     assert (scores["letters"], scores["shape"]) == (["B", "H", "T", "S"], [32, 8, 20, 20])
     text = clearhead("trace", "transformer-base", "--batch", "32", "--length", "20").stdout
@@ -93,7 +93,7 @@ def test_trace_in_json_and_for_people() -> None:
 
 
 def test_set_changes_the_config() -> None:
-    small = told("cost", "gpt2", "--set", "stack.repeats=6", "--json")["parameters"]["total"]
+    small = run_json("cost", "gpt2", "--set", "stack.repeats=6", "--json")["parameters"]["total"]
     assert small == 124_439_808 - 6 * 7_087_872
 
 
@@ -102,7 +102,10 @@ def test_preset_to_file_to_cost(tmp_path: Path) -> None:
     assert loads(text) == preset("tiny-deepseek")
     (tmp_path / "clearhead.json").write_text(text)
     for where in (tmp_path, tmp_path / "clearhead.json"):
-        assert told("cost", str(where), "--json")["parameters"] == told("cost", "tiny-deepseek", "--json")["parameters"]
+        assert (
+            run_json("cost", str(where), "--json")["parameters"]
+            == run_json("cost", "tiny-deepseek", "--json")["parameters"]
+        )
 
 
 def test_cost_of_a_hugging_face_config(tmp_path: Path) -> None:
@@ -115,15 +118,15 @@ def test_cost_of_a_hugging_face_config(tmp_path: Path) -> None:
         "n_positions": 1024,
     }
     (tmp_path / "config.json").write_text(json.dumps(hf))
-    assert told("cost", str(tmp_path), "--json")["parameters"]["total"] == 124_439_808
+    assert run_json("cost", str(tmp_path), "--json")["parameters"]["total"] == 124_439_808
 
 
 def test_presets_are_listed_with_their_size() -> None:
-    assert told("presets", "--json") == {
-        name: told("cost", name, "--json")["parameters"]["total"] if name in ("gpt2", "tiny-vit") else size
-        for name, size in told("presets", "--json").items()
+    assert run_json("presets", "--json") == {
+        name: run_json("cost", name, "--json")["parameters"]["total"] if name in ("gpt2", "tiny-vit") else size
+        for name, size in run_json("presets", "--json").items()
     }
-    assert set(told("presets", "--json")) == set(PRESETS)
+    assert set(run_json("presets", "--json")) == set(PRESETS)
     assert "gpt2-xl                 1,557,611,200" in clearhead("presets").stdout
 
 
@@ -216,17 +219,17 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 def test_a_saved_preset_is_the_preset(tmp_path: Path) -> None:
     path = tmp_path / "clearhead.json"
     path.write_text(dumps(preset("llama-3-8b")))
-    assert told("cost", str(path), "--json")["parameters"]["total"] == 8_030_261_248
+    assert run_json("cost", str(path), "--json")["parameters"]["total"] == 8_030_261_248
 
 
 @pytest.mark.parametrize("command", ["cost", "trace"])
 def test_any_number_of_blocks_is_counted_once(command: str) -> None:
     """The work does not grow with the number of blocks, and the numbers are those of every block."""
-    data = told(command, "gpt2", "--set", "stack.repeats=60000", "--json")
+    data = run_json(command, "gpt2", "--set", "stack.repeats=60000", "--json")
     if command == "cost":
         assert data["parameters"]["total"] == 124_439_808 + (60_000 - 12) * 7_087_872
     else:
-        assert len(data["steps"]) == len(told(command, "gpt2", "--json")["steps"])
+        assert len(data["steps"]) == len(run_json(command, "gpt2", "--json")["steps"])
         assert {step["repeats"] for step in data["steps"]} == {1, 60_000}
 
 

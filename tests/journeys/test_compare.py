@@ -1,4 +1,4 @@
-"""`clearhead compare`: what is told is what a counter, a formula and a plain fit say."""
+"""`clearhead compare`: its numbers equal those of a counter, a formula and a plain fit."""
 
 from __future__ import annotations
 
@@ -92,10 +92,10 @@ def test_the_flops_told_are_the_flops_done(name: str) -> None:
         model = build(config)
         assert isinstance(model, SequenceModel)
         model(torch.zeros(1, length, dtype=torch.long), fused=name != "full")
-    told = cost(config, length=length).flops.forward
-    assert told == pytest.approx(counter.get_total_flops(), rel=1e-6)
+    counted = cost(config, length=length).flops.forward
+    assert counted == pytest.approx(counter.get_total_flops(), rel=1e-6)
     full = cost(of_mixer("full", mixers(SMALL)["full"], SMALL).make(length), length=length).flops.forward
-    assert told == full if name == "full" else told < 0.8 * full
+    assert counted == full if name == "full" else counted < 0.8 * full
 
 
 @pytest.mark.parametrize(("equal", "length"), [("parameters", 300), ("compute", 300), ("compute", 10_000)])
@@ -178,9 +178,9 @@ def test_models_side_by_side(tmp_path: Path) -> None:
     mixer.write_text(dumps(AttentionConfig(heads=2, mask=Causal() & Window(7))))
     names = ("linformer", str(mixer), "tiny-llama")
     options = ("--lengths", "16,32", "--dim", "32", "--heads", "2", "--layers", "1", "--equal", "no", "--rounds", "1")
-    told = json.loads(run(*names, *options, "--json", "--out", str(picture)))
-    assert [model["name"] for model in told["models"]] == ["linformer", "mine", "tiny-llama"]
-    for model in told["models"]:
+    counted = json.loads(run(*names, *options, "--json", "--out", str(picture)))
+    assert [model["name"] for model in counted["models"]] == ["linformer", "mine", "tiny-llama"]
+    for model in counted["models"]:
         assert [m["length"] for m in model["measured"]] == [16, 32]
         for m in model["measured"]:
             assert m["seconds"]["forward"] > 0
@@ -260,7 +260,7 @@ def test_the_examples_of_the_help_can_be_measured(tmp_path: Path, monkeypatch: p
     seen: list[str] = []
     monkeypatch.setattr("clearhead.measure.growth.measure", lambda *_: seen.append("measured") or MEASURED)
     monkeypatch.setattr("clearhead.measure.growth.match_size", lambda config, *_: config)
-    monkeypatch.setattr("clearhead.inspect.growth_figure.draw_growth", lambda told, path: None)
+    monkeypatch.setattr("clearhead.inspect.growth_figure.draw_growth", lambda counted, path: None)
     monkeypatch.setattr("clearhead.cli.compare.train_model", lambda task: dict.fromkeys(TRAINED, 1.0))
     examples = [line.split()[2:] for line in (command.help or "").splitlines() if line.strip().startswith("clearhead")]
     assert len(examples) == 3

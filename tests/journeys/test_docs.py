@@ -41,10 +41,10 @@ def typed(code):
     return subprocess.run(["bash", "-euo", "pipefail", "-c", code], capture_output=True, text=True)
 
 def copied(line):
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as said:
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
         child = os.fork()
         if not child:
-            os.dup2(out.fileno(), 1), os.dup2(said.fileno(), 2)
+            os.dup2(out.fileno(), 1), os.dup2(errors.fileno(), 2)
             code = 1
             try:
                 from clearhead.cli.main import main
@@ -59,8 +59,8 @@ def copied(line):
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(code if isinstance(code, int) else 1)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        out.seek(0), said.seek(0)
-        return subprocess.CompletedProcess(line, code, out.read(), said.read())
+        out.seek(0), errors.seek(0)
+        return subprocess.CompletedProcess(line, code, out.read(), errors.read())
 
 def commands(code):
     if "export" in code or "\\\\" in code:

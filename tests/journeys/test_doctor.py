@@ -29,7 +29,7 @@ def python(code, *arguments, **settings):
 
 
 @pytest.fixture(scope="module")
-def told():
+def report():
     """One whole examination, as a user runs it."""
     run = python("from clearhead.cli.doctor import command; command()", "--json")
     assert run.returncode == 0, run.stderr
@@ -42,16 +42,16 @@ def quick():
     return examine(probe=False)
 
 
-def test_versions_and_machine_are_those_of_this_process(told):
-    machine = told["machine"]
-    assert told["versions"]["torch"] == torch.__version__
-    assert told["versions"]["numpy"] == np.__version__
-    assert told["python"] == sys.version.split()[0]
+def test_versions_and_machine_are_those_of_this_process(report):
+    machine = report["machine"]
+    assert report["versions"]["torch"] == torch.__version__
+    assert report["versions"]["numpy"] == np.__version__
+    assert report["python"] == sys.version.split()[0]
     assert 1 <= machine["cores"] <= os.cpu_count()
-    assert 1 <= told["threads"] <= os.cpu_count()
+    assert 1 <= report["threads"] <= os.cpu_count()
     assert machine["folder"] == os.getcwd()
     assert machine["disk_free"] > 0
-    assert told["devices"][0]["name"] == "cpu"
+    assert report["devices"][0]["name"] == "cpu"
     if hasattr(os, "sched_getaffinity"):
         assert machine["cores"] == len(os.sched_getaffinity(0))
     if sys.platform == "linux":
@@ -62,44 +62,44 @@ def test_versions_and_machine_are_those_of_this_process(told):
         assert capability.lower() in machine["instructions"]
 
 
-def test_speed_is_measured(told):
-    assert 1e-4 < told["speed"]["gemm_tflops"] < 1e3
-    assert 0.1 < told["speed"]["read_gbps"] < 1e5
+def test_speed_is_measured(report):
+    assert 1e-4 < report["speed"]["gemm_tflops"] < 1e3
+    assert 0.1 < report["speed"]["read_gbps"] < 1e5
 
 
-def test_every_precision_is_tried(told):
-    assert list(told["precisions"]) == list(PRECISIONS)
-    assert told["precisions"]["float32"] == {
+def test_every_precision_is_tried(report):
+    assert list(report["precisions"]) == list(PRECISIONS)
+    assert report["precisions"]["float32"] == {
         "dtype": "float32",
         "works": True,
         "outcome": "works",
         "detail": "",
         "remedy": None,
     }
-    assert told["ok"] is True
+    assert report["ok"] is True
 
 
-def test_bfloat16_fares_here_as_reported(told):
+def test_bfloat16_fares_here_as_reported(report):
     code = "import torch; a = torch.ones(257, 257, dtype=torch.bfloat16); print((a @ a)[0, 0].item())"
-    said, run = told["precisions"]["bfloat16"], python(code)
-    assert said["works"] == (run.returncode == 0)
-    if said["remedy"] is not None:
-        name, value = said["remedy"].split("=")
+    found, run = report["precisions"]["bfloat16"], python(code)
+    assert found["works"] == (run.returncode == 0)
+    if found["remedy"] is not None:
+        name, value = found["remedy"].split("=")
         assert python(code, **{name: value}).returncode == 0
-        assert any(said["remedy"] in finding["text"] for finding in told["findings"])
+        assert any(found["remedy"] in finding["text"] for finding in report["findings"])
 
 
-def test_what_to_install(told):
-    uses = {use["package"]: use for use in told["uses"]}
+def test_what_to_install(report):
+    uses = {use["package"]: use for use in report["uses"]}
     assert uses["transformers"]["install"] == "pip install transformers"
     assert uses["gguf"]["install"] == install_command("gguf")
     assert uses["pytest"]["version"] == pytest.__version__
 
 
-def test_every_extra_of_a_user_is_told(told):
+def test_every_extra_is_listed(report):
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    uses = [use for use in told["uses"] if use["extra"] is not None]
+    uses = [use for use in report["uses"] if use["extra"] is not None]
     assert {use["extra"] for use in uses} == set(extras) - {"bench", "dev"}
     for use in uses:
         assert use["package"] in {line.split(">")[0] for line in extras[use["extra"]]}

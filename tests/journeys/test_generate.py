@@ -106,8 +106,8 @@ def test_files_lines_and_json(folder: str, tmp_path: Path) -> None:
 def test_only_line_feeds_end_a_line(folder: str, tmp_path: Path) -> None:
     file = tmp_path / "lines.txt"
     file.write_text("a\u2028b\x0cc\nd\n", encoding="utf-8")
-    told = run("generate", folder, "--file", str(file), "--lines", "--json", "-m", "1")
-    assert [one["prompt"] for one in json.loads(told.stdout)["completions"]] == ["a\u2028b\x0cc", "d"]
+    output = run("generate", folder, "--file", str(file), "--lines", "--json", "-m", "1")
+    assert [one["prompt"] for one in json.loads(output.stdout)["completions"]] == ["a\u2028b\x0cc", "d"]
     file.write_text("")
     assert "there is no text: give one" in error_of("generate", folder, "--file", str(file), "--lines")
     for command in ("embed", "classify", "fill-mask"):

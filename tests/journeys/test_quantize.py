@@ -37,9 +37,9 @@ def run(*words: object) -> str:
 
 
 def test_quantize_writes_a_model_that_goes_on_and_says_what_it_costs(folder: Path) -> None:
-    said = run("quantize", folder / "whole", folder / "small", "--weights", "int4", "--text", folder / "text.txt")
-    assert "in int4" in said
-    assert "before: " in said
+    output = run("quantize", folder / "whole", folder / "small", "--weights", "int4", "--text", folder / "text.txt")
+    assert "in int4" in output
+    assert "before: " in output
     small = clearhead.load(folder / "small")
     assert small.precision == Int4()
     written = run("generate", folder / "small", "the ", "-m", 8)
@@ -69,7 +69,7 @@ def test_what_cannot_tell_its_loss_is_said_before_anything_is_written(folder: Pa
 def test_eval_in_few_bits_is_near(folder: Path) -> None:
     plain = run("eval", folder / "whole", folder / "text.txt")
     quick = run("eval", folder / "whole", folder / "text.txt", "--weights", "int8")
-    first, second = (float(said.split("perplexity ")[1].split(",")[0]) for said in (plain, quick))
+    first, second = (float(output.split("perplexity ")[1].split(",")[0]) for output in (plain, quick))
     assert first == pytest.approx(second, rel=0.02)
 
 

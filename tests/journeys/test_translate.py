@@ -62,11 +62,11 @@ def test_a_line_is_translated_alone_or_in_company_in_its_place(folder: str, tmp_
 
 
 def test_workers_write_what_one_writes(folder: str) -> None:
-    model, said = package.load(folder), []
-    found = translate(model, LINES, max_new_tokens=8, workers=2, batch=2, progress=said.append)
+    model, progress = package.load(folder), []
+    found = translate(model, LINES, max_new_tokens=8, workers=2, batch=2, progress=progress.append)
     alone = translate(model, LINES, max_new_tokens=8)
     assert [[one.tokens for one in best] for best in found] == [[one.tokens for one in best] for best in alone]
-    assert said[-1] == len(LINES)
+    assert progress[-1] == len(LINES)
     assert [one.prompt for (one,) in found] == list(range(len(LINES)))
 
 
@@ -93,8 +93,8 @@ def test_wus_penalty_is_the_default_and_divides_as_the_paper_says(folder: str) -
     (best,) = translate(model, ["abc"], max_new_tokens=12, n=3)
     for one in best:
         with torch.no_grad():
-            said = model(torch.tensor([[97, 98, 99, 256]]), torch.tensor([[256, *one.tokens[:-1]]])).log_softmax(-1)
-        total = said[0].gather(1, torch.tensor(one.tokens)[:, None]).sum().item()
+            logprobs = model(torch.tensor([[97, 98, 99, 256]]), torch.tensor([[256, *one.tokens[:-1]]])).log_softmax(-1)
+        total = logprobs[0].gather(1, torch.tensor(one.tokens)[:, None]).sum().item()
         assert one.score == pytest.approx(total / ((5 + len(one.tokens)) ** 0.6 / (5 + 1) ** 0.6), abs=1e-4)
 
 
@@ -268,9 +268,9 @@ def test_pairs_are_scored_from_the_command_line(folder: str, tmp_path: Path) -> 
     assert found["exact"] == 0.75
     assert [score["name"] for score in found["scores"]] == ["BLEU", "chrF2", "BLEU, lower-cased and tokenised"]
     assert "moses:de:" in found["scores"][2]["signature"]
-    said = run("eval", folder, *paths).stdout
-    assert said.startswith("4 sentences, 75.0% exact matches\nBLEU ")
-    assert f"chrF2 {found['scores'][1]['score']:.2f}  nrefs:1|" in said
+    output = run("eval", folder, *paths).stdout
+    assert output.startswith("4 sentences, 75.0% exact matches\nBLEU ")
+    assert f"chrF2 {found['scores'][1]['score']:.2f}  nrefs:1|" in output
     files[1].write_text("one\n\nthree\nfour\n")
     assert run_json("eval", folder, *paths, "--json")["pairs"]["sentences"] == 4
     files[1].write_text("one\n")

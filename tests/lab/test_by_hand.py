@@ -91,8 +91,8 @@ def test_one_pass_says_the_same_as_decoding_with_the_cache(machine: Machine) -> 
     tokens = vocabulary.prompt() + [vocabulary.step(step) for step in steps]
     with torch.inference_mode():
         logits = build_model(machine, len(tokens))(torch.tensor([tokens]))
-    said = logits[0, len(vocabulary.prompt()) - 1 :].argmax(-1).tolist()
-    assert said == [*tokens[len(vocabulary.prompt()) :], 1]  # and at last "end"
+    written = logits[0, len(vocabulary.prompt()) - 1 :].argmax(-1).tolist()
+    assert written == [*tokens[len(vocabulary.prompt()) :], 1]  # and at last "end"
 
 
 def test_where_two_runs_part() -> None:

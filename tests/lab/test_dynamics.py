@@ -126,7 +126,7 @@ def test_of_warm_up_is_said_what_the_losses_tell() -> None:
 
 def inductive(vocabulary: int, length: int) -> SequenceModel:
     """By hand: the first layer tells each token who came before it, the second searches by that."""
-    at = Fields(token=vocabulary, place=length, before=vocabulary, said=vocabulary)
+    at = Fields(token=vocabulary, place=length, before=vocabulary, answer=vocabulary)
     first, second = (
         BlockConfig(
             mixer=AttentionConfig(heads=1, head_dim=width, value_dim=vocabulary, mask=Causal()),
@@ -145,12 +145,12 @@ def inductive(vocabulary: int, length: int) -> SequenceModel:
     with torch.no_grad():
         model.embedding.tokens.weight[:, at["token"]] = same
         model.embedding.position.weight[:, at["place"]] = torch.eye(length)
-        asked = (("place", "place", "before", back_one), ("token", "before", "said", same))
+        asked = (("place", "place", "before", back_one), ("token", "before", "answer", same))
         for block, (own, of, into, fits) in zip(model.stack.layers(), asked, strict=True):
             query, key, value = block.mixer.qkv.weight.split(block.mixer.rows)
             query[:, at[own]], key[:, at[of]] = 60 * len(fits) ** 0.5 * fits, torch.eye(len(fits))
             value[:, at["token"]] = block.mixer.out.weight[at[into]] = same
-        model.head.weight[:, at["said"]] = 10 * same
+        model.head.weight[:, at["answer"]] = 10 * same
     return model
 
 

@@ -56,12 +56,12 @@ def test_an_experiment_prints_and_draws(name: str, tmp_path: Path) -> None:
     drawn = tmp_path / f"{name}.svg"
     result = CliRunner().invoke(cli, ["lab", name, *SMALL[name], "--out", str(drawn), "--json"])
     assert result.exit_code == 0, result.output
-    told = json.loads(result.stdout)
-    assert told["experiment"] == name
-    assert told["claim"].endswith(".")
-    assert told["found"].endswith(".")
+    report = json.loads(result.stdout)
+    assert report["experiment"] == name
+    assert report["claim"].endswith(".")
+    assert report["found"].endswith(".")
     assert "nan" not in result.stdout.lower()
-    assert len(told["rows"]) > 1
+    assert len(report["rows"]) > 1
     assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
     assert "<!-- " in drawn.read_text()  # matplotlib writes each text as a comment beside its shapes
 
@@ -106,7 +106,7 @@ def test_the_same_seed_finds_the_same() -> None:
 def test_what_cannot_be_is_said_in_a_sentence(arguments: tuple[str, ...], sentence: str) -> None:
     result = CliRunner().invoke(cli, ["lab", *arguments])
     assert result.exit_code != 0
-    assert isinstance(result.exception, ValueError | SystemExit)  # `main` prints the first, click has said the second
+    assert isinstance(result.exception, ValueError | SystemExit)  # `main` prints the first, click printed the second
     assert sentence in result.output + str(result.exception)
     assert "Found" not in result.output  # the error comes before any work
 

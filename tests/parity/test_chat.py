@@ -142,11 +142,11 @@ def test_turns_continue_from_the_state(folder) -> None:
     fed = []
     original = model.next_logits
     model.next_logits = lambda tokens, state, **rest: fed.append(tokens.shape[1]) or original(tokens, state, **rest)
-    for said in ("What is two?", "And three?", "Why"):
-        messages.append({"role": "user", "content": said})
+    for message in ("What is two?", "And three?", "Why"):
+        messages.append({"role": "user", "content": message})
         ids = task.tokenizer.prompt(talk.template.render(messages), around=False)
         fed.clear()
-        answer = "".join(talk.reply(said))
+        answer = "".join(talk.reply(message))
         assert fed[0] <= len(ids)
         first = fed[0]
         (fresh,) = model.generate(ids, max_new_tokens=12, ends=talk.generator.config.ends)
@@ -163,8 +163,8 @@ def test_every_turn_has_its_own_random_stream(folder, monkeypatch) -> None:
     )
     task = TextGenerator.of(clearhead.load(folder), max_new_tokens=4, temperature=1.0, seed=3)
     talk = Conversation(task, ChatTemplate.load(folder, task.tokenizer))
-    for said in ("one", "two"):
-        list(talk.reply(said))
+    for message in ("one", "two"):
+        list(talk.reply(message))
     assert samples == [0, 2]
 
 

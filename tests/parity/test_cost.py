@@ -87,9 +87,9 @@ def test_flops_of_dual_chunks_are_what_torch_counts(length: int) -> None:
     model, whole = clearhead.build(config).eval(), cost(preset("tiny-llama"), length=length).flops.forward
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(*inputs("tiny-llama", 1, length))
-    told = cost(config, length=length).flops.forward
-    assert told == counter.get_total_flops()
-    assert told > whole if length == 11 else told < whole
+    counted = cost(config, length=length).flops.forward
+    assert counted == counter.get_total_flops()
+    assert counted > whole if length == 11 else counted < whole
 
 
 @pytest.mark.parametrize(

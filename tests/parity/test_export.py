@@ -298,10 +298,10 @@ def test_characters_are_not_written_to_gguf(tmp_path: Path) -> None:
 def test_positions_that_are_told_otherwise_are_refused(name: str, value: int, sentence: str, tmp_path: Path) -> None:
     save_gguf(build(LLAMA), tmp_path / "m.gguf", None)
     _, tensors = read_header(tmp_path / "m.gguf")
-    said = metadata(open_gguf(tmp_path / "m.gguf"))
-    assert hf_config(said, tensors)["head_dim"] == 16
+    fields = metadata(open_gguf(tmp_path / "m.gguf"))
+    assert hf_config(fields, tensors)["head_dim"] == 16
     with pytest.raises(CheckpointError, match=sentence):
-        hf_config(said | {f"llama.{name}": value}, tensors)
+        hf_config(fields | {f"llama.{name}": value}, tensors)
 
 
 def test_the_command_goes_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ def test_the_command_goes_there_and_back(tokenizer: Tokenizer, tmp_path: Path) -
     for words in ([mine, "--to", "gguf", file], [file, "--to", "hf", there, "--dtype", "f16"]):
         result = CliRunner().invoke(cli, ["export", *words])
         assert result.exit_code == 0, result.output
-    said = CliRunner().invoke(cli, ["cost", file, "--json"])
-    assert json.loads(said.output)["parameters"]["total"] == sum(weight.numel() for weight in model.parameters())
+    result = CliRunner().invoke(cli, ["cost", file, "--json"])
+    assert json.loads(result.output)["parameters"]["total"] == sum(weight.numel() for weight in model.parameters())
     again = load(tmp_path / "again")
     assert next(again.parameters()).dtype == torch.float16
     assert Tokenizer.load(tmp_path / "again").encode("the cat") == tokenizer.encode("the cat")
@@ -374,8 +374,8 @@ def test_loading_takes_less_than_the_weights_once(form: str, tmp_path: Path) -> 
             save_gguf(build(config), tmp_path / name, None)
             (tmp_path / name).rename(tmp_path / f"{name}.gguf")
     ends = [str(tmp_path / name) + (".gguf" if form == "gguf" else "") for name in ("small", "large")]
-    told = subprocess.run([sys.executable, "-c", PEAK, *ends], check=True, cwd=ROOT, capture_output=True, text=True)
-    assert 0.05 < float(told.stdout) < 1.0
+    done = subprocess.run([sys.executable, "-c", PEAK, *ends], check=True, cwd=ROOT, capture_output=True, text=True)
+    assert 0.05 < float(done.stdout) < 1.0
 
 
 # ---- the Hub, and what goes along

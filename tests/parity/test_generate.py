@@ -149,11 +149,11 @@ def test_sampling_has_the_same_distribution(both) -> None:
     options = {"temperature": 1.5, "top_k": 12, "top_p": 0.9, "min_p": 0.05}
     ids = torch.tensor([PROMPTS[0]])
     with torch.no_grad():
-        said = theirs.generate(
+        probabilities = theirs.generate(
             ids, do_sample=True, max_new_tokens=1, return_dict_in_generate=True, output_scores=True,
             max_length=None, **options,
         ).scores[0]  # fmt: skip
-    wanted = said.softmax(-1)[0]
+    wanted = probabilities.softmax(-1)[0]
     drawn = ours.generate([PROMPTS[0]], n=4000, max_new_tokens=1, seed=5, **options)
     share = torch.tensor([one.tokens[0] for one in drawn]).bincount(minlength=53) / 4000
     assert (share[wanted == 0] == 0).all()

@@ -115,22 +115,22 @@ def test_the_harness_gets_log_probabilities(asked) -> None:
     answers, model, tokenizer = asked
     pairs = [("The quick", " brown"), ("", "fox"), ("to ", "be"), ("x" * 80, "end"), ("to be", ""), ("x" * 80, "")]
     found = answers.loglikelihood([Request(pair) for pair in pairs])
-    for (before, after), (said, greedy) in zip(pairs, found, strict=True):
+    for (before, after), (score, greedy) in zip(pairs, found, strict=True):
         tokens = [*([] if before else [256]), *tokenizer.encode(before + after)]
         count = len(after) + len(before) - len(before.rstrip())
         tokens = tokens[-65:]  # the last is predicted and not read
         logits = model(torch.tensor([tokens[:-1]]))[0].log_softmax(-1)
         places = range(len(tokens) - count, len(tokens))
-        assert said == pytest.approx(sum(float(logits[place - 1, tokens[place]]) for place in places), rel=1e-4)
+        assert score == pytest.approx(sum(float(logits[place - 1, tokens[place]]) for place in places), rel=1e-4)
         assert greedy == all(int(logits[place - 1].argmax()) == tokens[place] for place in places)
 
 
 def test_a_continuation_longer_than_the_context_is_scored_whole(asked) -> None:
     answers, model, tokenizer = asked
     after = TEXT * 2
-    ((said, greedy),) = answers.loglikelihood([Request(("The quick", after))])
+    ((total, greedy),) = answers.loglikelihood([Request(("The quick", after))])
     score = perplexity(model, tokenizer.encode("k" + after), 1, context=64, stride=64)
-    assert said == pytest.approx(-score.nats, rel=1e-5)
+    assert total == pytest.approx(-score.nats, rel=1e-5)
     assert score.tokens == len(after.encode())
     assert greedy is False
 
@@ -162,8 +162,8 @@ def test_the_harness_gets_rolling_texts_and_continuations(asked) -> None:
     whole = perplexity_of(model, text, tokenizer=tokenizer, context=64, stride=64)
     assert rolled == pytest.approx(-whole.nats)
     (plain,) = model.generate("The quick", tokenizer=tokenizer, max_new_tokens=12)
-    (said,) = answers.generate_until([Request(("The quick", {"until": [], "max_gen_toks": 12}))])
-    assert said == plain.text
+    (text,) = answers.generate_until([Request(("The quick", {"until": [], "max_gen_toks": 12}))])
+    assert text == plain.text
     stop = plain.text[4:6]
     (cut,) = answers.generate_until([Request(("The quick", {"until": stop, "max_gen_toks": 12, "do_sample": False}))])
     assert cut == plain.text[: plain.text.index(stop)]
@@ -180,13 +180,13 @@ def test_the_harness_itself_runs_tasks(tmp_path: Path, monkeypatch) -> None:
     lm_eval = pytest.importorskip("lm_eval")
     model, tokenizer = bytes_model(), make(BytesConfig(), [])
     choices = [" brown", " fox jumps", " dog"]
-    said = []
+    sums = []
     for choice in choices:
         tokens = tokenizer.encode("The quick" + choice)
         logits = model(torch.tensor([tokens]))[0].log_softmax(-1)
-        said.append(sum(float(logits[place - 1, tokens[place]]) for place in range(9, len(tokens))))
+        sums.append(sum(float(logits[place - 1, tokens[place]]) for place in range(9, len(tokens))))
     (plain,) = model.generate("The quick", tokenizer=tokenizer, max_new_tokens=5, temperature=0)
-    right, wrong = (said.index(max(said)), plain.text), (said.index(min(said)), "otherwise")
+    right, wrong = (sums.index(max(sums)), plain.text), (sums.index(min(sums)), "otherwise")
     row = {"text": "The quick", "choices": choices, "whole": TEXT}
     rows = [row | {"answer": answer, "written": written} for answer, written in (right, wrong)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")

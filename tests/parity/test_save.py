@@ -208,8 +208,8 @@ def in_transformers(folder: Path) -> Any:
     """Their model of the folder; everything must have been there, and nothing else."""
     hf = json.loads((folder / "config.json").read_text())
     kind = getattr(transformers, hf["architectures"][0])
-    model, told = kind.from_pretrained(folder, output_loading_info=True)
-    assert not any(told.values()), told
+    model, info = kind.from_pretrained(folder, output_loading_info=True)
+    assert not any(info.values()), info
     assert auto_class(hf).from_pretrained(folder).__class__ is kind
     return model.eval()
 

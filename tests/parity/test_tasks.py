@@ -104,7 +104,7 @@ def test_images_are_classified_as_by_the_pipeline(tmp_path) -> None:
     config = transformers.ViTConfig(image_size=16, patch_size=4, num_labels=5, initializer_range=0.4, **SIZES)
     theirs = transformers.ViTForImageClassification(config).eval()
     theirs.save_pretrained(tmp_path)
-    said = {
+    settings = {
         "image_processor_type": "ViTImageProcessor",
         "size": {"height": 16, "width": 16},
         "resample": 3,
@@ -115,7 +115,7 @@ def test_images_are_classified_as_by_the_pipeline(tmp_path) -> None:
         "rescale_factor": 1 / 255,
         "do_normalize": True,
     }
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(said))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(settings))
     picture = tmp_path / "picture.png"
     rng = torch.Generator().manual_seed(3)
     pixels = torch.randint(0, 256, (37, 29, 3), generator=rng, dtype=torch.uint8)
@@ -123,11 +123,11 @@ def test_images_are_classified_as_by_the_pipeline(tmp_path) -> None:
     ours = clearhead.load(tmp_path)
     processor = transformers.AutoImageProcessor.from_pretrained(tmp_path)
     wanted = processor(Image.open(picture), return_tensors="pt")["pixel_values"][0]
-    torch.testing.assert_close(read_image(picture, ours.config.embedding, said), wanted, atol=1e-5, rtol=1e-5)
-    told = pipeline("image-classification", theirs, image_processor=processor)(str(picture), top_k=5)
+    torch.testing.assert_close(read_image(picture, ours.config.embedding, settings), wanted, atol=1e-5, rtol=1e-5)
+    expected = pipeline("image-classification", theirs, image_processor=processor)(str(picture), top_k=5)
     (found,) = classify(ours, [picture])
-    assert [one.label for one in found] == [one["label"] for one in told]
-    assert [one.score for one in found] == pytest.approx([one["score"] for one in told], abs=1e-5)
+    assert [one.label for one in found] == [one["label"] for one in expected]
+    assert [one.score for one in found] == pytest.approx([one["score"] for one in expected], abs=1e-5)
     (half,) = classify(ours.to(torch.float16), [picture])
     assert half[0].score == pytest.approx(found[0].score, abs=0.02)
     (tmp_path / "text.png").write_text("no image")

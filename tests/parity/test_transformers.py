@@ -257,7 +257,7 @@ def without_type(rope: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", TURNED)
 def test_a_config_as_it_was_written_before_says_the_same(name: str) -> None:
-    """Rotary positions at the top level, their scaling apart and told by `type`; `torch_dtype`; no list of layers."""
+    """Older fields: rotary positions at the top level, scaling by `type`, `torch_dtype`, no list of layers."""
     theirs = DECODERS[name](transformers).config
     new = theirs.to_dict()
     old = {key: value for key, value in new.items() if key not in ("rope_parameters", "dtype", "layer_types")}
@@ -410,8 +410,8 @@ def test_classes_of_the_last_token_equal_transformers(
         expected = theirs(tokens, attention_mask=(tokens != 0).long()).logits
         torch.testing.assert_close(ours(tokens, readable=tokens != 0), expected, **TOLERANCE)
     ours.save(tmp_path / "again")
-    again, told = type(theirs).from_pretrained(tmp_path / "again", output_loading_info=True)
-    assert not any(told.values()), told
+    again, info = type(theirs).from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(info.values()), info
     again.config.pad_token_id = 0
     with torch.no_grad():
         torch.testing.assert_close(again.eval()(tokens, attention_mask=(tokens != 0).long()).logits, expected)

@@ -206,8 +206,8 @@ def test_a_damaged_folder_says_what_is_wrong(tmp_path: Path) -> None:
     save_file({**tensors, name: tensors[name].float()}, file)
     with pytest.raises(CheckpointError, match=r"misshapen 1 tensor: .* of torch.float32, not .* of torch.float16"):
         clearhead.load(tmp_path)
-    said = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
-    said["quantization_config"]["precision"] = {"kind": "Causal"}
-    (tmp_path / "config.json").write_text(json.dumps(said), encoding="utf-8")
+    config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
+    config["quantization_config"]["precision"] = {"kind": "Causal"}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     with pytest.raises(CheckpointError, match="is not a precision"):
         clearhead.load(tmp_path)

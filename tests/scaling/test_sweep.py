@@ -36,15 +36,15 @@ def test_parameters_are_those_of_products() -> None:
 def test_a_stopped_sweep_goes_on_and_ends_alike(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT)
-    said: list[str] = []
-    whole = run_sweep(sweep(), [text], tmp_path / "whole", callbacks=Callbacks(message=said.append))
+    messages: list[str] = []
+    whole = run_sweep(sweep(), [text], tmp_path / "whole", callbacks=Callbacks(message=messages.append))
     table = read_table(whole)
     assert len(table) == 4
     assert [len(budget) for budget in table.budgets()] == [2, 2]
     for budget, wanted in zip(table.budgets(), (6e7, 1e8), strict=True):
         assert abs(table.flops[budget] / wanted - 1).max() < 0.03
     assert (table.loss < 5.5).all()
-    assert sum(line.startswith("run ") for line in said) == 4
+    assert sum(line.startswith("run ") for line in messages) == 4
 
     def stop(numbers: dict) -> None:
         if (numbers["run"], numbers["step"]) == (2, 3):

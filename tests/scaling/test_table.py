@@ -84,12 +84,12 @@ def call(*arguments: str) -> str:
 def test_the_command_fits_keeps_draws_and_plans(tmp_path: Path) -> None:
     table = write_table(tmp_path / "t.csv", isoflop_table(REANALYSIS, 0.003))
     saved, picture = str(tmp_path / "fit.json"), str(tmp_path / "fit.svg")
-    told = json.loads(call("fit", table, "--draws", "50", "--json"))
+    fitted = json.loads(call("fit", table, "--draws", "50", "--json"))
     for key in ("E", "A", "B", "alpha", "beta"):
-        low, high = told[key]["interval"]
-        assert low <= told[key]["value"] <= high
+        low, high = fitted[key]["interval"]
+        assert low <= fitted[key]["value"] <= high
     shown = call("fit", table, "--draws", "50", "--save", saved, "--figure", picture)
-    assert told["equation"] in shown
+    assert fitted["equation"] in shown
     assert Path(picture).read_text().startswith("<?xml")
     plan = json.loads(call("plan", "--flops", "1e21", "--from", saved, "--json"))["plans"][0]
     low, high = plan["N"]["interval"]
@@ -104,9 +104,9 @@ def test_the_command_fits_keeps_draws_and_plans(tmp_path: Path) -> None:
 
 def test_all_laws_are_told_or_why_not(tmp_path: Path) -> None:
     table = write_table(tmp_path / "t.csv", isoflop_table(CHINCHILLA, 0.003))
-    told = json.loads(call("fit", table, "--law", "all", "--draws", "20", "--json"))
-    assert "training curve" in told["envelope"].pop("refused")
-    assert [law for law in told if "equation" in told[law]] == ["parametric", "isoflop", "size", "data"]
+    fitted = json.loads(call("fit", table, "--law", "all", "--draws", "20", "--json"))
+    assert "training curve" in fitted["envelope"].pop("refused")
+    assert [law for law in fitted if "equation" in fitted[law]] == ["parametric", "isoflop", "size", "data"]
     shown = call("fit", table, "--law", "all", "--draws", "20")
     assert "N = " in shown
     assert "envelope: a training curve" in shown

@@ -1,4 +1,4 @@
-"""A studio on this machine, and a browser that remembers what it was told and what it asked for."""
+"""A studio on this machine, and a browser that records its messages and requests."""
 
 from __future__ import annotations
 

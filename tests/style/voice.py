@@ -18,7 +18,8 @@ PLACES = ("clearhead", "tests", "docs", "benchmarks", "examples", "README.md", "
 OWN = {"tests/style/voice.py", "tests/style/test_voice.py"}
 ARCHAIC = {
     r"\bforesee(s|n|ing)?\b|\bforesaw\b|\bforetell(s|ing)?\b|\bforetold\b": "predict",
-    r"\bunless told\b|\bif not said\b|\bwhere nothing is said\b": "default",
+    r"\btold\b": "print, report, predict, output",
+    r"\bif not said\b|\bwhere nothing is said\b": "default",
     r"\bis none of\b|\bis no more\b|\bnone is\b|\bso that none\b": "say it positively",
     r"\bwhosoever\b|\bwhoever\b|\bwho(?= (asks|wants|needs|reads|looks|waits|has none))": "the caller, the user, you",
     r"\b(is|are|was|were|be) said\b|\bsays so of\b|\bas (it|they) (is|are) said\b": "say who says it",
@@ -26,7 +27,7 @@ ARCHAIC = {
     r"\bgo(es|ing)? on with\b|\bgone on with\b|\bwent on with\b": "continue, resume",
     r"\bbegun anew\b|\bmade anew\b|\bwritten anew\b|\banew\b": "again",
     r"\bthe very (same|weights|tokens|one|text|model|bytes)\b": "exactly",
-    r"\btold apart\b|\btells? apart\b": "distinguish",
+    r"\btells? apart\b": "distinguish",
     r"\bof which none\b|\bof whom\b|\bwhereof\b|\bthereof\b|\bhence\b|\bthereby\b": "two sentences",
     r"\bas they are, if\b|\bleft as (it is|it was|they are)\b": "unchanged",
     r"\bof no use to\b|\bis of use\b": "unused",

@@ -59,10 +59,10 @@ def test_a_finished_run_trains_longer_and_survives_a_kill(corpus: Path, tmp_path
     config, longer = small(), small(steps=20)
     for name in ("whole", "broken"):
         train(config, [corpus], tmp_path / name)
-    first, said = weights(tmp_path / "whole"), list[str]()
-    train(longer, [corpus], tmp_path / "whole", resume=True, callbacks=Callbacks(message=said.append))
+    first, messages = weights(tmp_path / "whole"), list[str]()
+    train(longer, [corpus], tmp_path / "whole", resume=True, callbacks=Callbacks(message=messages.append))
     assert any(
-        "from 12 to 20 steps: the Stable schedule" in text and "rises again over 10 steps" in text for text in said
+        "from 12 to 20 steps: the Stable schedule" in text and "rises again over 10 steps" in text for text in messages
     )
     run = Run(tmp_path / "whole")
     assert [line["step"] for line in run.history()] == list(range(1, 21))

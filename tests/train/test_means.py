@@ -68,8 +68,8 @@ def test_runs_tells_who_has_finished(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "recipe.json").write_text(dumps(small()))
     (tmp_path / name).touch()
     runs.command.main([str(tmp_path), "--json"], standalone_mode=False)
-    (told,) = json.loads(capsys.readouterr().out)
-    assert told["finished"] == (name != "none")
+    (row,) = json.loads(capsys.readouterr().out)
+    assert row["finished"] == (name != "none")
 
 
 def test_tensorboard_reads_the_numbers(corpus: Path, tmp_path: Path) -> None:
@@ -101,9 +101,11 @@ def test_lower_precision_is_tried_and_said_where_it_fails(
     from clearhead.training import loop
 
     monkeypatch.setattr(loop, "precision_works", lambda dtype: Probe(dtype=dtype, outcome="killed", detail="SIGILL"))
-    said: list[str] = []
-    train(small(steps=2, precision="bfloat16"), [corpus], tmp_path / "run", callbacks=Callbacks(message=said.append))
-    assert any("bfloat16 kills the process (SIGILL); training in float32" in text for text in said)
+    messages: list[str] = []
+    train(
+        small(steps=2, precision="bfloat16"), [corpus], tmp_path / "run", callbacks=Callbacks(message=messages.append)
+    )
+    assert any("bfloat16 kills the process (SIGILL); training in float32" in text for text in messages)
 
 
 def test_bfloat16_learns_as_float32_does(corpus: Path, tmp_path: Path) -> None:
@@ -130,16 +132,16 @@ def test_where_nothing_can_compile_a_run_says_so_and_goes_on(
     from clearhead.training import compiling
 
     monkeypatch.setattr(compiling, "look_for_compiler", lambda: Compile(compiler=None, headers=True))
-    said: list[str] = []
+    messages: list[str] = []
     train(
         small(steps=2),
         [corpus],
         tmp_path / "a",
         execution=Execution(compile=True),
-        callbacks=Callbacks(message=said.append),
+        callbacks=Callbacks(message=messages.append),
     )
     train(small(steps=2), [corpus], tmp_path / "b")
-    assert any("torch.compile needs a C++ compiler" in text for text in said)
+    assert any("torch.compile needs a C++ compiler" in text for text in messages)
     assert same(tmp_path / "a", tmp_path / "b")
 
 
@@ -152,7 +154,7 @@ def test_where_compiling_fails_a_run_says_why_and_goes_on(
     def broken(function: object) -> object:
         raise RuntimeError("no working compiler found\nand much more")
 
-    said: list[str] = []
+    messages: list[str] = []
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(compiling, "look_for_compiler", lambda: Compile(compiler="g++", headers=True))
     train(
@@ -160,6 +162,6 @@ def test_where_compiling_fails_a_run_says_why_and_goes_on(
         [corpus],
         tmp_path / "a",
         execution=Execution(compile=True),
-        callbacks=Callbacks(message=said.append),
+        callbacks=Callbacks(message=messages.append),
     )
-    assert "torch.compile does not work here: no working compiler found; training without it" in " ".join(said)
+    assert "torch.compile does not work here: no working compiler found; training without it" in " ".join(messages)

@@ -108,11 +108,11 @@ def test_stopped_and_resumed_equals_uninterrupted_and_the_model_is_the_mean_of_i
     table: Path, tmp_path: Path
 ) -> None:
     config = tiny(average=3)
-    said: list[str] = []
-    train(config, [table], tmp_path / "whole", callbacks=Callbacks(message=said.append))
+    messages: list[str] = []
+    train(config, [table], tmp_path / "whole", callbacks=Callbacks(message=messages.append))
     paths = list_checkpoints(tmp_path / "whole" / "checkpoints")
     assert [path.name[-2:] for path in paths] == ["06", "09", "12"]
-    assert any(text.startswith("Mean of the last 3 checkpoints: val/loss") for text in said), said
+    assert any(text.startswith("Mean of the last 3 checkpoints: val/loss") for text in messages), messages
     found = [load_file(path / "state.safetensors") for path in paths]
     for name, mean in weights(tmp_path / "whole").items():
         torch.testing.assert_close(mean, torch.stack([one[f"weights.{name}"] for one in found]).mean(dim=0))
@@ -126,8 +126,8 @@ def test_stopped_and_resumed_equals_uninterrupted_and_the_model_is_the_mean_of_i
     assert same(tmp_path / "whole", out)
     with (paths[1] / "state.safetensors").open("r+b") as file:
         file.write(b"x")
-    train(config, [table], tmp_path / "whole", resume=True, callbacks=Callbacks(message=said.append))
-    assert any("is damaged (state.safetensors was changed); averaging without it" in text for text in said)
+    train(config, [table], tmp_path / "whole", resume=True, callbacks=Callbacks(message=messages.append))
+    assert any("is damaged (state.safetensors was changed); averaging without it" in text for text in messages)
     for name, mean in weights(tmp_path / "whole").items():
         torch.testing.assert_close(mean, (found[0][f"weights.{name}"] + found[2][f"weights.{name}"]) / 2)
 
@@ -138,9 +138,9 @@ def test_a_run_without_improvement_ends_and_stays_ended(
     scores = iter([5.0, 3.0, 4.0, 3.5, 1.0])
     monkeypatch.setattr(Translation, "score", lambda self, numbers: next(scores))
     config = tiny(steps=100, evaluate_every=2, patience=2)
-    said: list[str] = []
-    train(config, [table], tmp_path / "run", callbacks=Callbacks(message=said.append))
-    assert any("No improvement for 2 evaluations: ended at step 8" in text for text in said)
+    messages: list[str] = []
+    train(config, [table], tmp_path / "run", callbacks=Callbacks(message=messages.append))
+    assert any("No improvement for 2 evaluations: ended at step 8" in text for text in messages)
     before = weights(tmp_path / "run")
     train(config, [table], tmp_path / "run", resume=True)
     assert Run(tmp_path / "run").history()[-1]["step"] == 8

@@ -113,7 +113,7 @@ def test_a_run_inside_its_data_folder_resumes(corpus: Path, tmp_path: Path) -> N
 
 def test_the_best_model_is_chosen_again_if_the_metric_changes(corpus: Path, tmp_path: Path) -> None:
     """For example a translation run, scored by BLEU, that continues sharded, scored by the loss."""
-    config, out, said = small(evaluate_every=3), tmp_path / "run", list[str]()
+    config, out, messages = small(evaluate_every=3), tmp_path / "run", list[str]()
     with pytest.raises(KeyboardInterrupt):
         train(config, [corpus], out, callbacks=Callbacks(step=lambda numbers: stop_at(8, numbers)))
     state = list_checkpoints(out / "checkpoints")[-1] / "state.json"
@@ -123,8 +123,8 @@ def test_the_best_model_is_chosen_again_if_the_metric_changes(corpus: Path, tmp_
     changed = State(written["step"], other, written["digests"])
     state.write_text(json.dumps(asdict(replace(changed, digest=changed.compute_digest()))))
     shutil.rmtree(out / "best")
-    train(config, [corpus], out, resume=True, callbacks=Callbacks(message=said.append))
-    assert "The best model is now chosen by val/loss, before by val/bleu." in said
+    train(config, [corpus], out, resume=True, callbacks=Callbacks(message=messages.append))
+    assert "The best model is now chosen by val/loss, before by val/bleu." in messages
     assert (out / "best" / "model.safetensors").exists()
     losses = [line["val/loss"] for line in Run(out).history() if "val/loss" in line]
     last = json.loads((list_checkpoints(out / "checkpoints")[-1] / "state.json").read_text())
@@ -140,10 +140,10 @@ def test_the_previous_checkpoint_replaces_a_damaged_one(corpus: Path, tmp_path: 
     content = bytearray(newest.read_bytes())
     content[-3] ^= 1
     newest.write_bytes(content)
-    said: list[str] = []
-    train(small(), [corpus], out, resume=True, callbacks=Callbacks(message=said.append))
-    assert any("is damaged (state.safetensors was changed)" in text for text in said)
-    assert any("Continuing from step 4" in text for text in said)
+    messages: list[str] = []
+    train(small(), [corpus], out, resume=True, callbacks=Callbacks(message=messages.append))
+    assert any("is damaged (state.safetensors was changed)" in text for text in messages)
+    assert any("Continuing from step 4" in text for text in messages)
     assert same(tmp_path / "whole", out)
 
 
@@ -218,11 +218,11 @@ def test_a_run_that_lost_its_checkpoints_is_not_started_again(how: str, corpus: 
         else:
             shutil.rmtree(path)
     before = (out / "metrics.jsonl").read_bytes()
-    said: list[str] = []
+    messages: list[str] = []
     with pytest.raises(ResumeError, match=f"reached step {steps}, but it has no undamaged checkpoint"):
-        train(small(), [corpus], out, resume=True, callbacks=Callbacks(message=said.append))
+        train(small(), [corpus], out, resume=True, callbacks=Callbacks(message=messages.append))
     assert (out / "metrics.jsonl").read_bytes() == before
-    assert sum("is damaged" in text for text in said) == (2 if how == "damaged" else 0)
+    assert sum("is damaged" in text for text in messages) == (2 if how == "damaged" else 0)
 
 
 def test_saved_files_are_readable_by_other_users(corpus: Path, tmp_path: Path) -> None:
@@ -251,10 +251,10 @@ def test_runs_lists_the_others_if_one_cannot_be_read(corpus: Path, tmp_path: Pat
 def test_a_text_shorter_than_the_context_is_reported(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(TEXT[:300])
-    said: list[str] = []
+    messages: list[str] = []
     config = small(steps=1).with_value("task.context", 400)
-    train(config, [text], tmp_path / "run", callbacks=Callbacks(message=said.append))
-    assert any("shorter than the context of 400 tokens" in sentence for sentence in said)
+    train(config, [text], tmp_path / "run", callbacks=Callbacks(message=messages.append))
+    assert any("shorter than the context of 400 tokens" in sentence for sentence in messages)
 
 
 def test_a_damaged_line_of_metrics_is_skipped(corpus: Path, tmp_path: Path) -> None:
@@ -337,7 +337,7 @@ def test_a_language_model_that_sees_later_tokens_is_refused(corpus: Path, tmp_pa
 
 def test_a_process_without_targets_still_computes(corpus: Path, tmp_path: Path) -> None:
     """In a sharded model, the other processes would wait for it forever."""
-    said, ran = list[str](), list[int]()
+    messages, ran = list[str](), list[int]()
 
     class Second(World):
         def sum(self, numbers: list[float]) -> list[float]:
@@ -347,11 +347,13 @@ def test_a_process_without_targets_still_computes(corpus: Path, tmp_path: Path) 
     task = prepare_task(recipe, [corpus], (), Run(tmp_path / "run"), lambda text: None)
     empty = task.batch(0)
     task.batch = lambda *given: replace(empty, targets=torch.full_like(empty.targets, -100))
-    trainer = Trainer(recipe, task, Run(tmp_path / "run"), Callbacks(message=said.append), Second(torch.device("cpu")))
+    trainer = Trainer(
+        recipe, task, Run(tmp_path / "run"), Callbacks(message=messages.append), Second(torch.device("cpu"))
+    )
     trainer.objective.register_forward_hook(lambda *given: ran.append(1))
     trainer.check_initial_loss()
     assert ran
-    assert said == ["The loss before training is 9.00, but guessing gives 3.33; check the model's config."]
+    assert messages == ["The loss before training is 9.00, but guessing gives 3.33; check the model's config."]
 
 
 @pytest.mark.parametrize("name", ["tiny-albert", "tiny-gpt"])
@@ -405,8 +407,8 @@ def test_the_last_checkpoint_is_named_after_an_error(
     monkeypatch.setattr(loop, "train", fails)
     if kept:
         (tmp_path / "checkpoints" / "step-00000004").mkdir(parents=True)
-    told = "step-00000004 is from before it" if kept else "there is no checkpoint yet"
-    with pytest.raises(ValueError, match=f"the loss is nan; .*{told}"):
+    advice = "step-00000004 is from before it" if kept else "there is no checkpoint yet"
+    with pytest.raises(ValueError, match=f"the loss is nan; .*{advice}"):
         command.main(["chars", "--data", str(corpus), "--out", str(tmp_path)], standalone_mode=False)
 
 

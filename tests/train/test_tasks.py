@@ -31,8 +31,8 @@ from .tools import small
 
 def test_a_chat_model_has_a_template_and_is_scored_on_its_answers(tmp_path: Path) -> None:
     data, out = tmp_path / "chats.jsonl", tmp_path / "run"
-    said = [("user", "what comes after one?"), ("assistant", "two")]
-    messages = [{"role": role, "content": content} for role, content in said]
+    turns = [("user", "what comes after one?"), ("assistant", "two")]
+    messages = [{"role": role, "content": content} for role, content in turns]
     data.write_text((json.dumps({"messages": messages}) + "\n") * 30)
     train(small(steps=2, evaluate_every=2, **{"task.tokenizer": {"kind": "Bytes"}}), [data], out)
     for folder in (out, out / "best"):
@@ -180,8 +180,8 @@ def test_a_ramp_of_many_bits_stays_a_ramp(name: str, dtype: type, tmp_path: Path
     for channels in (1, 3):
         read = read_image_file(tmp_path / name, 8, channels)
         np.testing.assert_allclose(read, np.broadcast_to(share * 255, (channels, 8, 8)), atol=1)
-        said = read_image(tmp_path / name, PatchEmbeddingConfig(image=8, patch=4, channels=channels), {})
-        np.testing.assert_allclose(said.numpy(), np.broadcast_to(share * 2 - 1, (channels, 8, 8)), atol=0.01)
+        image = read_image(tmp_path / name, PatchEmbeddingConfig(image=8, patch=4, channels=channels), {})
+        np.testing.assert_allclose(image.numpy(), np.broadcast_to(share * 2 - 1, (channels, 8, 8)), atol=0.01)
 
 
 def test_hidden_pictures_are_passed_over(tmp_path: Path) -> None:
@@ -214,13 +214,13 @@ def test_without_pillow_its_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_how_pictures_are_read_is_said_and_can_be_set(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     data, run = [folders(tmp_path / "pictures")], Run(tmp_path / "run")
-    prepare_task(recipe("vit"), data, (), run, said.append)
+    prepare_task(recipe("vit"), data, (), run, messages.append)
     changes = ("model.embedding.image=64", "model.embedding.patch=8", "model.embedding.channels=3")
-    task = prepare_task(find_recipe("vit", changes), data, (), run, said.append)
+    task = prepare_task(find_recipe("vit", changes), data, (), run, messages.append)
     sizes = "19 images of 2 classes to train on, 5 to validate, resized to"
-    assert said == [f"{sizes} 8 × 8 grey", f"{sizes} 64 × 64 colour"]
+    assert messages == [f"{sizes} 8 × 8 grey", f"{sizes} 64 × 64 colour"]
     model = clearhead.build(task.config)
     assert model(task.batch(0, slice(2)).inputs).shape == (2, 2)
 

@@ -170,8 +170,8 @@ def test_an_adapter_has_what_was_trained_beside_the_weights(tmp_path: Path) -> N
     """The layout of conversations, in a model whose base knew of none."""
     text, chats = tmp_path / "text.txt", tmp_path / "chats.jsonl"
     text.write_text(TEXT)
-    said = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "two"}]
-    chats.write_text((json.dumps({"messages": said}) + "\n") * 30)
+    conversation = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "two"}]
+    chats.write_text((json.dumps({"messages": conversation}) + "\n") * 30)
     train(small(steps=1, **{"task.tokenizer": {"kind": "Bytes"}}), [text], tmp_path / "base")
     (tmp_path / "base" / "generation_config.json").write_text('{"max_new_tokens": 3}')
     config = find_recipe("finetune", ("task.context=16",), steps=1, checkpoint=str(tmp_path / "base"), lora=2)
@@ -180,7 +180,7 @@ def test_an_adapter_has_what_was_trained_beside_the_weights(tmp_path: Path) -> N
         model = clearhead.load(folder)
         assert model.origin == folder
         template = ChatTemplate.load(model.origin, Tokenizer.load(model.origin))
-        assert template.render(said, prompt=False) == "".join(piece for piece, _ in chat(said))
+        assert template.render(conversation, prompt=False) == "".join(piece for piece, _ in chat(conversation))
         assert default_decoding(model, None).max_new_tokens == 3  # as the base has it
         assert config_json(folder)["dtype"] == "float32"
     model.save(tmp_path / "merged")
@@ -265,8 +265,8 @@ def test_of_several_processes_the_first_speaks(
     monkeypatch.setattr(loop, "train", lambda *given, callbacks, **options: callbacks.message("saved"))
     monkeypatch.setattr(cli_train, "SAMPLE_TOKENS", 2)
     cli_train.command.main(["chars", "--out", str(base), "--shard", "--sample", "the quick"], standalone_mode=False)
-    told = capsys.readouterr()
-    assert (told.out.startswith("the quick"), "saved\n" in told.err) == ((rank == "0",) * 2)
+    printed = capsys.readouterr()
+    assert (printed.out.startswith("the quick"), "saved\n" in printed.err) == ((rank == "0",) * 2)
 
 
 def test_an_interrupted_adapter_goes_on(base: Path, tmp_path: Path) -> None:

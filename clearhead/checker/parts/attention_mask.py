@@ -112,10 +112,10 @@ def check_sense(candidate: Candidate, adapter: AttentionAdapter, recorder: Recor
     assert adapter.form is not None
     sense = adapter.form.sense
     recorder.assume(sense)
-    said = documented_sense(candidate.source)
+    documented = documented_sense(candidate.source)
     companion = companion_sense(candidate)
     does = "allows" if sense.endswith("allows") else "blocks" if sense.endswith("blocks") else None
-    for promise in (said, companion):
+    for promise in (documented, companion):
         if promise is not None and does is not None and promise != does:
             meant = replace(adapter, form=replace(adapter.form, sense=sense.replace(does, promise)))
             example = common.smallest_failure(
@@ -123,7 +123,7 @@ def check_sense(candidate: Candidate, adapter: AttentionAdapter, recorder: Recor
                 meant.runner(adapter.caller.engine),
                 lambda c: expected_output(c, how, adapter.causal),
             )
-            key = "mask-inverted" if promise == said else "mask-inverted-beside"
+            key = "mask-inverted" if promise == documented else "mask-inverted-beside"
             recorder.add(key, example)
             return
 

@@ -124,11 +124,11 @@ def check_documented_sense(candidate: Candidate, recorder: Recorder, sense: str,
     """Check that the mask means what the function's docstring and comments say."""
     from ..mask_forms import documented_sense
 
-    said = documented_sense(candidate.source)
-    if said is not None and sense in ("true_allows", "true_blocks") and not sense.endswith(said):
+    documented = documented_sense(candidate.source)
+    if documented is not None and sense in ("true_allows", "true_blocks") and not sense.endswith(documented):
         recorder.add(
             "mask-inverted",
-            Example({"n": 2}, causal_as(f"true_{said}", 2, square.dtype), causal_as(sense, 2, square.dtype)),
+            Example({"n": 2}, causal_as(f"true_{documented}", 2, square.dtype), causal_as(sense, 2, square.dtype)),
         )
 
 
@@ -136,7 +136,7 @@ def name_mistake(mask: np.ndarray, candidate: Candidate) -> tuple[str, str]:
     """Return the mistake and the convention under which it is the most common one."""
     from ..mask_forms import documented_sense
 
-    said = documented_sense(candidate.source)
+    documented = documented_sense(candidate.source)
     found = {}
     for sense, read in readings(mask).items():
         for key, wrong in WRONG.items():
@@ -149,7 +149,7 @@ def name_mistake(mask: np.ndarray, candidate: Candidate) -> tuple[str, str]:
             mask
         ) else "true_allows"
     order = ["true_allows", "true_blocks", "additive"]
-    if said == "blocks" or (said is None and mask.dtype == bool and "triu" in candidate.source):
+    if documented == "blocks" or (documented is None and mask.dtype == bool and "triu" in candidate.source):
         order = ["true_blocks", "true_allows", "additive"]
     sense = next(s for s in order if s in found)
     return found[sense], sense
@@ -206,10 +206,11 @@ def check_documented_padding(
 ) -> None:
     from ..mask_forms import documented_sense
 
-    said = documented_sense(candidate.source)
-    if said is not None and sense in ("true_allows", "true_blocks") and not sense.endswith(said):
+    documented = documented_sense(candidate.source)
+    if documented is not None and sense in ("true_allows", "true_blocks") and not sense.endswith(documented):
         recorder.add(
-            "mask-inverted", Example(used, real if said == "allows" else ~real, ~real if said == "allows" else real)
+            "mask-inverted",
+            Example(used, real if documented == "allows" else ~real, ~real if documented == "allows" else real),
         )
 
 

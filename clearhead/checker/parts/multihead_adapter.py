@@ -211,11 +211,11 @@ def count_heads(thing: Any, held: list[Weight], sizes: ProbeSizes, candidate: Ca
         return len(queries), len(queries)
     if queries and queries[0].array.ndim == 3:
         return queries[0].array.shape[0], queries[0].array.shape[0]
-    told = candidate.is_class and any(size_of(p.name) == "H" for p in parameters_of(candidate.thing.__init__))
+    has_heads = candidate.is_class and any(size_of(p.name) == "H" for p in parameters_of(candidate.thing.__init__))
     has_config = candidate.is_class and any(
         re.search("conf|cfg|args", p.name) for p in parameters_of(candidate.thing.__init__)
     )
-    H = numbers.get("H") or (sizes.H if told or has_config else 1)
+    H = numbers.get("H") or (sizes.H if has_heads or has_config else 1)
     G = numbers.get("G") or H
     keys = [w for w in held if w.array.ndim == 2 and weight_role(w.path) == "k"]
     if "G" not in numbers and queries and keys and queries[0].linear:
