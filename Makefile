@@ -53,9 +53,10 @@ figures: $(READY)
 kernels-test: $(READY)
 	CLEARHEAD_MARCH=$(MARCH) CLEARHEAD_SHAPES=unchecked $(PYTEST) -n auto tests/precision tests/invariants/test_decoding.py
 
-# 10,000 mutated files and 10,000 command lines: no traceback, no hang, less than 2 GB
+# 10,000 mutated files, 10,000 command lines and requests of every kind: no traceback, no hang, less than 2 GB
 fuzz: $(READY)
 	$(BIN)/python -W ignore -m tests.fuzz --seed 0
+	CLEARHEAD_FUZZ=1000 CLEARHEAD_SHAPES=unchecked $(PYTEST) -m proof tests/serve/test_fuzz.py
 
 # a wheel in dist/ with the kernels compiled for AVX2 and AVX-512; a user needs no compiler
 wheels: $(READY)
