@@ -178,7 +178,8 @@ def test_an_interrupt_is_no_failure_of_ours(tmp_path: Path) -> None:
     code = """
 import signal, sys
 from clearhead.training import loop
-loop.prepare = lambda *given: signal.raise_signal(signal.SIGINT)
+assert loop.prepare_task
+loop.prepare_task = lambda *given: signal.raise_signal(signal.SIGINT)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 from clearhead.cli.main import main
 sys.argv = ["clearhead", "train", "chars", "--out", sys.argv[1]]
