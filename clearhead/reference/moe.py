@@ -45,7 +45,7 @@ def mixture_of_experts(
     """Σ over the chosen experts e of p_e·expert_e(x), plus the shared expert.
 
     Whether the chosen weights are renormalised to sum to 1 differs between families and must match the checkpoint:
-    Mixtral and Qwen do, DeepSeek-V2 multiplies by a constant instead. A mistake here changes every output a little, and
+    Mixtral does, DeepSeek-V2 multiplies by a constant instead. A mistake here changes every output a little, and
     only a comparison with another implementation shows it.
     """
     p, rank = context.run("choice", config.choice, linear(x, context["router.weight"]))  # each B T E
