@@ -4,12 +4,17 @@ The config tree is the module tree. A variant is a different part in the same pl
 every part knows the names and shapes of its own weights and the steps of its own computation.
 """
 
-from .attention import AttentionConfig
+from .attention import AttentionConfig, SinksConfig
 from .base import Config, ConfigError, Part, Scope, Step, dumps, loads, read
 from .data import BytePairConfig, BytesConfig, CharactersConfig, TokenizerConfig, TokenizerFileConfig
 from .decoding import DecodingConfig, LengthPenalty, Power, Wu
 from .embedding import EmbeddingConfig, FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
-from .ffn import FeedForwardConfig, GatedFeedForwardConfig
+from .ffn import (
+    ClampedFeedForwardConfig,
+    FeedForwardConfig,
+    GatedFeedForwardConfig,
+    SwitchedFeedForwardConfig,
+)
 from .heads import (
     ClassHeadConfig,
     FirstTokenConfig,
@@ -19,6 +24,8 @@ from .heads import (
     MaskedLMHeadConfig,
     MeanPoolConfig,
     PoolerConfig,
+    SpanHeadConfig,
+    TokenClassHeadConfig,
 )
 from .latent import LatentAttentionConfig
 from .linear_attention import DotConfig, EluConfig, FavorConfig, LinearAttentionConfig
@@ -29,11 +36,35 @@ from .mamba import MambaConfig
 from .masks import And, Band, Blockwise, Causal, Full, Global, Mask, Or, Scattered, Window
 from .mixer import MixerConfig
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
-from .moe import ChoiceConfig, GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
-from .norm import LayerNormConfig, NormConfig, OffsetRMSNormConfig, ProjectionNormConfig, RMSNormConfig
-from .positions import AlibiConfig, LearnedConfig, SinusoidalConfig
+from .moe import (
+    ChoiceConfig,
+    GroupedChoiceConfig,
+    GroupedSoftmaxChoiceConfig,
+    MoEConfig,
+    SoftmaxChoiceConfig,
+)
+from .norm import (
+    HeadwiseNormConfig,
+    LayerNormConfig,
+    NormConfig,
+    OffsetRMSNormConfig,
+    PlainLayerNormConfig,
+    ProjectionNormConfig,
+    RMSNormConfig,
+)
+from .positions import AlibiConfig, LearnedConfig, RelativeBiasConfig, SinusoidalConfig
 from .precision import PRECISIONS, BFloat16, Cache, Float16, Float32, Int4, Int8, Precision, precision
-from .rotary import DualChunkConfig, LinearScaling, Llama3Scaling, NTKScaling, RotaryConfig, ScalingConfig, YarnScaling
+from .rotary import (
+    DualChunkConfig,
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    NTKScaling,
+    RotaryConfig,
+    ScalingConfig,
+    YarnScaling,
+)
 from .shortconv import ShortConvConfig
 from .stack import BlockConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
 from .train import (
@@ -51,17 +82,20 @@ __all__ = [
     "Config", "Part", "ConfigError", "Scope", "Step", "dumps", "loads", "read",
     "Mask", "Full", "Causal", "Window", "Band", "Global", "Scattered", "Blockwise", "And", "Or",
     "NormConfig", "LayerNormConfig", "RMSNormConfig", "OffsetRMSNormConfig", "ProjectionNormConfig",
-    "SinusoidalConfig", "LearnedConfig", "AlibiConfig",
+    "PlainLayerNormConfig", "HeadwiseNormConfig",
+    "SinusoidalConfig", "LearnedConfig", "AlibiConfig", "RelativeBiasConfig",
     "RotaryConfig", "DualChunkConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
-    "MixerConfig", "AttentionConfig", "LatentAttentionConfig", "LongformerConfig", "LSTMConfig", "MambaConfig",
+    "DynamicScaling", "LongRopeScaling",
+    "MixerConfig", "AttentionConfig", "SinksConfig", "LatentAttentionConfig", "LongformerConfig", "LSTMConfig",
+    "MambaConfig",
     "ShortConvConfig",
     "LinearAttentionConfig", "EluConfig", "FavorConfig", "DotConfig", "LinformerConfig",
-    "FeedForwardConfig", "GatedFeedForwardConfig",
-    "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig",
+    "FeedForwardConfig", "GatedFeedForwardConfig", "ClampedFeedForwardConfig", "SwitchedFeedForwardConfig",
+    "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig", "GroupedSoftmaxChoiceConfig",
     "BlockConfig", "ParallelBlockConfig", "StackConfig", "SharedStackConfig",
     "EmbeddingConfig", "TokenEmbeddingConfig", "FactoredEmbeddingConfig", "PatchEmbeddingConfig",
     "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "LastTokenConfig",
-    "MeanPoolConfig", "ClassHeadConfig",
+    "MeanPoolConfig", "ClassHeadConfig", "TokenClassHeadConfig", "SpanHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",
     "Precision", "Cache", "Float32", "BFloat16", "Float16", "Int8", "Int4", "PRECISIONS", "precision",
     "TokenizerConfig", "BytePairConfig", "CharactersConfig", "BytesConfig", "TokenizerFileConfig",

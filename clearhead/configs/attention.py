@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import ConfigError, Scope, Shape, Step, under
+from .base import ConfigError, Part, Scope, Shape, Step, under
 from .masks import Full, Mask
 from .mixer import MixerConfig
-from .norm import NormConfig, ProjectionNormConfig
+from .norm import HeadwiseNormConfig, NormConfig, ProjectionNormConfig
 from .positions import AlibiConfig
 from .rotary import DualChunkConfig, RotaryConfig
 from .tiles import pairs
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinksConfig(Part):
+    """A learned score for each head that takes part in the softmax and reads nothing: weights sum to less than 1.
+
+    Agarwal et al. 2025 (gpt-oss); Xiao et al. 2023 on why models look for such a place.
+    """
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield scope.step("", "a score for reading nothing", "H", weights={"weight": scope.shape("H")}, kept=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,22 +36,26 @@ class AttentionConfig(MixerConfig):
     mask: Mask = Full()
     rotary: RotaryConfig | DualChunkConfig | None = None
     score_bias: AlibiConfig | None = None
-    qk_norm: NormConfig | ProjectionNormConfig | None = None  # before turning: of each head, or of all together
+    qk_norm: NormConfig | ProjectionNormConfig | HeadwiseNormConfig | None = None  # before turning
     scale: float | None = None  # of the scores; None: 1/√K
     softcap: float | None = None  # scores become softcap·tanh(scores/softcap) (Gemma 2)
+    sinks: SinksConfig | None = None
+    qkv_clip: float | None = None  # queries, keys and values are cut to ±qkv_clip (OLMo)
     qkv_bias: bool = False  # two facts, because Qwen2 has one without the other
     out_bias: bool = False
     dropout: float = 0.0  # on the weights
 
     def check(self) -> None:
-        self.require_positive("heads", "kv_heads", "head_dim", "value_dim", "scale", "softcap")
+        self.require_positive("heads", "kv_heads", "head_dim", "value_dim", "scale", "softcap", "qkv_clip")
         if self.heads % self.groups:
             raise ConfigError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}")
         self.require_share("dropout")
         if isinstance(self.rotary, DualChunkConfig) and not self.mask.causal:
             raise ConfigError(f"rotary is DualChunk, which reads earlier chunks only, but the mask is {self.mask}")
-        if isinstance(self.rotary, DualChunkConfig) and self.softcap is not None:
-            raise ConfigError("softcap is not supported together with DualChunk")
+        if isinstance(self.rotary, DualChunkConfig) and (self.softcap is not None or self.sinks is not None):
+            raise ConfigError("softcap and sinks are not supported together with DualChunk")
+        if isinstance(self.qk_norm, HeadwiseNormConfig) and self.qk_norm.width != self.head_dim:
+            raise ConfigError(f"qk_norm is for heads of width {self.qk_norm.width}, but head_dim is {self.head_dim}")
         if self.rotary is not None and self.head_dim is not None:
             self.rotary.width(self.head_dim)
 
@@ -98,6 +113,8 @@ class AttentionConfig(MixerConfig):
         yield s.step(
             "scores", f"{self.score_formula}{bias}", "B H T S", flops=products * read * s["K"], order=order, kept=0
         )
+        if self.sinks is not None:
+            yield from under("sinks", self.sinks.steps(s))
         yield s.step("weights", f"softmax where {self.mask.kind()} allows", "B H T S", kept=0)
         yield s.step("mixed", "weights·V", "B H T U", flops=products * min(read, whole) * s["U"], order=order)
         yield s.step("concat", "heads side by side", "B T H·U", kept=0)

@@ -18,16 +18,21 @@ class TokenEmbeddingConfig(Part):
     position: AddedPositionConfig | None = None
     segments: int | None = None  # BERT's sentence A and sentence B
     norm: NormConfig | None = None
-    scaled: bool = False  # multiplied by √D (Vaswani et al. 2017, 3.4)
+    scaled: bool | float = False  # True: multiplied by √D (Vaswani et al. 2017, 3.4); a number: by it (Granite)
     dropout: float = 0.0
 
     def check(self) -> None:
         self.require_positive("vocabulary", "segments")
         self.require_share("dropout")
 
+    def scale(self, dim: int) -> float:
+        """What a row of the table is multiplied by in a model of width `dim`."""
+        return dim**0.5 if self.scaled is True else float(self.scaled or 1.0)
+
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.with_sizes("embedding", V=self.vocabulary)
-        formula = "√D·row of the table" if self.scaled else "row of the table"
+        factor = "√D·" if self.scaled is True else f"{self.scaled:g}·" if self.scaled else ""
+        formula = f"{factor}row of the table"
         yield s.step("tokens", formula, "B T D", weights={"tokens.weight": s.shape("V D")})
         if self.position is not None:
             yield from under("position", self.position.steps(s))

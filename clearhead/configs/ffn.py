@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from .base import Part, Scope, Step
+from .base import ConfigError, Part, Scope, Step, under
 
-Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu"]
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +59,44 @@ class GatedFeedForwardConfig(Part):
     def steps(self, scope: Scope) -> Iterator[Step]:
         formulas = {"gate": f"{self.activation}(X·W_gate)", "up": "gate ⊙ X·W_up", "down": "·W_down"}
         yield from feed_forward_steps(self, scope, formulas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClampedFeedForwardConfig(GatedFeedForwardConfig):
+    """down(g·σ(steepness·g) ⊙ (u + 1)), g = min(gate(x), limit), u = up(x) cut to ±limit  (gpt-oss)."""
+
+    limit: float = 7.0
+    steepness: float = 1.702
+
+    def check(self) -> None:
+        super().check()
+        self.require_positive("limit", "steepness")
+        if self.activation != "silu":
+            raise ConfigError(f"ClampedFeedForward.activation is {self.activation!r}, but must be 'silu'")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        gate = f"g·σ({self.steepness:g}·g), g = min(X·W_gate, {self.limit:g})"
+        formulas = {"gate": gate, "up": f"gate ⊙ (1 + clip(X·W_up, ±{self.limit:g}))", "down": "·W_down"}
+        yield from feed_forward_steps(self, scope, formulas)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SwitchedFeedForwardConfig(Part):
+    """σ(x·w)·ffn(x): a learned switch decides for each token how much of the layer passes  (Qwen2-MoE)."""
+
+    ffn: FeedForwardConfig | GatedFeedForwardConfig
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.with_sizes(scope.part or "ffn")
+        yield from under("ffn", self.ffn.steps(s))
+        yield s.step(
+            "switch",
+            "σ(X·w)",
+            "B T 1",
+            weights={"switch.weight": (1, s["D"])},
+            flops=2 * s["B"] * s["T"] * s["D"],
+            order="n·d",
+        )
 
 
 def feed_forward_steps(

@@ -114,7 +114,33 @@ class ClassHeadConfig(Part):
         )
 
 
-HeadConfig = LMHeadConfig | MaskedLMHeadConfig | PoolConfig | ClassHeadConfig
+@dataclass(frozen=True, kw_only=True)
+class TokenClassHeadConfig(Part):
+    """logits over `classes` for every token, such as the kinds of names in a text."""
+
+    classes: int  # C
+
+    def check(self) -> None:
+        self.require_positive("classes")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.with_sizes("head", C=self.classes)
+        weights = {"classes.weight": s.shape("C D"), "classes.bias": s.shape("C")}
+        flops = 2 * s["B"] * s["T"] * s["C"] * s["D"]
+        yield s.step("classes", "X·W + b", "B T C", weights=weights, flops=flops, order="n·d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanHeadConfig(Part):
+    """Two scores for every token: that an answer starts there, and that it ends there  (BERT, SQuAD)."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.with_sizes("head")
+        weights = {"span.weight": (2, s["D"]), "span.bias": (2,)}
+        yield s.step("span", "X·W + b", "B T 2", weights=weights, flops=4 * s["B"] * s["T"] * s["D"], order="n·d")
+
+
+HeadConfig = LMHeadConfig | MaskedLMHeadConfig | PoolConfig | ClassHeadConfig | TokenClassHeadConfig | SpanHeadConfig
 
 
 def dense_step(s: Scope, formula: str, letters: str) -> Step:

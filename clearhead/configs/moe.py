@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .base import ConfigError, Part, Scope, Step, under
-from .ffn import FeedForwardConfig, GatedFeedForwardConfig
+from .ffn import FeedForwardConfig, GatedFeedForwardConfig, SwitchedFeedForwardConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,26 @@ class GroupedChoiceConfig(Part):
         yield scope.step("", "sigmoid(X·W_router)", "B T E", weights={"bias": (scope["E"],)})
 
 
-ChoiceConfig = SoftmaxChoiceConfig | GroupedChoiceConfig
+@dataclass(frozen=True, kw_only=True)
+class GroupedSoftmaxChoiceConfig(Part):
+    """p = softmax(router(x)); the likeliest experts of the best groups. A group's merit is its best expert.
+
+    DeepSeek-V2, arXiv 2405.04434, section 2.2.2.
+    """
+
+    groups: int = 1
+    kept: int = 1
+
+    def check(self) -> None:
+        self.require_positive("groups", "kept")
+        if self.kept > self.groups:
+            raise ConfigError(f"GroupedSoftmaxChoice.kept is {self.kept}, but there are only {self.groups} groups")
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield scope.step("", "softmax(X·W_router)", "B T E")
+
+
+ChoiceConfig = SoftmaxChoiceConfig | GroupedChoiceConfig | GroupedSoftmaxChoiceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,28 +71,30 @@ class MoEConfig(Part):
     expert: FeedForwardConfig | GatedFeedForwardConfig
     experts: int
     active: int
-    shared: FeedForwardConfig | GatedFeedForwardConfig | None = None  # every token passes it as well (DeepSeek)
+    shared: FeedForwardConfig | GatedFeedForwardConfig | SwitchedFeedForwardConfig | None = None  # for every token
     normalised: bool = True  # the chosen weights are divided by their sum (Mixtral)
     scale: float = 1.0  # and multiplied by this
     choice: ChoiceConfig = SoftmaxChoiceConfig()
+    router_bias: bool = False
 
     def check(self) -> None:
         self.require_positive("experts", "active", "scale")
         if self.active > self.experts:
             raise ConfigError(f"MoE.active is {self.active}, but there are only {self.experts} experts")
-        if isinstance(self.choice, GroupedChoiceConfig):
+        if isinstance(self.choice, GroupedChoiceConfig | GroupedSoftmaxChoiceConfig):
             size, rest = divmod(self.experts, self.choice.groups)
-            if rest or size < 2 or self.choice.kept * size < self.active:
+            least = 2 if isinstance(self.choice, GroupedChoiceConfig) else 1
+            if rest or size < least or self.choice.kept * size < self.active:
                 raise ConfigError(
                     f"MoE.choice keeps {self.choice.kept} of {self.choice.groups} groups, but the {self.experts} "
-                    f"experts must fall into groups of two or more that hold the {self.active} active ones"
+                    f"experts must fall into groups of {least} or more that hold the {self.active} active ones"
                 )
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.with_sizes("ffn", E=self.experts, A=self.active)
         tokens = s["B"] * s["T"]
         for step in under("choice", self.choice.steps(s)):
-            matrix = {"router.weight": (s["E"], s["D"])}
+            matrix = {"router.weight": (s["E"], s["D"])} | ({"router.bias": (s["E"],)} if self.router_bias else {})
             flops = 2 * tokens * s["E"] * s["D"]
             yield replace(step, name="router", weights=matrix | dict(step.weights), flops=flops, order="n·d")
         yield s.step("chosen", "the A largest, as weights", "B T A", kept=0)

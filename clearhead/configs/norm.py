@@ -41,7 +41,17 @@ class OffsetRMSNormConfig(Part):
         yield scope.with_sizes("norm").step("", "(1 + γ)·x/√(mean(x²) + ε)", letters, weights=weights)
 
 
-NormConfig = LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig
+@dataclass(frozen=True, kw_only=True)
+class PlainLayerNormConfig(Part):
+    """(x − μ)/√(σ² + ε), without weights  (OLMo)."""
+
+    eps: float = 1e-5
+
+    def steps(self, scope: Scope, letters: str = "B T D") -> Iterator[Step]:
+        yield scope.with_sizes("norm").step("", "(x − μ)/√(σ² + ε)", letters)
+
+
+NormConfig = LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig | PlainLayerNormConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,3 +64,19 @@ class ProjectionNormConfig(Part):
         batch, heads, length, width = letters.split()
         for step in under("norm", self.norm.steps(scope, f"{batch} {length} {heads}·{width}")):
             yield replace(step, name="", letters=letters, shape=scope.shape(letters))
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadwiseNormConfig(Part):
+    """A LayerNorm without bias over each head, with gains of its own for every head  (Cohere, StableLM)."""
+
+    width: int  # K
+    eps: float = 1e-5
+
+    def check(self) -> None:
+        self.require_positive("width")
+
+    def steps(self, scope: Scope, letters: str = "B H T K") -> Iterator[Step]:
+        _, heads, _, width = letters.split()
+        weights = {"weight": scope.shape(f"{heads} {width}")}
+        yield scope.with_sizes("norm").step("", "γ·(x − μ)/√(σ² + ε)", letters, weights=weights)

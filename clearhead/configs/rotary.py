@@ -25,7 +25,7 @@ class LinearScaling(Config):
     def check(self) -> None:
         self.require_positive("factor")
 
-    def scale(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scale(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         return frequencies / self.factor
 
 
@@ -38,12 +38,50 @@ class NTKScaling(Config):
     def check(self) -> None:
         self.require_positive("factor")
 
-    def scale(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
-        dim = 2 * len(frequencies)
-        if dim == 2:
-            return frequencies
-        stretched = theta * self.factor ** (dim / (dim - 2))
-        return stretched ** (-np.arange(0, dim, 2) / dim)
+    def scale(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        return ntk_frequencies(frequencies, theta, self.factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DynamicScaling(Config):
+    """NTK scaling by as much as the text needs: none up to `length` tokens, and more with every token after them."""
+
+    factor: float
+    length: int  # the context the model was trained at
+
+    def check(self) -> None:
+        self.require_positive("factor", "length")
+
+    def scale(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        needed = self.factor * max(length, self.length) / self.length - (self.factor - 1)
+        return ntk_frequencies(frequencies, theta, needed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongRopeScaling(Config):
+    """Each frequency divided by a factor of its own, from one list up to `length` tokens, from another past them.
+
+    Ding et al. 2024 (Phi-3).
+    """
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    length: int  # the context the model was trained at
+    rotation: float = 1.0  # q and k are multiplied by it
+
+    def check(self) -> None:
+        self.require_positive("length", "rotation")
+        if len(self.short) != len(self.long):
+            raise ConfigError(f"LongRopeScaling has {len(self.short)} short factors, but {len(self.long)} long ones")
+        if not all(0 < factor < math.inf for factor in self.short + self.long):
+            raise ConfigError("LongRopeScaling has a factor that is not positive")
+
+    def scale(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
+        if len(self.short) != len(frequencies):
+            raise ConfigError(
+                f"LongRopeScaling has {len(self.short)} factors, but {len(frequencies)} pairs of dimensions turn"
+            )
+        return frequencies / np.array(self.long if length > self.length else self.short)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +98,7 @@ class Llama3Scaling(Config):
         if self.fast <= self.slow:
             raise ConfigError(f"Llama3Scaling.fast is {self.fast}, but must be above slow, {self.slow}")
 
-    def scale(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scale(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         turns = self.length * frequencies / (2 * math.pi)
         kept = np.clip((turns - self.slow) / (self.fast - self.slow), 0, 1)
         return frequencies * kept + frequencies / self.factor * (1 - kept)
@@ -82,7 +120,7 @@ class YarnScaling(Config):
         if self.fast <= self.slow:
             raise ConfigError(f"YarnScaling.fast is {self.fast}, but must be above slow, {self.slow}")
 
-    def scale(self, frequencies: np.ndarray, theta: float) -> np.ndarray:
+    def scale(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         dim = 2 * len(frequencies)
 
         def dimension(turns: float) -> float:
@@ -97,7 +135,13 @@ class YarnScaling(Config):
         return frequencies / self.factor * divided + frequencies * (1 - divided)
 
 
-ScalingConfig = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling
+ScalingConfig = LinearScaling | NTKScaling | YarnScaling | Llama3Scaling | DynamicScaling | LongRopeScaling
+
+
+def ntk_frequencies(frequencies: np.ndarray, theta: float, factor: float) -> np.ndarray:
+    """Frequencies for θ·factor^(d/(d−2))."""
+    dim = 2 * len(frequencies)
+    return frequencies if dim == 2 else (theta * factor ** (dim / (dim - 2))) ** (-np.arange(0, dim, 2) / dim)
 
 
 def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
@@ -121,6 +165,11 @@ class RotaryConfig(Config):
         if self.dim is not None and (self.dim <= 0 or self.dim % 2):
             raise ConfigError(f"Rotary.dim is {self.dim}, but must be even and positive: dimensions turn in pairs")
 
+    @property
+    def varies(self) -> bool:
+        """Whether the frequencies depend on the length of the text."""
+        return isinstance(self.scaling, DynamicScaling | LongRopeScaling)
+
     def width(self, head_dim: int) -> int:
         """How many dimensions of a head turn."""
         width = head_dim if self.dim is None else self.dim
@@ -128,11 +177,11 @@ class RotaryConfig(Config):
             raise ConfigError(f"rotary turns pairs of dimensions, so a head of {head_dim} cannot turn {width}")
         return width
 
-    def frequencies(self, head_dim: int) -> np.ndarray:
-        """Radians per position for each pair: θ^(−2i/d), then scaled."""
+    def frequencies(self, head_dim: int, length: int = 0) -> np.ndarray:
+        """Radians per position for each pair in a text of `length` tokens: θ^(−2i/d), then scaled."""
         width = self.width(head_dim)
         frequencies = self.theta ** (-np.arange(0, width, 2) / width)
-        return frequencies if self.scaling is None else self.scaling.scale(frequencies, self.theta)
+        return frequencies if self.scaling is None else self.scaling.scale(frequencies, self.theta, length)
 
     def resolve(self, head_dim: int) -> RotaryConfig:
         """The same rotation with every default written out; NTK scaling is nothing but another θ."""
@@ -151,6 +200,8 @@ class RotaryConfig(Config):
     @property
     def magnitude(self) -> float:
         """What the turned q and k are multiplied by."""
+        if isinstance(self.scaling, LongRopeScaling):
+            return self.scaling.rotation
         if not isinstance(self.scaling, YarnScaling):
             return 1.0
         return yarn_magnitude(self.scaling.factor) if self.scaling.rotation is None else self.scaling.rotation
@@ -171,6 +222,8 @@ class DualChunkConfig(Config):
 
     def check(self) -> None:
         self.require_positive("chunk")
+        if self.rotary.varies:
+            raise ConfigError("DualChunk needs rotary frequencies that do not depend on the length of the text")
         if self.chunk >= self.length:
             raise ConfigError(f"DualChunk.chunk is {self.chunk}, but must be below length={self.length}")
 

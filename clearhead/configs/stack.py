@@ -12,6 +12,7 @@ from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .mixer import MixerConfig
 from .moe import MoEConfig
 from .norm import LayerNormConfig, NormConfig
+from .positions import RelativeBiasConfig
 
 FeedConfig = FeedForwardConfig | GatedFeedForwardConfig | MoEConfig
 
@@ -35,29 +36,37 @@ class BlockConfig(Part):
     ffn: FeedConfig | None = None
     norm: NormConfig = LayerNormConfig()
     placement: Literal["pre", "post", "sandwich", "inside"] = "pre"
+    bare: tuple[Literal["mixer", "cross", "ffn"], ...] = ()  # branches without norms (ModernBERT's first mixer)
+    branch_scale: float = 1.0  # every branch is multiplied by it before it is added (Granite)
     dropout: float = 0.0  # on each branch before it is added (Vaswani et al. 2017, 5.4)
 
     def check(self) -> None:
         self.require_share("dropout")
+        self.require_positive("branch_scale")
         if self.cross is not None and (self.cross.rotary is not None or self.cross.score_bias is not None):
             raise ConfigError(
                 "Block.cross has rotary or score_bias, but source and target positions cannot be compared"
             )
+
+    def places(self, branch: str) -> tuple[str, ...]:
+        """Where this branch has norms."""
+        return () if branch in self.bare else PLACES[self.placement]
 
     def branches(self) -> dict[str, MixerConfig | FeedConfig]:
         named = {"mixer": self.mixer, "cross": self.cross, "ffn": self.ffn}
         return {name: part for name, part in named.items() if part is not None}
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        places = PLACES[self.placement]
         for name, part in self.branches().items():
+            places = self.places(name)
             sizes = scope.with_sizes(S=scope["source"], crossing=1) if name == "cross" else scope
             if "before" in places:
                 yield from under(f"{name}_residual.before", self.norm.steps(scope))
             yield from under(name, part.steps(sizes))
             if "inside" in places:
                 yield from under(f"{name}_residual.inside", self.norm.steps(scope))
-            yield scope.step(f"{name}_residual", "x + branch", "B T D")
+            formula = "x + branch" if self.branch_scale == 1 else f"x + {self.branch_scale:g}·branch"
+            yield scope.step(f"{name}_residual", formula, "B T D")
             if "after" in places:
                 yield from under(f"{name}_residual.after", self.norm.steps(scope))
 
@@ -106,6 +115,7 @@ class StackConfig(Part):
     repeats: int
     first: tuple[BlockConfig | ParallelBlockConfig, ...] = ()  # before the pattern (DeepSeek's dense first layer)
     final_norm: NormConfig | None = None  # a pre-norm stack needs one
+    score_bias: RelativeBiasConfig | None = None  # added to the scores of every self-attention
 
     def check(self) -> None:
         self.require_positive("dim", "repeats")
@@ -114,6 +124,10 @@ class StackConfig(Part):
         if len(self.first) + len(self.pattern) * self.repeats > MAX_BLOCKS:
             raise ConfigError(f"Stack.repeats is {self.repeats}, but a stack has at most {MAX_BLOCKS:,} blocks")
         for block in {*self.first, *self.pattern}:
+            heads = block.mixer.heads if isinstance(block.mixer, AttentionConfig) else None
+            if self.score_bias is not None and heads != self.score_bias.heads:
+                wanted = f"attention with {self.score_bias.heads} heads"
+                raise ConfigError(f"Stack.score_bias needs {wanted} in every block")
             block.weights(self.dim)  # widths that do not fit `dim` are found now, not when the model runs
 
     @property
@@ -145,6 +159,8 @@ class StackConfig(Part):
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.with_sizes(D=self.dim)
+        if self.score_bias is not None:
+            yield from under("score_bias", self.score_bias.steps(s))
         for i, block in enumerate(self.distinct if scope.folded else self.blocks):
             steps = block.steps(s) if self.place(i) == i else map(without_weights, block.steps(s))
             if scope.folded and i >= len(self.first):

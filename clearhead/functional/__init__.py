@@ -13,6 +13,7 @@ from clearhead.functional.ffn import (
     feed_forward,
     gated_feed_forward,
     gelu,
+    gelu_quick,
     gelu_tanh,
     relu,
     relu2,
@@ -33,7 +34,7 @@ from clearhead.functional.lstm import lstm
 from clearhead.functional.mamba import selective_scan
 from clearhead.functional.moe import load_balancing_loss
 from clearhead.functional.norm import layer_norm, rms_norm
-from clearhead.functional.positions import alibi_bias, causal_mask, sinusoidal_positions
+from clearhead.functional.positions import alibi_bias, causal_mask, relative_bias, sinusoidal_positions
 from clearhead.functional.rotary import rotate, rotate_by
 from clearhead.functional.softmax import softmax
 from clearhead.schedules import cosine, noam, warmup_stable_decay
@@ -52,6 +53,7 @@ __all__ = [
     "relu2",
     "gelu",
     "gelu_tanh",
+    "gelu_quick",
     "silu",
     "feed_forward",
     "gated_feed_forward",
@@ -65,6 +67,7 @@ __all__ = [
     "selective_scan",
     "sinusoidal_positions",
     "alibi_bias",
+    "relative_bias",
     "rotate",
     "rotate_by",
     "cross_entropy",

@@ -16,6 +16,7 @@ from clearhead.reference.attention import Shape, check_attention, default_scale,
 
 Mask = Bool[Tensor, "... #T #S"] | Bool[Tensor, "#S"]
 Bias = Real[Tensor, "... #T #S"] | Real[Tensor, "#S"]
+Sinks = Float[Tensor, "... #T 1"]
 Mixed = Float[Tensor, "... T U"]
 if TYPE_CHECKING:
     MixedMaybeWeights = Any  # one tensor or two, by `return_weights`
@@ -33,6 +34,7 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     dropout: float = 0.0,
     rng: torch.Generator | None = None,
     return_weights: bool = False,
@@ -43,6 +45,7 @@ def attention(
     causal          hide the future; the last query reads the last key
     bias            added to the scores, such as ALiBi
     softcap         scores become softcap · tanh(scores/softcap) before the bias (Gemma 2)
+    sinks           one more score in each row, of a key without a value: reading nothing (gpt-oss)
     dropout         share of weights set to 0; `rng`: its generator (default: torch's global one)
     return_weights  also return the weights, before dropout
 
@@ -55,7 +58,7 @@ def attention(
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
     wide_q, wide_k, wide_v = widen_alike(q, k, v)
-    weights = attention_weights(attention_scores(wide_q, wide_k, bias, scale, softcap), mask, causal)
+    weights = attention_weights(attention_scores(wide_q, wide_k, bias, scale, softcap), mask, causal, sinks)
     kept, wide_v = widen_alike(drop(weights, dropout, rng), wide_v)
     mixed = narrow(kept @ wide_v, q, k, v)
     return (mixed, narrow(weights, q, k, v)) if return_weights else mixed
@@ -77,14 +80,17 @@ def attention_scores(
 
 
 def attention_weights(
-    scores: Float[Tensor, "... T S"], mask: Mask | None = None, causal: bool = False
+    scores: Float[Tensor, "... T S"], mask: Mask | None = None, causal: bool = False, sinks: Sinks | None = None
 ) -> Float[Tensor, "... T S"]:
-    """softmax over the keys that may be read: each row sums to 1, or to 0 if it may read none."""
+    """softmax over the keys that may be read: each row sums to 1, to less with sinks, or to 0 if it may read none."""
     if mask is not None:
         scores = torch.where(mask, scores, -torch.inf)
     if causal:
         scores = torch.where(causal_mask(*scores.shape[-2:]).to(scores.device), scores, -torch.inf)
-    return softmax(scores)
+    if sinks is None:
+        return softmax(scores)
+    column = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return softmax(torch.cat((scores, column), -1))[..., :-1]
 
 
 def drop(weights: Float[Tensor, "..."], dropout: float, rng: torch.Generator | None = None) -> Float[Tensor, "..."]:

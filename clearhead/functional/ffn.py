@@ -57,11 +57,17 @@ def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     return F.silu(x)
 
 
+def gelu_quick(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+    """x σ(1.702 x), as CLIP does."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
     "relu": relu,
     "relu2": relu2,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
+    "gelu_quick": gelu_quick,
     "silu": silu,
 }
 

@@ -48,6 +48,15 @@ def alibi_bias(heads: int, queries: int, keys: int) -> Float[Tensor, "{heads} {q
     return (-slopes * (i - j).abs()).to(torch.get_default_dtype())
 
 
+def relative_bias(
+    distance: Int[Tensor, "... T S"], table: Float[Tensor, "H N"], starts: Int[Tensor, "M"], mirrored: bool
+) -> Float[Tensor, "... H T S"]:
+    """table[h, bucket(j − i)], added to the scores of head h: T5's learned positions."""
+    apart = distance.abs() if mirrored else (-distance).clamp(min=0)
+    buckets = torch.bucketize(apart.contiguous(), starts, right=True) - 1 + (distance > 0) * mirrored * len(starts)
+    return table.t()[buckets].movedim(-1, -3)
+
+
 def causal_mask(queries: int, keys: int | None = None) -> Bool[Tensor, "{queries} S"]:
     """j ≤ i + S − T: a query may read its own position and the past; the last query sees the last key."""
     keys = queries if keys is None else keys

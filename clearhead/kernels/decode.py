@@ -17,13 +17,14 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from clearhead.configs import GatedFeedForwardConfig
 from clearhead.configs.masks import check_causal
 from clearhead.nn.attention import MultiHeadAttention, attend, merge_heads, split_heads
 from clearhead.nn.cache import BlockState, CrossCache, KVCache, PagedKVCache, Slots, StateAllocator
 from clearhead.nn.context import Context
 from clearhead.nn.ffn import FeedForward, GatedFeedForward
 from clearhead.nn.mamba import Mamba, MambaState
-from clearhead.nn.norm import LayerNorm, ProjectionNorm, RMSNorm
+from clearhead.nn.norm import HeadwiseNorm, LayerNorm, ProjectionNorm, RMSNorm
 from clearhead.nn.packing import DenseRows, dense_rows
 from clearhead.nn.pool import PAGE, Pages
 from clearhead.nn.rotary import Rotary
@@ -93,6 +94,7 @@ class KernelAttention(MultiHeadAttention):
         return (
             context.taps is None
             and context.fused
+            and (context.score_bias is None or context.source is not None)
             and not self.training
             and self.supported
             and not (torch.is_grad_enabled() and any(p.requires_grad for p in self.parameters()))
@@ -107,7 +109,9 @@ class KernelAttention(MultiHeadAttention):
             modules.get("score_bias") is None
             and self.scale is None
             and self.softcap is None
-            and not isinstance(modules["query_norm"], ProjectionNorm)
+            and self.clip is None
+            and modules.get("sinks") is None
+            and not isinstance(modules["query_norm"], ProjectionNorm | HeadwiseNorm)
             and (rotary is None or type(rotary) is Rotary)
             and max(self.widths) <= WIDEST
         )
@@ -232,7 +236,8 @@ class KernelGatedFeedForward(GatedFeedForward):
         """Whether the kernels have this layer: SiLU, no biases, packed matrices."""
         gate, up = (self._modules[name]._modules.get("weight") for name in ("gate", "up"))  # type: ignore[union-attr]
         packed = isinstance(gate, Packed) and isinstance(up, Packed)
-        return packed and self.activation == "silu" and self.gate.bias is None
+        plain = type(self.config) is GatedFeedForwardConfig and self.activation == "silu" and self.gate.bias is None
+        return packed and plain
 
 
 class KernelFeedForward(FeedForward):
@@ -269,7 +274,7 @@ class KernelResidual(Residual):
         """Whether a LayerNorm after the sum is the only norm, and there is no dropout."""
         norm = self.after
         plain = isinstance(self.before, nn.Identity) and isinstance(self.inside, nn.Identity) and not self.training
-        return plain and type(norm) is LayerNorm and all_readable(norm.weight, norm.bias)
+        return plain and self.scale == 1 and type(norm) is LayerNorm and all_readable(norm.weight, norm.bias)
 
 
 def is_unobserved(context: Context) -> bool:
@@ -304,6 +309,8 @@ class KernelBlock(Block):
         if not (isinstance(mixer, KernelAttention) and isinstance(ffn, KernelGatedFeedForward)):
             return None
         if own.get("cross") is not None or not ffn.supported:
+            return None
+        if any(cast(Residual, own[name]).scale != 1 for name in ("mixer_residual", "ffn_residual")):
             return None
         of_mixer, of_ffn = mixer._modules, ffn._modules
         first, second = (cast(nn.Module, own[name])._modules for name in ("mixer_residual", "ffn_residual"))

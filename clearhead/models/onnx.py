@@ -15,6 +15,7 @@ from clearhead.configs import (
     FeedForwardConfig,
     GatedFeedForwardConfig,
     LatentAttentionConfig,
+    RotaryConfig,
     SequenceModelConfig,
     TokenEmbeddingConfig,
 )
@@ -55,6 +56,11 @@ def save_onnx(model: Model, path: Path, force: bool = False) -> None:
                     f"a {part.kind()} does something else for each text, and is not written to ONNX; "
                     "attention and plain or gated feed-forward layers are"
                 )
+        rotary = getattr(block.mixer, "rotary", None)
+        if isinstance(rotary, RotaryConfig) and rotary.varies:
+            raise CheckpointError(
+                f"{type(rotary.scaling).__name__} changes with the length of the text, and is not written to ONNX"
+            )
     try:
         import onnxscript  # noqa: F401
     except ImportError:

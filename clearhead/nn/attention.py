@@ -1,23 +1,16 @@
-"""Multi-head, grouped-query and multi-query attention: one module, which differ in `kv_heads` only.
-
-The file in reading order: the module, then `attend`, which chooses one of the paths below, then the paths. What
-attention reads can be shown without changing it: `attention_view.py`.
-
-    x B T D ── qkv ──┬── q B H T K ── norm ── rotate ───────────────────┐
-                     ├── k B G S K ── norm ── rotate ── cache ── scores ─┴── softmax ── ∘ v ── out B T D
-                     └── v B G S U ──────────────────── cache ───────────────────────────┘
-"""
+"""Multi-head, grouped-query and multi-query attention: one module, which differ in `kv_heads` only."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from clearhead.configs import AttentionConfig, ProjectionNormConfig
+from clearhead.configs import AttentionConfig, HeadwiseNormConfig, ProjectionNormConfig, SinksConfig
 from clearhead.configs.masks import check_causal
 from clearhead.functional.attention import attention_scores, attention_weights, drop, fused_sdpa
 from clearhead.functional.blocked import TileBias, attention_by_tiles
@@ -40,26 +33,27 @@ class MultiHeadAttention(nn.Module):
 
     G = H is multi-head, G = 1 multi-query, anything between grouped-query attention: H/G query heads share a key head.
     Cross-attention is the same module with a source in its context, which the key and value rows of the matrix read.
-
-    One matrix for q, k and v is one large product instead of three small ones. `fused` tells loaders and LoRA where the
-    three are inside it. Dropout acts on the weights, in training only.
     """
 
     def __init__(self, config: AttentionConfig, dim: int) -> None:
         super().__init__()
         key, value = config.widths(dim)
         self.heads, self.groups = config.heads, config.groups
-        # Rows of the matrix for queries, keys and values.
-        self.rows = (self.heads * key, self.groups * key, self.groups * value)
+        self.rows = (
+            self.heads * key,
+            self.groups * key,
+            self.groups * value,
+        )  # rows of the matrix for queries, keys and values
         self.widths = (key, value)
         self.mask, self.dropout = config.mask, config.dropout
         self.ring = config.ring
         self.fused = {"qkv": self.rows}  # matrices stored as one: their rows, for loaders and LoRA
         self.qkv = Linear(dim, sum(self.rows), bias=config.qkv_bias)
-        joint = isinstance(config.qk_norm, ProjectionNormConfig)
+        joint = isinstance(config.qk_norm, ProjectionNormConfig | HeadwiseNormConfig)
         self.query_norm = build_part(config.qk_norm, self.heads * key if joint else key)
         self.key_norm = build_part(config.qk_norm, self.groups * key if joint else key)
-        self.scale, self.softcap = config.scale, config.softcap
+        self.scale, self.softcap, self.clip = config.scale, config.softcap, config.qkv_clip
+        self.sinks = None if config.sinks is None else build_part(config.sinks, self.heads)
         self.rotary = None if config.rotary is None else build_part(config.rotary, key)
         self.score_bias = None if config.score_bias is None else build_part(config.score_bias, self.heads)
         self.out = Linear(self.heads * value, dim, bias=config.out_bias)
@@ -67,13 +61,6 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVCache | CrossCache | None = None
     ) -> Float[Tensor, "B T D"]:
-        """The layer's output, B T D.
-
-        x        B T D: the queries are made of it, and without a source the keys and values too
-        context  positions, padding, documents; for cross-attention also the source
-        state    None: read x alone. `KVCache`: append the new keys, and read all. `CrossCache`: read a source that
-                 was projected before
-        """
         q, k, v = self.project(x, context, state)
         q = context.tap("query_norm", self.query_norm(context.tap("query", q)))
         if not isinstance(state, CrossCache):
@@ -86,6 +73,8 @@ class MultiHeadAttention(nn.Module):
             k = context.tap("key_rotated", self.rotary.keys(k, context))
         if isinstance(state, KVCache):
             k, v, context = state.append(k, v, context)
+        score_bias = context.score_bias if self.score_bias is None and context.source is None else self.score_bias
+        sinks = None if self.sinks is None else context.tap("sinks", self.sinks())
         dropout = self.dropout if self.training else 0.0
         shared = state.shared if isinstance(state, CrossCache) else 1
         if shared > 1:
@@ -95,9 +84,10 @@ class MultiHeadAttention(nn.Module):
             k,
             v,
             context,
-            score_bias=self.score_bias,
+            score_bias=score_bias,
             scale=self.scale,
             softcap=self.softcap,
+            sinks=sinks,
             dropout=dropout,
         )
         mixed = context.tap("mixed", mixed if shared == 1 else unfold_rows(mixed, shared))
@@ -115,15 +105,16 @@ class MultiHeadAttention(nn.Module):
         if context.source is not None and source is None:
             source = self.project_source(context.source)
         if source is None:
-            q, k, v = context.tap("qkv", self.qkv(x)).split(self.rows, dim=-1)
+            q, k, v = context.tap("qkv", clip(self.qkv(x), self.clip)).split(self.rows, dim=-1)
             return split_heads(q, key), split_heads(k, key), split_heads(v, value)
         q = linear(x, self.qkv.weight[:queries], None if self.qkv.bias is None else self.qkv.bias[:queries])
-        return split_heads(q, key), source.key, source.value
+        return split_heads(clip(q, self.clip), key), source.key, source.value
 
     def project_source(self, source: Float[Tensor, "B S D"]) -> CrossCache:
         """Keys and values of a source, before the key norm."""
         (key, value), (queries, keys, _) = self.widths, self.rows
         kv = linear(source, self.qkv.weight[queries:], None if self.qkv.bias is None else self.qkv.bias[queries:])
+        kv = clip(kv, self.clip)
         k, v = split_heads(kv[..., :keys], key), split_heads(kv[..., keys:], value)
         return CrossCache(k.contiguous(), v.contiguous())  # every decoding step reads them
 
@@ -133,22 +124,32 @@ class MultiHeadAttention(nn.Module):
         return replace(cache, key=self.key_norm(cache.key))
 
     def init_state(self, allocator: StateAllocator) -> KVCache:
-        """A KV cache for every position, or a ring for the last `reach` if the mask is a sliding window.
-
-        A mask that is not causal raises: a token could not know keys that come later.
-        """
         check_causal(self.mask)
         slots = allocator.slots_for(self.ring)
         (key, value), size = self.widths, slots.positions.shape[1]
         return KVCache(slots, allocator.buffer(self.groups, size, key), allocator.buffer(self.groups, size, value))
 
 
-def fold_rows(q: Float[Tensor, "B H T K"], rows: int) -> Float[Tensor, "N H RT K"]:
-    """Fold `rows` consecutive rows into one row's query axis: beams that share a source become queries of one row.
+@builds(SinksConfig)
+class Sinks(nn.Module):
+    """A learned score for each head that reads nothing (gpt-oss)."""
 
-    4 beams of one sentence read the same source keys. As 4 rows they would need 4 copies of them; as 4 queries of one
-    row they need one, and the product is larger and so faster.
-    """
+    def __init__(self, config: SinksConfig, heads: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(heads))
+
+    def forward(self) -> Float[Tensor, "H"]:
+        """A copy of the scores: taps read values, not parameters."""
+        return self.weight.clone()
+
+
+def clip(x: Tensor, limit: float | None) -> Tensor:
+    """x cut to ±limit."""
+    return x if limit is None else x.clamp(-limit, limit)
+
+
+def fold_rows(q: Float[Tensor, "B H T K"], rows: int) -> Float[Tensor, "N H RT K"]:
+    """Fold `rows` consecutive rows into one row's query axis: beams that share a source become queries of one row."""
     return q.unflatten(0, (-1, rows)).transpose(1, 2).flatten(2, 3)
 
 
@@ -166,33 +167,38 @@ def attend(
     score_bias: ScoreBias | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Float[Tensor, "H"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H T U"]:
     """softmax(scale·qkᵀ + bias)·v over the keys that the mask allows, by the cheapest path that gives that result.
 
-    written out   plain operations: `fused=False`, a softcap, or a tap that replaces scores or weights
+    written out   plain operations: `fused=False`, a softcap, sinks, or a tap that replaces scores or weights
     fused         torch's kernel: no mask, a causal mask, or a boolean table of all pairs
     tiles         only the tiles of the scores that the mask leaves: sparse masks over long texts
 
     A tap that only reads scores or weights has them computed beside the fused kernel, so reading changes nothing.
     """
     for view in context.viewers():
-        view(attention_view(queries, k, v, context, score_bias, scale, softcap))
+        view(attention_view(queries, k, v, context, score_bias, scale, softcap, sinks))
     if context.aligned and not torch.compiler.is_exporting():  # an exported model reads texts of any length
         queries = [(q, mask.within(k.shape[2])) for q, mask in queries]
-    if not context.fused or softcap is not None or context.replaces("scores", "weights"):
-        return written_out_attention(queries, k, v, context, score_bias, scale, softcap, dropout)
+    plain = partial(
+        written_out_attention, queries, k, v, context, score_bias=score_bias, scale=scale, softcap=softcap, sinks=sinks
+    )
+    if not context.fused or softcap is not None or sinks is not None or context.replaces("scores", "weights"):
+        return plain(dropout=dropout)
     if context.reads("scores", "weights"):
-        written_out_attention(queries, k, v, context, score_bias, scale, softcap, dropout=0.0)  # for the taps alone
+        plain(dropout=0.0)  # for the taps alone
     (q, mask), *others = queries
     if not others and score_bias is None and (context.is_causal(mask) or context.is_full(mask)):
         return fused_attention(q, k, v, None, context.is_causal(mask), None, scale, dropout)
     plans = context.tiles(tuple(mask for _, mask in queries))
-    if plans is not None:
+    learned = score_bias is not None and score_bias is context.score_bias and torch.is_grad_enabled()
+    if plans is not None and not learned:  # tiles have no gradient of the bias
         bias = None if score_bias is None else tile_bias(score_bias, context, q.dtype)
         return attention_by_tiles([q for q, _ in queries], k, v, plans, scale=scale, dropout=dropout, bias=bias)
     if others:
-        return written_out_attention(queries, k, v, context, score_bias, scale, softcap, dropout)
+        return plain(dropout=dropout)
     added = None if score_bias is None else score_bias(context, q.dtype)
     return fused_attention(q, k, v, context.attention_mask(mask), False, added, scale, dropout)
 
@@ -207,9 +213,11 @@ def written_out_attention(
     k: Float[Tensor, "B G S K"],
     v: Float[Tensor, "B G S U"],
     context: Context,
+    *,
     score_bias: ScoreBias | None,
     scale: float | None,
     softcap: float | None,
+    sinks: Float[Tensor, "H"] | None,
     dropout: float,
 ) -> Float[Tensor, "B H T U"]:
     """Attention in plain operations, so that scores and weights exist and can be tapped.
@@ -229,8 +237,9 @@ def written_out_attention(
     if score_bias is not None:
         scores = scores + score_bias(context, q.dtype)
     scores = context.tap("scores", scores)
-    allowed = context.attention_mask(union_of_masks(queries))
-    weights = context.tap("weights", attention_weights(scores, allowed))  # B H T S
+    column = None if sinks is None else sinks[:, None, None]
+    weights = attention_weights(scores, context.attention_mask(union_of_masks(queries)), sinks=column)
+    weights = context.tap("weights", weights)  # B H T S
     kept = drop(weights, dropout).unflatten(1, groups)
     return (kept @ v.unsqueeze(2).to(kept.dtype)).flatten(1, 2).to(v.dtype)
 
@@ -245,12 +254,7 @@ def fused_attention(
     scale: float | None,
     dropout: float,
 ) -> Float[Tensor, "B H T U"]:
-    """One call of torch's fused kernel. The key heads of a group are read in place, never copied R times.
-
-    The kernel wants as many key heads as query heads, and keys as wide as values. Both are arranged by views where
-    possible: heads of a group become rows of queries (decoding) or rows of the batch (a prompt), and a narrower width
-    is padded with zeros, which add nothing to a dot product.
-    """
+    """One call of torch's fused kernel. The key heads of a group are read in place, never copied R times."""
     (batch, heads, length, key), (groups, value) = q.shape, (v.shape[1], v.shape[3])
     repeats = heads // groups
     if k.shape[2] == 0 or batch == 0 or length == 0:

@@ -82,6 +82,7 @@ class SoftmaxView(AttentionView):
     score_bias: ScoreBias | None
     scale: float | None
     softcap: float | None = None
+    sinks: Float[Tensor, "H"] | None = None
 
     def scores(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
         """scale·qkᵀ + bias before the mask is applied."""
@@ -91,11 +92,15 @@ class SoftmaxView(AttentionView):
 
     def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
         allowed = self.attention_mask(rows)
-        return attention_weights(self.scores(heads, rows, keys), None if allowed is None else allowed[..., :keys])
+        sinks = None if self.sinks is None else self.sinks[heads, None, None]
+        scores = self.scores(heads, rows, keys)
+        return attention_weights(scores, None if allowed is None else allowed[..., :keys], sinks=sinks)
 
     def select_heads(self, heads: list[int]) -> SoftmaxView:
         bias, groups = bias_of_heads(self.score_bias, heads), self.groups(heads)
-        return replace(self, q=self.q[:, heads], k=self.k[:, groups], v=self.v[:, groups], score_bias=bias)
+        sinks = None if self.sinks is None else self.sinks[heads]
+        parts = {"q": self.q[:, heads], "k": self.k[:, groups], "v": self.v[:, groups]}
+        return replace(self, **parts, score_bias=bias, sinks=sinks)
 
 
 @dataclass(frozen=True)
@@ -134,12 +139,13 @@ def attention_view(
     score_bias: ScoreBias | None,
     scale: float | None,
     softcap: float | None = None,
+    sinks: Float[Tensor, "H"] | None = None,
 ) -> AttentionView:
     """The view that a callback gets of one call of `attend`."""
     (q, mask), *others = queries
     if others:
         return MultiQueryView(q, k, union_of_masks(queries), context, others, score_bias, scale)
-    return SoftmaxView(q, k, mask, context, v, score_bias, scale, softcap)
+    return SoftmaxView(q, k, mask, context, v, score_bias, scale, softcap, sinks)
 
 
 def union_of_masks(queries: MaskedQueries) -> Mask:

@@ -1,13 +1,4 @@
-"""What a forward pass knows besides x: positions of queries and keys, which keys are real, and the taps.
-
-A context answers three questions for every part:
-
-    where      positions of queries and keys, for rotary, ALiBi and masks
-    who        which keys are real (`readable`), and which tokens share a document
-    what else  taps to read or replace values, and `fused` to write attention out
-
-It is made once per pass by the model and handed down. `at(name)` is the same context for a child, with a longer path.
-"""
+"""What a forward pass knows besides x: positions of queries and keys, which keys are real, and the taps."""
 
 from __future__ import annotations
 
@@ -40,6 +31,7 @@ class Context:
     documents: Int[Tensor, "B T"] | None = None  # only tokens of one document read each other; None: all do
     key_documents: Int[Tensor, "B S"] | None = None  # None: the same as the queries'
     aligned: bool = False  # queries and keys are the same 0 … T−1 in every row
+    score_bias: Callable[[Context, torch.dtype], Tensor] | None = None  # of the whole stack, added to its scores
     source: Float[Tensor, "B S D"] | None = None  # what cross-attention reads
     cross: Context | None = None  # the context for reading it
     fused: bool = True  # False: attention is written out in plain operations

@@ -1,21 +1,24 @@
 """Feed-forward layers, plain and gated: what each position computes on its own.
 
 The tap `pre_activation` is what the activation reads; `up` is what `down` reads.
-
-    x  B T D  ──  up  ──  B T F  ──  activation  ──  down  ──  B T D               plain
-    x  B T D  ──  gate, up  ──  B T F each  ──  act(gate) ∘ up  ──  down  ──  B T D    gated
-
-Two thirds of a block's weights are here. The layer reads no other position, so it needs no mask, no state and no cache.
 """
 
+from collections.abc import Callable
+
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.configs import FeedForwardConfig, GatedFeedForwardConfig
+from clearhead.configs import (
+    ClampedFeedForwardConfig,
+    FeedForwardConfig,
+    GatedFeedForwardConfig,
+    SwitchedFeedForwardConfig,
+)
 from clearhead.functional import ACTIVATIONS
 from clearhead.precision.matrix import Linear
 
-from .build import builds
+from .build import build_part, builds
 from .context import Context
 
 
@@ -31,25 +34,53 @@ class FeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        """Taps: pre_activation B T F, up B T F, down B T D."""
         hidden = context.tap("up", ACTIVATIONS[self.activation](context.tap("pre_activation", self.up(x))))
         return context.tap("down", self.down(hidden))
 
 
 @builds(GatedFeedForwardConfig)
+@builds(ClampedFeedForwardConfig)
 class GatedFeedForward(nn.Module):
     """down(activation(gate(x)) ⊙ up(x)): the gate decides how much of `up` passes (SwiGLU, GEGLU; LLaMA, Gemma)."""
 
     def __init__(self, config: GatedFeedForwardConfig, dim: int) -> None:
         super().__init__()
-        self.activation = config.activation
+        self.config, self.activation = config, config.activation
         hidden = config.width(dim)
         self.gate = Linear(dim, hidden, bias=config.bias)
         self.up = Linear(dim, hidden, bias=config.bias)
         self.down = Linear(hidden, dim, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
-        """Taps: pre_activation, gate and up, B T F each, and down B T D."""
-        gate = context.tap("gate", ACTIVATIONS[self.activation](context.tap("pre_activation", self.gate(x))))
-        hidden = context.tap("up", gate * self.up(x))
+        hidden = activate(self.config, self.gate(x), self.up(x), context.tap)
         return context.tap("down", self.down(hidden))
+
+
+@builds(SwitchedFeedForwardConfig)
+class SwitchedFeedForward(nn.Module):
+    """σ(x·w)·ffn(x): one number for each token says how much of the layer passes (Qwen2-MoE)."""
+
+    def __init__(self, config: SwitchedFeedForwardConfig, dim: int) -> None:
+        super().__init__()
+        self.ffn = build_part(config.ffn, dim)
+        self.switch = nn.Linear(dim, 1, bias=False)  # never quantized: it is one row
+
+    def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
+        out = self.ffn(x, context.at("ffn"))
+        return out * context.tap("switch", self.switch(x).sigmoid())
+
+
+def activate(
+    config: FeedForwardConfig | GatedFeedForwardConfig,
+    gate: Float[Tensor, "... F"] | None,
+    up: Float[Tensor, "... F"],
+    tap: Callable[[str, Tensor], Tensor] = lambda name, value: value,
+) -> Float[Tensor, "... F"]:
+    """What `down` reads: activation(up), or activation(gate) ⊙ up."""
+    pre = tap("pre_activation", up if gate is None else gate)
+    if isinstance(config, ClampedFeedForwardConfig):
+        pre, up = pre.clamp(max=config.limit), up.clamp(-config.limit, config.limit) + 1
+        opened = pre * torch.sigmoid(config.steepness * pre)
+    else:
+        opened = ACTIVATIONS[config.activation](pre)
+    return tap("up", opened if gate is None else tap("gate", opened) * up)

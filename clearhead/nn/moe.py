@@ -1,11 +1,4 @@
-"""Mixture of experts: a router sends each token to a few of many feed-forward layers.
-
-    x B T D ── router ── choice ── weights, which  B T A ──┐
-       └────────────── experts ── B T A D ─────────────────┴── Σ_A weight · output ── B T D   (+ shared expert)
-
-Two ways to run the experts give the same result: sorted by expert, so that each expert multiplies all of its tokens in
-one product, or written out, so that every inner value can be tapped.
-"""
+"""Mixture of experts: a router sends each token to a few of many feed-forward layers."""
 
 from __future__ import annotations
 
@@ -17,14 +10,16 @@ from clearhead.configs import (
     FeedForwardConfig,
     GatedFeedForwardConfig,
     GroupedChoiceConfig,
+    GroupedSoftmaxChoiceConfig,
     MoEConfig,
     SoftmaxChoiceConfig,
 )
-from clearhead.functional import ACTIVATIONS, softmax
+from clearhead.functional import softmax
 from clearhead.precision.matrix import linear
 
 from .build import build_part, builds
 from .context import Context
+from .ffn import activate
 
 
 @builds(MoEConfig)
@@ -38,9 +33,8 @@ class MoE(nn.Module):
     def __init__(self, config: MoEConfig, dim: int) -> None:
         super().__init__()
         self.active, self.normalised, self.scale = config.active, config.normalised, config.scale
-        self.router = nn.Linear(
-            dim, config.experts, bias=False
-        )  # never quantized: a rounded score could choose another expert
+        # never quantized: a rounded score could choose another expert
+        self.router = nn.Linear(dim, config.experts, bias=config.router_bias)
         self.choice = build_part(config.choice, config.experts)
         self.experts = Experts(config.expert, config.experts, dim)
         self.shared = None if config.shared is None else build_part(config.shared, dim)
@@ -90,9 +84,33 @@ class GroupedChoice(nn.Module):
     def rank(self, p: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
         """p + b, and −∞ outside the `kept` groups whose two best experts have the largest sum."""
         grouped = (p + self.bias).unflatten(-1, (self.groups, -1))
-        best = grouped.topk(2, dim=-1).values.sum(-1).topk(self.kept, dim=-1).indices
-        left_out = torch.ones_like(grouped[..., 0], dtype=torch.bool).scatter(-1, best, False)
-        return grouped.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
+        return only_best_groups(grouped, grouped.topk(2, dim=-1).values.sum(-1), self.kept)
+
+
+@builds(GroupedSoftmaxChoiceConfig)
+class GroupedSoftmaxChoice(nn.Module):
+    """p = softmax(scores); the largest p in the groups that have the likeliest experts (DeepSeek-V2)."""
+
+    def __init__(self, config: GroupedSoftmaxChoiceConfig, experts: int) -> None:
+        super().__init__()
+        self.groups, self.kept = config.groups, config.kept
+
+    def forward(self, scores: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return softmax(scores)
+
+    def rank(self, p: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        """p, and −∞ outside the `kept` groups whose best expert is likeliest."""
+        grouped = p.unflatten(-1, (self.groups, -1))
+        return only_best_groups(grouped, grouped.amax(-1), self.kept)
+
+
+def only_best_groups(
+    grouped: Float[Tensor, "B T N M"], merit: Float[Tensor, "B T N"], kept: int
+) -> Float[Tensor, "B T E"]:
+    """The ranks of the experts in the `kept` groups with the largest merit; −∞ for the others."""
+    best = merit.topk(kept, dim=-1).indices
+    left_out = torch.ones_like(merit, dtype=torch.bool).scatter(-1, best, False)
+    return grouped.masked_fill(left_out[..., None], -torch.inf).flatten(-2)
 
 
 class Experts(nn.Module):
@@ -104,7 +122,7 @@ class Experts(nn.Module):
 
     def __init__(self, config: FeedForwardConfig | GatedFeedForwardConfig, experts: int, dim: int) -> None:
         super().__init__()
-        self.activation, self.gated = config.activation, "gate" in config.matrices(dim)
+        self.config, self.gated = config, "gate" in config.matrices(dim)
         for name, (rows, columns) in config.matrices(dim).items():
             self.add_module(name, StackedLinear(experts, rows, columns, config.bias))
 
@@ -131,8 +149,8 @@ class Experts(nn.Module):
 
     def one(self, expert: int, x: Float[Tensor, "X D"]) -> Float[Tensor, "X D"]:
         """One expert's feed-forward layer."""
-        act, up = ACTIVATIONS[self.activation], self.up(x, expert)
-        return self.down(act(self.gate(x, expert)) * up if self.gated else act(up), expert)
+        up, gate = self.up(x, expert), self.gate(x, expert) if self.gated else None
+        return self.down(activate(self.config, gate, up), expert)
 
     def run_written_out(
         self,
@@ -148,9 +166,8 @@ class Experts(nn.Module):
 
         each = x.unsqueeze(2).expand(*which.shape, x.shape[2])
         up = self.by_expert(self.up, each, which)
-        pre = tap("pre_activation", self.by_expert(self.gate, each, which) if self.gated else up)
-        hidden = ACTIVATIONS[self.activation](pre)
-        hidden = tap("up", tap("gate", hidden) * up if self.gated else hidden)
+        gate = self.by_expert(self.gate, each, which) if self.gated else None
+        hidden = activate(self.config, gate, up, tap)
         down = tap("down", self.by_expert(self.down, hidden, which))
         return (down * weights.unsqueeze(-1)).sum(2).to(x.dtype)
 

@@ -1,15 +1,17 @@
-"""Positions that are added to the embedding (sinusoidal, learned) or to the scores (ALiBi)."""
+"""Positions that are added to the embedding (sinusoidal, learned) or to the scores (ALiBi, T5's bias)."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import AlibiConfig, LearnedConfig, SinusoidalConfig
+from clearhead.configs import AlibiConfig, LearnedConfig, RelativeBiasConfig, SinusoidalConfig
 from clearhead.functional.derivatives import plain_needed
-from clearhead.functional.positions import sinusoids
+from clearhead.functional.positions import relative_bias, sinusoids
 from clearhead.reference.positions import alibi_slopes
 
 from .build import builds
@@ -18,17 +20,14 @@ from .context import Context
 
 @builds(SinusoidalConfig)
 class Sinusoidal(nn.Module):
-    """sin and cos of position/base^(2i/D), added to the embedding. Works for any position (2017).
-
-    No weights: the table is a function, computed for the positions that are asked for.
-    """
+    """sin and cos of position/base^(2i/D), added to the embedding. Works for any position (2017)."""
 
     def __init__(self, config: SinusoidalConfig, dim: int) -> None:
         super().__init__()
         self.config, self.dim = config, dim
 
     def forward(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"]:
-        return sinusoids(positions, self.dim, self.config.base, self.config.layout, dtype)
+        return sinusoids(positions + self.config.start, self.dim, self.config.base, self.config.layout, dtype)
 
 
 @builds(LearnedConfig)
@@ -40,9 +39,9 @@ class Learned(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.length, dim))
 
     def forward(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"]:
-        # torch.compile and torch.func cannot look at values, so there the check is left to the caller.
-        """The rows of the positions. A position outside the table raises, with its number."""
-        if positions.numel() and not torch.compiler.is_compiling() and not plain_needed():
+        if (
+            positions.numel() and not torch.compiler.is_compiling() and not plain_needed()
+        ):  # which cannot look at values
             first, last, length = int(positions.min()), int(positions.max()), len(self.weight)
             if last >= length:
                 raise ValueError(f"position {last} is past the {length} learned positions of this model")
@@ -53,21 +52,45 @@ class Learned(nn.Module):
 
 @builds(AlibiConfig)
 class Alibi(nn.Module):
-    """−slope_h·|i − j|, added to the scores of head h: far keys count less (Press et al. 2022).
-
-    The bias depends on positions only, so all layers with the same number of heads share it: it is computed once per
-    pass.
-    """
+    """−slope_h·|i − j|, added to the scores of head h: far keys count less (Press et al. 2022)."""
 
     def __init__(self, config: AlibiConfig, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.scale = heads, config.scale
 
     def forward(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#B H T S"]:
-        return context.once(("alibi", self.heads, id(context.key_positions)), lambda: self.bias(context, dtype))
+        return context.once(
+            ("alibi", self.heads, self.scale, id(context.key_positions)), lambda: self.bias(context, dtype)
+        )
 
     def bias(self, context: Context, dtype: torch.dtype) -> Float[Tensor, "#B H T S"]:
         """The bias of every query and key of this pass."""
         slopes = torch.tensor(alibi_slopes(self.heads), dtype=dtype, device=context.positions.device)
         distance = (context.positions[:, None, :, None] - context.key_positions[:, None, None, :]).abs()
-        return -slopes[:, None, None] * distance
+        return -self.scale * slopes[:, None, None] * distance
+
+
+@builds(RelativeBiasConfig)
+class RelativeBias(nn.Module):
+    """A learned number for each head and bucket of distances, added to the scores of all layers (T5)."""
+
+    def __init__(self, config: RelativeBiasConfig, dim: int) -> None:
+        super().__init__()
+        self.starts, self.mirrored = tuple(config.starts.tolist()), config.mirrored
+        self.weight = nn.Parameter(torch.zeros(config.heads, config.buckets))
+
+    def forward(self) -> Float[Tensor, "H N"]:
+        """A copy of the table: taps read values, not parameters."""
+        return self.weight.clone()
+
+    def over(self, table: Float[Tensor, "H N"]) -> Callable[[Context, torch.dtype], Float[Tensor, "#B H T S"]]:
+        """The bias that the table gives to the queries and keys of a context; computed once for all layers."""
+
+        def make(context: Context) -> Float[Tensor, "#B H T S"]:
+            distance = context.key_positions[:, None, :] - context.positions[:, :, None]
+            starts = torch.tensor(self.starts, device=distance.device)
+            return relative_bias(distance, table, starts, self.mirrored)
+
+        return lambda context, dtype: context.once(
+            ("relative bias", id(table), id(context.key_positions)), lambda: make(context).to(dtype)
+        )

@@ -1,25 +1,15 @@
-"""Residual branches, blocks, and the stack of blocks.
-
-`Residual` holds the norms, `Block` the order of the branches, `Stack` the order of the blocks. A forward pass is
-
-    for block in blocks:
-        x = x + mixer(norm(x))        between positions
-        x = x + ffn(norm(x))          within a position
-    x = final_norm(x)
-
-in the pre-norm placement. No class here has a branch on the placement: a place without a norm holds the identity.
-"""
+"""Residual branches, blocks, and the stack of blocks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from clearhead.configs import BlockConfig, NormConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
-from clearhead.configs.stack import PLACES
+from clearhead.configs import BlockConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
 
 from .build import build_part, builds
 from .cache import BlockState, StateAllocator
@@ -42,24 +32,23 @@ class Residual(nn.Module):
     post      norm(x + f(x))              └───────────────────────────────────────┘
     sandwich  x + norm(f(norm(x)))    places without a norm are the identity
     inside    x + norm(f(x))
-
-    `f` is passed as a function, so the same class serves the mixer, cross-attention and the feed-forward layer.
     """
 
-    def __init__(self, norm: NormConfig, placement: str, dropout: float, dim: int) -> None:
+    def __init__(self, config: BlockConfig, branch: str, dim: int) -> None:
         super().__init__()
-        places = PLACES[placement]
+        norm, places = config.norm, config.places(branch)
+        self.scale = config.branch_scale
         self.before = build_part(norm if "before" in places else None, dim)
         self.inside = build_part(norm if "inside" in places else None, dim)
         self.after = build_part(norm if "after" in places else None, dim)
-        self.dropout = Dropout(dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor], context: Context
     ) -> Float[Tensor, "B T D"]:
-        """after(x + dropout(inside(f(before(x)))))"""
         branch = self.inside(f(context.tap("before", self.before(x))))
-        x = context.tap("", x + self.dropout(context.tap("inside", branch)))
+        branch = self.dropout(context.tap("inside", branch))
+        x = context.tap("", x + (branch if self.scale == 1 else branch * self.scale))
         return context.tap("after", self.after(x))
 
 
@@ -73,16 +62,13 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, dim: int) -> None:
         super().__init__()
 
-        def residual() -> Residual:
-            return Residual(config.norm, config.placement, config.dropout, dim)
-
-        self.mixer, self.mixer_residual = build_part(config.mixer, dim), residual()
+        self.mixer, self.mixer_residual = build_part(config.mixer, dim), Residual(config, "mixer", dim)
         self.cross: Any = None
         self.ffn: Any = None
         if config.cross is not None:
-            self.cross, self.cross_residual = build_part(config.cross, dim), residual()
+            self.cross, self.cross_residual = build_part(config.cross, dim), Residual(config, "cross", dim)
         if config.ffn is not None:
-            self.ffn, self.ffn_residual = build_part(config.ffn, dim), residual()
+            self.ffn, self.ffn_residual = build_part(config.ffn, dim), Residual(config, "ffn", dim)
 
     def forward(
         self,
@@ -130,7 +116,6 @@ class ParallelBlock(nn.Module):
         state: BlockState | None = None,
         select: Select = all_positions,
     ) -> Float[Tensor, "B Chosen D"]:
-        """Both branches read the same h, so their order does not matter. Only selected positions go through the ffn."""
         h = context.tap("norm", self.norm(x))
         mixed = self.mixer(h, context.at("mixer"), None if state is None else state.mixer)
         mixed = context.tap("mixer_residual.inside", mixed)
@@ -156,6 +141,7 @@ class Stack(nn.Module):
         super().__init__()
         self.places = [config.place(i) for i in range(len(config.blocks))]
         self.blocks = nn.ModuleList(build_part(config.blocks[place], dim) for place in sorted(set(self.places)))
+        self.score_bias = None if config.score_bias is None else build_part(config.score_bias, dim)
         self.final_norm = build_part(config.final_norm, dim)
 
     def forward(
@@ -166,6 +152,9 @@ class Stack(nn.Module):
         select: Select = all_positions,
     ) -> Float[Tensor, "B Chosen D"]:
         """If only some positions are needed, the last feed-forward layer skips the rest."""
+        if self.score_bias is not None:
+            table = context.tap("score_bias", self.score_bias())
+            context = replace(context, score_bias=self.score_bias.over(table))
         last = len(self.places) - 1
         for i, block in enumerate(self.layers()):
             kept = None if state is None else state[i]
@@ -173,7 +162,6 @@ class Stack(nn.Module):
         return context.tap("final_norm", self.final_norm(x))
 
     def init_state(self, allocator: StateAllocator) -> list[BlockState]:
-        """One state for each layer, also where layers share a block: they have different keys."""
         return [block.init_state(allocator) for block in self.layers()]
 
     def layers(self) -> list[Block | ParallelBlock]:

@@ -11,17 +11,6 @@ then the alternatives to attention: linear_attention, mamba, lstm, latent, linfo
     from clearhead import reference
     out, weights = reference.attention(q, k, v, causal=True, return_weights=True)
     d_q, d_k, d_v, _ = reference.attention_backward(d_out, q, k, v, causal=True)
-
-Conventions of all files:
-
-    letters      one alphabet for shapes, defined in `clearhead.shapes`: B batch, T queries, S keys, D width, H heads …
-    d_x          the gradient of the loss with respect to x, always in the shape of x
-    …            any number of leading dimensions, which broadcast
-    float64      give float64 in and everything is computed in it; the tests compare with torch to 1e-9
-    errors       arguments that do not fit raise one sentence before any arithmetic
-
-Every example after >>> in these files is run by a test, and so is every formula: against torch's own functions, forward
-and backward, and against numerical differences.
 """
 
 from clearhead.reference.attention import attention, attention_backward
@@ -34,6 +23,8 @@ from clearhead.reference.ffn import (
     gated_feed_forward_backward,
     gelu,
     gelu_backward,
+    gelu_quick,
+    gelu_quick_backward,
     gelu_tanh,
     gelu_tanh_backward,
     relu,
@@ -65,7 +56,13 @@ from clearhead.reference.lstm import lstm, lstm_backward
 from clearhead.reference.mamba import selective_scan, selective_scan_backward
 from clearhead.reference.moe import load_balancing_loss, load_balancing_loss_backward
 from clearhead.reference.norm import layer_norm, layer_norm_backward, rms_norm, rms_norm_backward
-from clearhead.reference.positions import alibi_bias, causal_mask, sinusoidal_positions
+from clearhead.reference.positions import (
+    alibi_bias,
+    causal_mask,
+    relative_bias,
+    relative_bias_backward,
+    sinusoidal_positions,
+)
 from clearhead.reference.rotary import rotate, rotate_backward, rotate_by, rotate_by_backward
 from clearhead.reference.run import DecodeState, run
 from clearhead.reference.softmax import softmax, softmax_backward
@@ -95,6 +92,8 @@ __all__ = [
     "gelu",
     "gelu_backward",
     "gelu_tanh",
+    "gelu_quick",
+    "gelu_quick_backward",
     "gelu_tanh_backward",
     "silu",
     "silu_backward",
@@ -120,6 +119,8 @@ __all__ = [
     "selective_scan_backward",
     "sinusoidal_positions",
     "alibi_bias",
+    "relative_bias",
+    "relative_bias_backward",
     "rotate",
     "rotate_backward",
     "rotate_by",

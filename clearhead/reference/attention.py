@@ -7,43 +7,6 @@
 Each query (row of q) asks a question, each key (row of k) says what its position has to offer, and the answer is a
 weighted mean of the values. It is a dictionary whose lookup is soft. Every position is compared with every other, so
 the cost grows with T·S; nothing has to pass through a bottleneck, so distance does not matter.
-
-Why it works. Suppose a key k_j equals the query and all other keys are orthogonal to it. Then score j is |q|²/√K and
-all others are 0; for a long q the weight of j is near 1, and the output is v_j: an exact lookup. If several keys fit,
-the output is a mean of their values. Everything in between is differentiable, so the model can learn what to look up.
-
-Shapes, with the letters of `clearhead.shapes`:
-
-    q  … T K      T queries                       scores, weights  … T S
-    k  … S K      S keys, as wide as queries      out              … T U
-    v  … S U      S values, of any width
-
-In self-attention q, k and v are projections of the same x and S = T. In cross-attention k and v come from another text,
-such as the sentence to translate. In decoding T = 1 and S grows by one with each token, since old keys and values are
-kept: the KV cache.
-
-Cost of one head: 2·T·S·K FLOPs for the scores and 2·T·S·U for the mixture, so 4·T·S·K in all if U = K. At K = 64 and
-T = S = 1,024 that is 268 million. The scores also take T·S numbers of memory, unless they are computed tile by tile
-(see `flash.py`).
-
-Masks decide who may read whom. They are boolean, True = may read:
-
-    causal         the past and itself          language models: token t may not see token t + 1, which it predicts
-    padding        real tokens only             rows of a batch have different lengths
-    window         the last w positions         Mistral; the cost falls from T² to T·w
-    document       the same document only       several short texts packed into one row
-
-A masked score becomes −∞ before the softmax, so its weight is exactly 0 and the others still sum to 1. Setting weights
-to 0 after the softmax instead would leave rows that sum to less than 1, and would let masked keys change the sum.
-
-Mistakes that run without an error, and how they show:
-
-    no 1/√K                            trains, but slowly; the weights are almost one-hot from the start
-    softmax over the wrong axis        columns sum to 1 instead of rows; the output is no mean
-    heads by reshape alone             positions and heads are mixed; a causal model sees the future
-    mask inverted                      only the future is read; the first row is empty
-    mask of 0 and 1 added to scores    a masked key only loses a factor e, and still leaks
-    key and query swapped in a mask    harmless for symmetric masks, wrong for causal ones
 """
 
 from collections.abc import Sequence
@@ -56,7 +19,7 @@ from jaxtyping import Bool, Float, Real
 from clearhead import configs
 from clearhead.reference.checks import check_gradient
 from clearhead.reference.linear import linear
-from clearhead.reference.positions import alibi_slopes, causal_mask
+from clearhead.reference.positions import alibi_slopes, causal_mask, relative_bias
 from clearhead.reference.rotary import rotary_keys, rotary_queries
 from clearhead.reference.run import Context, runs
 from clearhead.reference.softmax import narrow, softmax, widen
@@ -64,6 +27,8 @@ from clearhead.reference.softmax import narrow, softmax, widen
 Shape = tuple[int, ...]
 Mask = Bool[np.ndarray, "... #T #S"] | Bool[np.ndarray, "#S"]
 Bias = Real[np.ndarray, "... #T #S"] | Real[np.ndarray, "#S"]
+Sinks = Float[np.ndarray, "... #T 1"]
+Gradients = tuple[Float[np.ndarray, "..."] | None, ...]
 Mixed = Float[np.ndarray, "... T U"]
 if TYPE_CHECKING:
     MixedMaybeWeights = Any  # one array or two, by `return_weights`
@@ -81,6 +46,7 @@ def attention(
     causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     dropout: float = 0.0,
     rng: np.random.Generator | None = None,
     return_weights: bool = False,
@@ -93,21 +59,15 @@ def attention(
     causal          hide the future; the last query reads the last key
     bias            added to the scores, such as ALiBi
     softcap         scores become softcap · tanh(scores/softcap), so none exceeds it (Gemma 2); before the bias
+    sinks           one more score in each row, of a key without a value: reading nothing (gpt-oss)
     dropout         share of weights set to 0 while training, drawn from `rng`
     return_weights  also return the weights, before dropout
 
     Leading dimensions broadcast: for grouped-query attention pass q [B,G,R,T,K] and k [B,G,1,S,K].
-
-    Two keys, and a query that points along the first:
-
-    >>> q, k, v = np.array([[4.0, 0.0]]), np.eye(2), np.array([[10.0], [20.0]])
-    >>> out, weights = attention(q, k, v, return_weights=True)
-    >>> weights.round(3), out.round(2)
-    (array([[0.944, 0.056]]), array([[10.56]]))
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
     scores = attention_scores(q, k, bias, scale, softcap)
-    weights = attention_weights(scores, mask, causal)
+    weights = attention_weights(scores, mask, causal, sinks)
     kept = weights * dropout_multipliers(weights.shape, dropout, rng)
     mixed = narrow(kept @ widen(v), q, k, v)
     return (mixed, narrow(weights, q, k, v)) if return_weights else mixed
@@ -124,12 +84,11 @@ def attention_backward(
     causal: bool = False,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Sinks | None = None,
     dropout: float = 0.0,
     rng: np.random.Generator | None = None,
-) -> tuple[
-    Float[np.ndarray, "..."], Float[np.ndarray, "..."], Float[np.ndarray, "..."], Float[np.ndarray, "..."] | None
-]:
-    """d_q, d_k, d_v, d_bias (None without a bias), each in the shape of its input.
+) -> Gradients:
+    """d_q, d_k, d_v, d_bias (None without a bias), each in the shape of its input; with sinks d_sinks is the fifth.
 
     With P the weights and M the dropout multipliers, going backward through out = (M∘P) v and P = softmax(scores):
 
@@ -138,26 +97,26 @@ def attention_backward(
         d_scores = P ∘ (d_P − Σ_S d_P∘P)              the softmax: more than the mean is raised, less is lowered
         d_q = scale · d_scores k,   d_k = scale · d_scoresᵀ q,   d_bias = d_scores
 
-    With a softcap, d_scores is multiplied by 1 − tanh² on its way to q and k. Under dropout, `rng` must be in the
+    With a softcap, d_scores is multiplied by 1 − tanh² on its way to q and k. A sink's weight 1 − Σ_S P multiplies no
+    value, so its d_P is 0 and d_sinks = −(1 − Σ_S P) · Σ_S d_P∘P. Under dropout, `rng` must be in the
     state that the forward's was in, so that the same weights are dropped.
-
-    Cost: four products of the size T·S·K, twice those of the forward pass. The weights are computed again here instead
-    of being kept, which trades a little time for T·S numbers of memory.
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
     check_gradient(d_out, *lead_shape(q, k, v, mask, bias), q.shape[-2], v.shape[-1])
-    weights = attention_weights(attention_scores(q, k, bias, scale, softcap), mask, causal)
+    weights = attention_weights(attention_scores(q, k, bias, scale, softcap), mask, causal, sinks)
     kept = dropout_multipliers(weights.shape, dropout, rng)
     wide_q, wide_k, wide_v, d_mixed = widen(q), widen(k), widen(v), widen(d_out)
     d_weights = d_mixed @ wide_v.swapaxes(-1, -2) * kept  # … T S
-    d_scores = weights * (d_weights - (d_weights * weights).sum(-1, keepdims=True))
+    mean = (d_weights * weights).sum(-1, keepdims=True)
+    d_scores = weights * (d_weights - mean)
     d_bias = None if bias is None else sum_to(d_scores, bias)
     d_scores = d_scores * softcap_slope(attention_scores(q, k, None, scale), softcap)
     scale = default_scale(q, scale)
     d_q = scale * d_scores @ wide_k
     d_k = scale * d_scores.swapaxes(-1, -2) @ wide_q
     d_v = (weights * kept).swapaxes(-1, -2) @ d_mixed
-    return sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v), d_bias
+    found = sum_to(d_q, q), sum_to(d_k, k), sum_to(d_v, v), d_bias
+    return found if sinks is None else (*found, sum_to(-(1 - weights.sum(-1, keepdims=True)) * mean, sinks))
 
 
 def attention_scores(
@@ -167,14 +126,7 @@ def attention_scores(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Float[np.ndarray, "... T S"]:
-    """scale · q kᵀ, capped, + bias: how well each key answers each query.
-
-    The scores of one query are a linear function of it, so scaling q by 2 sharpens its softmax. A bias of −∞ hides a
-    key.
-
-    >>> attention_scores(np.array([[3.0, 4.0]]), np.array([[3.0, 4.0], [0.0, 1.0]])).round(2)      # 25/√2 and 4/√2
-    array([[17.68,  2.83]])
-    """
+    """scale · q kᵀ, capped, + bias: how well each key answers each query."""
     scores = widen(q) @ widen(k).swapaxes(-1, -2) * default_scale(q, scale)
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
@@ -182,40 +134,36 @@ def attention_scores(
 
 
 def softcap_slope(scores: Float[np.ndarray, "..."], softcap: float | None) -> Float[np.ndarray, "..."] | float:
-    """The derivative of softcap · tanh(scores/softcap): 1 near 0, falling to 0 where the cap is reached.
-
-    A score far above the cap gets no gradient: it cannot grow further, and learns to come down only slowly.
-    """
+    """The derivative of softcap · tanh(scores/softcap): 1 near 0, falling to 0 where the cap is reached."""
     return 1.0 if softcap is None else 1 - np.tanh(scores / softcap) ** 2
 
 
 def attention_weights(
-    scores: Float[np.ndarray, "... T S"], mask: Mask | None = None, causal: bool = False
+    scores: Float[np.ndarray, "... T S"],
+    mask: Mask | None = None,
+    causal: bool = False,
+    sinks: Sinks | None = None,
 ) -> Float[np.ndarray, "... T S"]:
     """softmax over the keys that may be read: each row sums to 1, or to 0 if it may read none.
 
-    Masked scores become −∞, not −10⁹: exp(−∞) is exactly 0, in every precision.
+    `sinks` is one more score in each row, of a key that is always there and has no value: rows then sum to less than 1.
 
-    >>> attention_weights(np.zeros((3, 3)), causal=True).round(2)
-    array([[1.  , 0.  , 0.  ],
-           [0.5 , 0.5 , 0.  ],
-           [0.33, 0.33, 0.33]])
+    Masked scores become −∞, not −10⁹: exp(−∞) is exactly 0, in every precision.
     """
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
     if causal:
         scores = np.where(causal_mask(*scores.shape[-2:]), scores, -np.inf)
-    return softmax(scores)
+    if sinks is None:
+        return softmax(scores)
+    column = np.broadcast_to(sinks, (*scores.shape[:-1], 1))
+    return softmax(np.concatenate((scores, column), -1))[..., :-1]
 
 
 def dropout_multipliers(
     shape: Shape, dropout: float, rng: np.random.Generator | None
 ) -> Float[np.ndarray, "..."] | float:
-    """Inverted dropout: 0 with probability `dropout`, otherwise 1/(1 − dropout), so that the mean stays 1.
-
-    Dropping weights makes the model robust to losing a single key. At test time nothing is dropped and nothing has to
-    be rescaled, because the mean was kept while training (Srivastava et al. 2014).
-    """
+    """Inverted dropout: 0 with probability `dropout`, otherwise 1/(1 − dropout), so that the mean stays 1."""
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}, but must be a probability in [0, 1)")
     if dropout == 0:
@@ -230,11 +178,6 @@ def default_scale(q: Any, scale: float | None) -> float:
 
     Without it the scores of wide heads are large, the softmax is all but one-hot, and its gradient vanishes
     (Vaswani et al., footnote 4).
-
-    With K = 64: a score of independent unit vectors is about ±8 without the scale, and e⁸ is 2,981 times e⁰.
-
-    >>> default_scale(np.zeros((2, 64)), None)
-    0.125
     """
     return q.shape[-1] ** -0.5 if scale is None else scale
 
@@ -252,26 +195,16 @@ def multi_head_attention(
     names. The rows of the matrix are H·K for the queries, G·K for the keys, G·U for the values. With G < H
     (grouped-query attention), H/G query heads share one key head, and the KV cache shrinks by that factor.
     In cross-attention the key and value rows read the source.
-
-    Why several heads: one softmax row is one distribution, so one head can look at one kind of place at a time. H heads
-    of width D/H cost the same as one head of width D. The weights are 4·D² for G = H:
-
-        W_qkv   (H·K + G·K + G·U) × D        queries, keys and values, in one matrix so that one product computes them
-        W_out   D × H·U                      mixes the heads back into the residual stream
-
-    Order matters in three places. The norm of q and k (`qk_norm`) comes before the rotation, because a norm with a gain
-    would not commute with it. The rotation comes before the cache, so cached keys need no work at later steps. The bias
-    of ALiBi is added to the scores, so it needs positions of the keys and not the keys themselves.
     """
     K, U = config.widths(x.shape[-1])
     weight, bias = context["qkv.weight"], context.get("qkv.bias")
     rows = slice(0, config.heads * K), slice(config.heads * K, None)  # of the queries, and of keys and values
     if context.source is None:
-        qkv = context.tap("qkv", linear(x, weight, bias))
+        qkv = context.tap("qkv", clip(linear(x, weight, bias), config.qkv_clip))
         q, kv = qkv[..., rows[0]], qkv[..., rows[1]]
     else:
         q, kv = (
-            linear(read, weight[part], None if bias is None else bias[part])
+            clip(linear(read, weight[part], None if bias is None else bias[part]), config.qkv_clip)
             for read, part in zip((x, context.source), rows, strict=True)
         )
     q = context.tap("query", split_heads(q, K))  # B H T K
@@ -286,8 +219,11 @@ def multi_head_attention(
         queries = [(context.tap(name, rotated[name]), mask) for name, mask in masks.items()]
         k = context.tap("key_rotated", rotary_keys(config.rotary, k, context.positions))
     k, v = context.append("key", k, 2), context.append("value", v, 2)  # the KV cache, if there is a state
-    distance_bias = None if config.score_bias is None else alibi(config.heads, context).astype(x.dtype)
-    mixed = attend(queries, k, v, context, bias=distance_bias, scale=config.scale, softcap=config.softcap)
+    bias_of_distance = distance_bias(config, context)
+    sinks = None if config.sinks is None else context.tap("sinks", context["sinks.weight"])
+    mixed = attend(
+        queries, k, v, context, bias=bias_of_distance, scale=config.scale, softcap=config.softcap, sinks=sinks
+    )
     return context.tap("out", linear(merge_heads(mixed, context), context["out.weight"], context.get("out.bias")))
 
 
@@ -300,14 +236,12 @@ def attend(
     bias: Float[np.ndarray, "B H T S"] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
+    sinks: Float[np.ndarray, "H"] | None = None,
 ) -> Float[np.ndarray, "B H T U"]:
     """`attention` of a layer, step by step; the R = H/G query heads of a group share its key and value head.
 
     Usually there is one kind of query with one mask. Dual chunk attention has three: each reads other keys, all in one
     softmax.
-
-    Grouped queries in shapes: q is B H T K with H = G·R. Seen as B G R T K, it meets keys B G 1 S K: NumPy repeats each
-    key head for the R query heads of its group without copying it. MHA has R = 1, multi-query attention has G = 1.
     """
     B, H, T, _ = queries[0][0].shape
     G, S = k.shape[1:3]
@@ -323,37 +257,36 @@ def attend(
     for may, kind in zip(allowed[1:], kinds[1:], strict=True):
         scores = np.where(may, kind, scores)
     scores = context.tap("scores", scores if bias is None else scores + widen(bias))
-    weights = context.tap("weights", attention_weights(scores, np.logical_or.reduce(allowed)))
+    column = None if sinks is None else sinks[:, None, None]
+    weights = context.tap("weights", attention_weights(scores, np.logical_or.reduce(allowed), sinks=column))
     mixed = (group_heads(weights) @ v[:, :, None]).reshape(B, H, T, v.shape[-1])
     return context.tap("mixed", mixed.astype(v.dtype))
 
 
-def alibi(heads: int, context: Context) -> Float[np.ndarray, "B H T S"]:
-    """−slope_h·|i − j| for the positions of this pass.
+def distance_bias(config: configs.AttentionConfig, context: Context) -> Float[np.ndarray, "B H T S"] | None:
+    """What the distances of this pass add to the scores: ALiBi's −slope_h·|i − j|, or a row of T5's table."""
+    distance = context.key_positions[:, None, None, :] - context.positions[:, None, :, None]  # B 1 T S
+    if config.score_bias is not None:
+        return -config.score_bias.scale * np.array(alibi_slopes(config.heads))[:, None, None] * abs(distance)
+    if context.score_bias is None or context.source is not None:
+        return None
+    of_buckets, table = context.score_bias
+    return relative_bias(distance[:, 0], table, of_buckets.starts, of_buckets.mirrored)
 
-    Positions are used, not indices, so it is right in decoding too, where one query stands at the end of many keys.
-    """
-    distance = abs(context.positions[:, None, :, None] - context.key_positions[:, None, None, :])
-    return -np.array(alibi_slopes(heads))[:, None, None] * distance
+
+def clip(x: Float[np.ndarray, "..."], limit: float | None) -> Float[np.ndarray, "..."]:
+    """x cut to ±limit."""
+    return x if limit is None else np.clip(x, -limit, limit)
 
 
 def split_heads(x: Float[np.ndarray, "B T HK"], width: int) -> Float[np.ndarray, "B H T K"]:
-    """[B, T, H·K] -> [B, H, T, K]: reshape, then transpose. A reshape alone would mix positions and heads.
-
-    >>> split_heads(np.arange(8).reshape(1, 2, 4) * 1.0, 2)[0, 0]         # head 0: the first two columns of every token
-    array([[0., 1.],
-           [4., 5.]])
-    """
+    """[B, T, H·K] -> [B, H, T, K]: reshape, then transpose. A reshape alone would mix positions and heads."""
     B, T, columns = x.shape
     return x.reshape(B, T, columns // width, width).transpose(0, 2, 1, 3)
 
 
 def merge_heads(x: Float[np.ndarray, "B H T U"], context: Context) -> Float[np.ndarray, "B T HU"]:
-    """[B, H, T, U] -> [B, T, H·U]: undo `split_heads`.
-
-    Head h fills columns h·U to (h + 1)·U. The output matrix then adds the heads' contributions, one block of columns
-    each.
-    """
+    """[B, H, T, U] -> [B, T, H·U]: undo `split_heads`."""
     B, H, T, U = x.shape
     return context.tap("concat", x.transpose(0, 2, 1, 3).reshape(B, T, H * U))
 
@@ -362,15 +295,7 @@ def merge_heads(x: Float[np.ndarray, "B H T U"], context: Context) -> Float[np.n
 
 
 def sum_to(d_x: Float[np.ndarray, "..."], x: Real[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """The backward of broadcasting: x was repeated along some axes, so the gradient is summed over them.
-
-    If y = x + x then ∂y/∂x = 2: a value that is used twice gets the gradients of both uses. Broadcasting is the same
-    with many uses. In grouped-query attention it makes the gradient of a key head the sum over the query heads that
-    share it.
-
-    >>> sum_to(np.ones((3, 2, 4)), np.zeros((1, 4)))            # used 3 · 2 times
-    array([[6., 6., 6., 6.]])
-    """
+    """The backward of broadcasting: x was repeated along some axes, so the gradient is summed over them."""
     d_x = d_x.sum(tuple(range(d_x.ndim - x.ndim)))
     repeated = tuple(axis for axis in range(x.ndim) if x.shape[axis] == 1)
     return narrow(np.asarray(d_x.sum(repeated, keepdims=True)), x)

@@ -8,17 +8,6 @@ The residual stream x runs through the whole model. Each sublayer reads it, comp
 
 With "pre" the stream itself is never normalised, so gradients reach the first block unchanged and deep models train
 without warm-up; the stack then needs a final norm. "post" is the original Transformer of 2017.
-
-The residual stream. x runs through the whole model and every branch adds to it. Three consequences:
-
-    gradients     ∂(x + f(x))/∂x = 1 + f′(x): the 1 carries the gradient to the first layer, however deep the model is
-    iteration     each block refines what is there, so the output of a middle block can already be decoded (logit lens)
-    size          variances of the branches add up, so the stream grows with depth, and norms keep the branches' inputs
-                  at unit size
-
-Pre or post. With the norm after the sum (post, 2017) the stream itself is rescaled at every layer, which shrinks the
-path of the gradient; such models need a learning-rate warm-up. With the norm inside the branch (pre) the path stays
-clean, and a final norm is needed before the head. Sandwich and inside norms also bound what a branch may add.
 """
 
 from dataclasses import replace
@@ -27,7 +16,6 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import BlockConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
-from clearhead.configs.stack import PLACES
 
 from .run import Context, rename_weights, runs
 
@@ -39,24 +27,15 @@ def block(config: BlockConfig, x: Float[np.ndarray, "B T D"], context: Context) 
     The mixer moves information between positions, the feed-forward layer works on each position alone. pre: `before`
     is the norm (GPT-2, LLaMA); post: `after` is (2017, BERT); sandwich: `before` and `inside` (Gemma 2);
     inside: `inside` alone (OLMo 2).
-
-    A pre-norm block of two branches, line by line:
-
-        h = mixer(norm₁(x))       B T D     each position collects what it needs from others
-        x = x + h
-        h = ffn(norm₂(x))         B T D     each position computes on what it has collected
-        x = x + h
-
-    In a decoder with cross-attention there is a third branch between them, whose keys and values come from the encoder.
     """
-    places = dict.fromkeys(PLACES[config.placement], config.norm)
     for name, branch in config.branches().items():
+        places = dict.fromkeys(config.places(name), config.norm)
         residual = context.at(f"{name}_residual")
         h = residual.tap("before", residual.run("before", places.get("before"), x))
         reader = context.cross if name == "cross" and context.cross is not None else context
         h = reader.run(name, branch, h)
         h = residual.tap("inside", residual.run("inside", places.get("inside"), h))
-        x = residual.tap("", x + h)
+        x = residual.tap("", x + h * x.dtype.type(config.branch_scale))
         x = residual.tap("after", residual.run("after", places.get("after"), x))
     return x
 
@@ -86,10 +65,10 @@ def stack(config: StackConfig, x: Float[np.ndarray, "B T D"], context: Context) 
 
     In a shared stack (ALBERT) several layers use the weights of one block: layer i then finds them under that block's
     name.
-
-    Depth and width: the weights of one block are about 12·D², so L blocks have 12·L·D². GPT-3 with L = 96 and D =
-    12,288 has 174 billion of its 175 billion weights here.
     """
+    if config.score_bias is not None:
+        table = context.tap("score_bias", context["score_bias.weight"])
+        context = replace(context, score_bias=(config.score_bias, table))
     for i, config_of_block in enumerate(config.blocks):
         own, stored = (context.path_of(f"blocks.{number}") for number in (i, config.place(i)))
         weights = context.weights if own == stored else rename_weights(context.weights, stored, own)

@@ -39,7 +39,11 @@ class TorchEngine:
     def gradients(self, function: str, d_out: Any, *arguments: Any, **options: Any) -> list[np.ndarray]:
         tensors = [to_torch(argument) for argument in arguments]
         named = {key: to_torch(option) for key, option in options.items()}
-        leaves = [x for x in (*tensors, named.get("bias")) if isinstance(x, Tensor) and x.is_floating_point()]
+        leaves = [
+            x
+            for x in (*tensors, named.get("bias"), named.get("sinks"))
+            if isinstance(x, Tensor) and x.is_floating_point()
+        ]
         for leaf in leaves:
             leaf.requires_grad_()
         with default_float64():

@@ -23,6 +23,7 @@ LONGER = normal(B, S, K), normal(B, T, K), normal(B, T, U)  # more queries than 
 UP, DOWN, GATE = normal(F, D), normal(D, F), normal(F, D, seed=1)
 X = normal(B, T, D)
 
+DISTANCE = np.arange(S) - np.arange(T)[:, None]
 CASES = {
     "softmax": ("softmax", (normal(B, T, S),), {}),
     "softmax of axis 1": ("softmax", (normal(B, T, S),), {"axis": 1}),
@@ -57,6 +58,10 @@ CASES = {
     "flash, one query": ("flash_attention", (QKV[0][:, :, :1], *QKV[1:]), {"causal": True}),
     "flash, no leading dimensions": ("flash_attention", tuple(x[0, 0] for x in QKV), {"causal": True}),
     "attention, softcap": ("attention", QKV, {"softcap": 0.8, "bias": normal(H, T, S), "mask": MASK}),
+    "attention, sinks": ("attention", QKV, {"sinks": normal(H, 1, 1), "causal": True}),
+    "attention, bias, sinks": ("attention", QKV, {"bias": normal(H, T, S), "sinks": normal(H, T, 1), "softcap": 0.8}),
+    "relative_bias": ("relative_bias", (DISTANCE, normal(H, 8), np.array([0, 1, 2, 4]), True), {}),
+    "relative_bias, one side": ("relative_bias", (DISTANCE, normal(H, 4), np.array([0, 1, 2, 4]), False), {}),
     "flash, bias": ("flash_attention", QKV, {"bias": normal(H, T, S), "block": 4}),
     "flash, broadcast bias, causal": ("flash_attention", QKV, {"bias": normal(S), "causal": True, "block": 4}),
     "flash, softcap": ("flash_attention", QKV, {"softcap": 0.8, "mask": MASK, "block": 4}),
@@ -80,6 +85,7 @@ CASES = {
     "gelu": ("gelu", (X * 3,), {}),
     "gelu by tanh": ("gelu", (X * 3,), {"approximate": "tanh"}),
     "gelu_tanh": ("gelu_tanh", (X * 3,), {}),
+    "gelu_quick": ("gelu_quick", (X * 3,), {}),
     "silu": ("silu", (X * 3,), {}),
     **{
         f"feed_forward, {name}": ("feed_forward", (X, UP, DOWN, normal(F), normal(D)), {"activation": name})

@@ -14,9 +14,11 @@ from clearhead.configs import (
     BlockConfig,
     Blockwise,
     Causal,
+    ClampedFeedForwardConfig,
     ClassHeadConfig,
     DotConfig,
     DualChunkConfig,
+    DynamicScaling,
     EluConfig,
     EncoderDecoderConfig,
     FactoredEmbeddingConfig,
@@ -27,7 +29,9 @@ from clearhead.configs import (
     GatedFeedForwardConfig,
     Global,
     GroupedChoiceConfig,
+    GroupedSoftmaxChoiceConfig,
     HeadConfig,
+    HeadwiseNormConfig,
     LastTokenConfig,
     LatentAttentionConfig,
     LayerNormConfig,
@@ -38,6 +42,7 @@ from clearhead.configs import (
     Llama3Scaling,
     LMHeadConfig,
     LongformerConfig,
+    LongRopeScaling,
     LSTMConfig,
     MambaConfig,
     MaskedLMHeadConfig,
@@ -50,16 +55,22 @@ from clearhead.configs import (
     OffsetRMSNormConfig,
     ParallelBlockConfig,
     PatchEmbeddingConfig,
+    PlainLayerNormConfig,
     PoolerConfig,
     ProjectionNormConfig,
+    RelativeBiasConfig,
     RMSNormConfig,
     RotaryConfig,
     Scattered,
     SequenceModelConfig,
     SharedStackConfig,
     ShortConvConfig,
+    SinksConfig,
     SinusoidalConfig,
+    SpanHeadConfig,
     StackConfig,
+    SwitchedFeedForwardConfig,
+    TokenClassHeadConfig,
     TokenEmbeddingConfig,
     Window,
     YarnScaling,
@@ -96,6 +107,12 @@ MIXERS: dict[str, MixerConfig] = {
     "qk_norm": AttentionConfig(heads=5, kv_heads=1, mask=Causal(), rotary=ROTARY, qk_norm=RMS),
     "scaled, norm of all heads": AttentionConfig(
         heads=6, kv_heads=2, head_dim=8, mask=Causal(), rotary=ROTARY, scale=0.3, qk_norm=ProjectionNormConfig(norm=RMS)
+    ),
+    "sinks, clipped": AttentionConfig(
+        heads=6, kv_heads=2, head_dim=8, mask=Causal() & Window(4), rotary=ROTARY, sinks=SinksConfig(), qkv_clip=0.9
+    ),
+    "norm with gains for each head": AttentionConfig(
+        heads=6, kv_heads=2, head_dim=8, mask=Causal(), qk_norm=HeadwiseNormConfig(width=8)
     ),
     "window": AttentionConfig(heads=6, kv_heads=2, head_dim=8, mask=Causal() & Window(WINDOW), rotary=ROTARY),
     "window, both ways": AttentionConfig(heads=5, mask=Window(WINDOW)),
@@ -157,6 +174,17 @@ FEEDS: dict[str, FeedConfig | None] = {
     "moe, grouped": MoEConfig(
         expert=GATED, experts=12, active=3, shared=PLAIN, scale=2.5, choice=GroupedChoiceConfig(groups=4, kept=2)
     ),
+    "gelu_quick": FeedForwardConfig(hidden=11, activation="gelu_quick"),
+    "clamped": ClampedFeedForwardConfig(hidden=11, limit=0.5, bias=True),
+    "moe, clamped, router bias": MoEConfig(
+        expert=ClampedFeedForwardConfig(hidden=11, limit=0.5, bias=True), experts=5, active=2, router_bias=True
+    ),
+    "moe, switched": MoEConfig(
+        expert=GATED, experts=5, active=2, shared=SwitchedFeedForwardConfig(ffn=GATED), normalised=False
+    ),
+    "moe, grouped softmax": MoEConfig(
+        expert=GATED, experts=12, active=3, normalised=False, choice=GroupedSoftmaxChoiceConfig(groups=4, kept=2)
+    ),
     "moe, shared, normalised": MoEConfig(expert=PLAIN, experts=4, active=4, shared=GATED, scale=0.6),
 }
 
@@ -165,11 +193,13 @@ NORMS: dict[str, NormConfig] = {
     "layer norm, no bias": LayerNormConfig(bias=False, eps=1e-3),
     "rms norm": RMS,
     "offset rms norm": OffsetRMSNormConfig(),
+    "no weights": PlainLayerNormConfig(),
 }
 
 POSITION_KINDS: dict[str, AddedPositionConfig | None] = {
     "sinusoidal": SinusoidalConfig(),
     "sinusoidal, halves": SinusoidalConfig(layout="halves", base=100.0),
+    "sinusoidal, from 2": SinusoidalConfig(layout="halves", start=2),
     "learned": LEARNED,
     "no positions": None,
 }
@@ -178,6 +208,8 @@ SCALED = {
     "linear": RotaryConfig(scaling=LinearScaling(factor=3.0)),
     "ntk": RotaryConfig(scaling=NTKScaling(factor=2.5)),
     "llama3": RotaryConfig(scaling=Llama3Scaling(factor=8.0, length=16)),
+    "dynamic": RotaryConfig(scaling=DynamicScaling(factor=3.0, length=100_000)),
+    "longrope": RotaryConfig(scaling=LongRopeScaling(short=(1.0, 1.5), long=(2.0, 5.0), length=100_000, rotation=1.2)),
 }
 
 HEADS: dict[str, HeadConfig | None] = {
@@ -191,6 +223,8 @@ HEADS: dict[str, HeadConfig | None] = {
     "pooler": PoolerConfig(),
     "classes of the pooler": ClassHeadConfig(classes=CLASSES, pool=PoolerConfig()),
     "classes of a relu": ClassHeadConfig(classes=CLASSES, pool=PoolerConfig(activation="relu")),
+    "start and end": SpanHeadConfig(),
+    "classes of every token": TokenClassHeadConfig(classes=CLASSES),
     "classes of the mean": ClassHeadConfig(classes=CLASSES, pool=MeanPoolConfig()),
 }
 
@@ -226,6 +260,12 @@ def shared(config: SequenceModelConfig) -> SequenceModelConfig:
         dim=stack.dim, pattern=stack.pattern, repeats=stack.repeats, first=stack.first, final_norm=stack.final_norm
     )
     return replace(config, stack=looped)
+
+
+def biased(config: SequenceModelConfig, mirrored: bool) -> SequenceModelConfig:
+    """The same with T5's bias in every block."""
+    bias = RelativeBiasConfig(heads=5, buckets=12, limit=20, mirrored=mirrored)
+    return replace(config, stack=replace(config.stack, score_bias=bias))
 
 
 def translator(
@@ -284,6 +324,12 @@ CASES: dict[str, ModelConfig] = {
         head=MaskedLMHeadConfig(vocabulary=VOCABULARY, width=7),
     ),
     "capped scores": sequence(block(CAPPED), head=LMHeadConfig(vocabulary=VOCABULARY, scale=0.4, softcap=2.0)),
+    "relative bias": biased(sequence(block(MHA, ffn=GATED)), mirrored=False),
+    "relative bias, full": biased(sequence(block(FULL, "post"), head=None), mirrored=True),
+    "scaled branches, a bare mixer": sequence(
+        replace(block(ROTATED), bare=("mixer",)), replace(block(MHA), branch_scale=0.3), scaled=3.5
+    ),
+    "alibi, scaled": sequence(block(AttentionConfig(heads=5, mask=Causal(), score_bias=AlibiConfig(scale=0.4)))),
     "norms inside": sequence(block(ROTATED, "inside", GATED)),
     "parallel, two norms": sequence(
         ParallelBlockConfig(mixer=MHA, ffn=PLAIN, norm=LayerNormConfig(), ffn_norm=LayerNormConfig())

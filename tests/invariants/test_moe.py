@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from clearhead.configs import FeedForwardConfig, MoEConfig, SoftmaxChoiceConfig
+from clearhead.configs import FeedForwardConfig, GroupedChoiceConfig, MoEConfig, SoftmaxChoiceConfig
 from clearhead.functional import ACTIVATIONS
 from clearhead.nn.build import build_part
 from clearhead.nn.context import Context
@@ -43,15 +43,17 @@ def one_expert(moe: MoE, config: MoEConfig, e: int, x: Tensor) -> Tensor:
 
 def shares(moe: MoE, config: MoEConfig, scores: list[float]) -> tuple[list[float], list[float]]:
     """What weighs each expert and what ranks it, as the two papers write them."""
+    total = sum(math.exp(score) for score in scores)
+    share = [math.exp(score) / total for score in scores]
     if isinstance(config.choice, SoftmaxChoiceConfig):
-        total = sum(math.exp(score) for score in scores)
-        share = [math.exp(score) / total for score in scores]
         return share, share
-    share = [1 / (1 + math.exp(-score)) for score in scores]
-    merit = [p + float(b) for p, b in zip(share, moe.choice.bias, strict=True)]
+    merit, counted = share, 1  # of a group: its best expert
+    if isinstance(config.choice, GroupedChoiceConfig):
+        share = [1 / (1 + math.exp(-score)) for score in scores]
+        merit, counted = [p + float(b) for p, b in zip(share, moe.choice.bias, strict=True)], 2
     size = config.experts // config.choice.groups
     groups = [range(g * size, (g + 1) * size) for g in range(config.choice.groups)]
-    best = sorted(groups, key=lambda group: -sum(sorted(merit[e] for e in group)[-2:]))[: config.choice.kept]
+    best = sorted(groups, key=lambda group: -sum(sorted(merit[e] for e in group)[-counted:]))[: config.choice.kept]
     inside = {e for group in best for e in group}
     return share, [m if e in inside else -math.inf for e, m in enumerate(merit)]
 
@@ -65,7 +67,7 @@ def test_experts_are_a_slow_loop_over_tokens(name: str) -> None:
         for b in range(BATCH):
             for t in range(LENGTH):
                 token = x[b : b + 1, t : t + 1]
-                scores = [float(token[0, 0] @ moe.router.weight[e]) for e in range(config.experts)]
+                scores = moe.router(token)[0, 0].tolist()
                 share, merit = shares(moe, config, scores)
                 best = sorted(range(config.experts), key=lambda e: -merit[e])[: config.active]
                 total = sum(share[e] for e in best) if config.normalised else 1.0

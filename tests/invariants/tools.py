@@ -66,7 +66,7 @@ def kinds(config: Config) -> set[str]:
 
 def gives_a_vector_per_token(config: ModelConfig) -> bool:
     head = getattr(config, "head", None)
-    return head is None or head.kind() in ("LMHead", "MaskedLMHead")
+    return head is None or head.kind() in ("LMHead", "MaskedLMHead", "TokenClassHead", "SpanHead")
 
 
 SEQUENCES = [name for name, config in CASES.items() if reads_tokens(config)]

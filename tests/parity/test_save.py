@@ -57,6 +57,7 @@ from clearhead.models.save import save  # noqa: E402
 from clearhead.models.vit import vit  # noqa: E402
 from clearhead.typed_json import JSONError  # noqa: E402
 
+from . import families  # noqa: E402
 from .test_transformers import DECODERS, ENCODERS, ids, randomise  # noqa: E402
 
 TOLERANCE = {"atol": 1e-4, "rtol": 1e-4}
@@ -169,7 +170,6 @@ NOBODYS: dict[str, ModelConfig] = {
     "sandwich": changed(LLAMA, stack__pattern__0__placement="sandwich"),
     "interleaved rotary": changed(LLAMA, rotary__layout="interleaved"),
     "one bias of two": changed(LLAMA, out_bias=True),
-    "bert untied": changed(BERT, head=MaskedLMHeadConfig(vocabulary=V, tied=False)),
     "experts of plain layers": changed(
         GPT, stack__pattern__0__ffn=MoEConfig(expert=GPT.stack.pattern[0].ffn, experts=3, active=2)
     ),
@@ -781,7 +781,7 @@ def test_what_cannot_be_saved(tmp_path: Path) -> None:
 REFUSED = {
     "gpt2": {"scale_attn_by_inverse_layer_idx": True},
     "llama": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-    "bert": {"is_decoder": True},
+    "bert": {"add_cross_attention": True},
     "vit": {"pooler_act": "relu"},
     "marian": {"share_encoder_decoder_embeddings": False},
     "deepseek": {"mlp_bias": True},
@@ -800,4 +800,5 @@ def test_every_family_is_tested() -> None:
     with torch.device("meta"):
         theirs = [make(transformers).config.model_type for make in DECODERS.values()]
         theirs += [make(transformers, "Model").config.model_type for make in ENCODERS.values()]
+    theirs += [getattr(transformers, f"{name}Config").model_type for name, _, _ in families.DECODERS.values()]
     assert {*theirs, *(kind for kind, _ in OURS.values())} == FAMILIES.keys()

@@ -281,7 +281,7 @@ def test_decoder_equals_transformers(name: str, tmp_path: Path) -> None:
     ours = load(tmp_path)
     assert isinstance(ours, SequenceModel)
     tokens = ids(BATCH, LENGTH)
-    taps = Taps(read=["stack.blocks.*_residual.after", "stack.blocks.*.residual", "stack.final_norm"])
+    taps = Taps(read="stack.*")
     with torch.no_grad():
         expected = theirs(tokens, output_hidden_states=True)
         logits = ours(tokens, taps=taps)
@@ -372,19 +372,53 @@ def test_bert_equals_transformers(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(out[readable], expected.last_hidden_state[readable], **TOLERANCE)
 
 
-@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
+@pytest.mark.parametrize(
+    "head", ["ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering"]
+)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_bert_heads_equal_transformers(name: str, head: str, tmp_path: Path) -> None:
-    theirs = oracle(lambda t: ENCODERS[name](t, head, num_labels=5), tmp_path)
-    ours = load(tmp_path)
+    labels = 2 if head == "ForQuestionAnswering" else 5
+    theirs = oracle(lambda t: ENCODERS[name](t, head, num_labels=labels), tmp_path)
+    check_head(load(tmp_path), theirs, tmp_path / "again")
+
+
+def check_head(ours: Any, theirs: Any, folder: Path, *, same: bool = True) -> None:
+    """The logits are the same, and those of the model that `transformers` reads from what we save."""
+
+    def logits(model: Any) -> torch.Tensor:
+        out = model(tokens)
+        return torch.stack((out.start_logits, out.end_logits), -1) if "start_logits" in out else out.logits
+
     tokens = ids(BATCH, LENGTH)
     with torch.no_grad():
-        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, **TOLERANCE)
-    ours.save(tmp_path / "again")
-    again, loading = type(theirs).from_pretrained(tmp_path / "again", output_loading_info=True)
+        want = logits(theirs)
+        torch.testing.assert_close(ours(tokens), want, **TOLERANCE)
+    ours.save(folder)
+    kind = type(theirs) if same else transformers.AutoModelForSequenceClassification
+    again, loading = kind.from_pretrained(folder, output_loading_info=True)
     assert not any(loading.values()), loading
     with torch.no_grad():
-        torch.testing.assert_close(again.eval()(tokens).logits, theirs(tokens).logits, **TOLERANCE)
+        torch.testing.assert_close(logits(again.eval()), want, **TOLERANCE)
+
+
+UNTIED = {"tie_word_embeddings": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "more"),
+    [
+        ("bert", "ForMaskedLM", UNTIED),
+        ("roberta", "ForMaskedLM", UNTIED),
+        ("bert", "LMHeadModel", {"is_decoder": True}),
+        ("bert", "LMHeadModel", {"is_decoder": True, **UNTIED}),
+        ("roberta", "ForCausalLM", {"is_decoder": True}),
+        ("bert", "ForNextSentencePrediction", {}),
+    ],
+)
+def test_rarer_berts_equal_transformers(name: str, head: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """Untied, as a decoder, and next sentences, which are saved as a classifier of two classes."""
+    theirs = oracle(lambda t: ENCODERS[name](t, head, **more), tmp_path)
+    check_head(load(tmp_path), theirs, tmp_path / "again", same=head != "ForNextSentencePrediction")
 
 
 @pytest.mark.parametrize(

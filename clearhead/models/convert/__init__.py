@@ -4,14 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from clearhead.configs import ConfigError, ModelConfig
 from clearhead.configs.base import nearest
 
-from . import albert, bert, deepseek, distilbert, electra, gemma, gpt, llama, mamba, marian, parallel, roberta, vit
+from . import (
+    albert,
+    bert,
+    deepseek,
+    distilbert,
+    electra,
+    gemma,
+    gpt,
+    llama,
+    mamba,
+    marian,
+    parallel,
+    plain,
+    roberta,
+    vit,
+)
 from .compare import differences
 from .rules import Array, Rule
 
@@ -20,6 +35,7 @@ OUTSIDE = (
     "embed_out",
     "cls",
     "classifier",
+    "qa_outputs",
     "score",
     "predictions",
     "final_logits_bias",
@@ -47,6 +63,7 @@ class Family:
     prefix: str  # of the base model's tensors; absent if the base model was saved without a head
     ignored: tuple[str, ...]  # patterns of tensors to skip: buffers, and copies of tied weights
     architectures: tuple[str, ...]  # classes of `transformers`, the one without a head first
+    aliases: Mapping[str, str] = field(default_factory=dict)  # other names of tensors -> those in the rules
 
     def config(self, hf: Mapping[str, Any]) -> ModelConfig:
         """The config that a `config.json` describes."""
@@ -71,6 +88,9 @@ class Family:
         theirs = {current_name(name.removeprefix(self.prefix)): array for name, array in tensors.items()}
         rules = list(self.rules(config))
         wanted = {name for rule in rules for name in rule.theirs}
+        for old, new in self.aliases.items():
+            if new in wanted and new not in theirs and old in theirs:
+                theirs[new] = theirs.pop(old)
         missing = sorted(wanted - theirs.keys())
         extra = sorted(n for n in theirs.keys() - wanted if not any(re.fullmatch(p, n) for p in self.ignored))
         if missing or extra:
@@ -131,8 +151,23 @@ FAMILIES = {
             getattr(file, "PREFIXES", {}).get(kind) or file.PREFIX,
             file.IGNORED,
             names,
+            getattr(file, "ALIASES", {}),
         )
-        for file in (bert, llama, gemma, deepseek, distilbert, electra, roberta, albert, vit, marian, mamba, parallel)
+        for file in (
+            bert,
+            llama,
+            gemma,
+            deepseek,
+            distilbert,
+            electra,
+            roberta,
+            albert,
+            vit,
+            marian,
+            mamba,
+            parallel,
+            plain,
+        )
         for kind, names in file.ARCHITECTURES.items()
     },
 }

@@ -17,17 +17,34 @@ from clearhead.configs import (
     PoolerConfig,
     SequenceModelConfig,
     SharedStackConfig,
+    SpanHeadConfig,
+    TokenClassHeadConfig,
 )
 from clearhead.models.bert import albert
 
 from .bert import body_fields, table_rules
-from .rules import Rule, activation, architecture, both, classes, joined_qkv, with_fields
+from .rules import (
+    Rule,
+    activation,
+    architecture,
+    both,
+    classes,
+    encoder_class,
+    encoder_classes,
+    joined_qkv,
+    token_head,
+    token_head_rules,
+    with_fields,
+)
 
 PREFIX = "albert."
-IGNORED = (r"embeddings\.position_ids", r"predictions\.decoder\.(weight|bias)", r"sop_classifier\..*", r"pooler\..*")
-ARCHITECTURES = {
-    "albert": ("AlbertModel", "AlbertForMaskedLM", "AlbertForPreTraining", "AlbertForSequenceClassification")
-}
+IGNORED = (
+    r"embeddings\.position_ids",
+    r"predictions\.decoder\.(weight|bias)",
+    r"sop_classifier\..*",
+    r"pooler(_fc)?\..*",
+)
+ARCHITECTURES = {"albert": (*encoder_classes("Albert"), "AlbertForPreTraining")}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
@@ -35,7 +52,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         raise ConfigError(f"albert with {hf['num_hidden_groups']} groups of shared layers is not supported yet; one is")
     eps, act = float(hf.get("layer_norm_eps", 1e-12)), activation(hf.get("hidden_act", "gelu_new"))
     saved, width = architecture(hf, "AlbertModel"), hf["embedding_size"]
-    head: HeadConfig = PoolerConfig()
+    head: HeadConfig = token_head(saved, hf) or PoolerConfig()
     if saved in ("AlbertForMaskedLM", "AlbertForPreTraining"):
         norm = LayerNormConfig(eps=eps)
         head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=norm, width=width)
@@ -66,19 +83,18 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
 
 
 def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
-    heads = {
-        PoolerConfig: "AlbertModel",
-        MaskedLMHeadConfig: "AlbertForMaskedLM",
-        ClassHeadConfig: "AlbertForSequenceClassification",
-    }
     match config:
         case SequenceModelConfig(
             embedding=FactoredEmbeddingConfig(segments=int()) as embedding,
             stack=SharedStackConfig() as stack,
-            head=PoolerConfig() | MaskedLMHeadConfig() | ClassHeadConfig() as head,
+            head=PoolerConfig()
+            | MaskedLMHeadConfig()
+            | ClassHeadConfig()
+            | TokenClassHeadConfig()
+            | SpanHeadConfig() as head,
         ) if (body := body_fields(embedding, stack, head)) is not None:
             return body | {
-                "architectures": [heads[type(head)]],
+                "architectures": [encoder_class("Albert", head)],
                 "model_type": kind,
                 "embedding_size": embedding.width,
                 "num_hidden_layers": stack.repeats,
@@ -113,3 +129,4 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
         yield from both({"head.dense": "pooler"})
     elif isinstance(config.head, ClassHeadConfig):
         yield from both({"head.pool.dense": "pooler", "head.classes": "classifier"})
+    yield from token_head_rules(config.head)

@@ -6,6 +6,7 @@ from typing import Any
 from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
+    Causal,
     ClassHeadConfig,
     ConfigError,
     FeedForwardConfig,
@@ -16,35 +17,58 @@ from clearhead.configs import (
     ModelConfig,
     PoolerConfig,
     SequenceModelConfig,
+    SpanHeadConfig,
     StackConfig,
+    TokenClassHeadConfig,
     TokenEmbeddingConfig,
 )
 from clearhead.models.bert import bert
 
-from .rules import Rule, activation, architecture, both, classes, copies, hf_activation, joined_qkv, labels, with_fields
+from .rules import (
+    Repeated,
+    Rule,
+    activation,
+    architecture,
+    both,
+    classes,
+    copies,
+    encoder_class,
+    encoder_classes,
+    hf_activation,
+    joined_qkv,
+    labels,
+    token_head,
+    token_head_rules,
+    with_fields,
+)
 
 PREFIX = "bert."
 IGNORED = (
     r"embeddings\.position_ids",
-    r"cls\.predictions\.decoder\.(weight|bias)",
+    r"cls\.predictions\.(bias|decoder\.(weight|bias))",
     r"cls\.seq_relationship\..*",
     r"pooler\..*",  # checkpoints with another head may still hold a pooler
 )
-ARCHITECTURES = {"bert": ("BertModel", "BertForMaskedLM", "BertForPreTraining", "BertForSequenceClassification")}
+ALIASES = {f"cls.seq_relationship.{name}": f"classifier.{name}" for name in ("weight", "bias")}  # next sentence
+ARCHITECTURES = {
+    "bert": (*encoder_classes("Bert"), "BertForPreTraining", "BertLMHeadModel", "BertForNextSentencePrediction")
+}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
-    if hf.get("is_decoder") or hf.get("position_embedding_type", "absolute") != "absolute":
-        raise ConfigError("bert as a decoder or with relative positions is not supported yet")
+    if hf.get("add_cross_attention") or hf.get("position_embedding_type", "absolute") != "absolute":
+        raise ConfigError("bert with cross-attention or relative positions is not supported yet")
     eps, act = float(hf.get("layer_norm_eps", 1e-12)), activation(hf["hidden_act"])
     saved = architecture(hf, "BertModel")
-    head: HeadConfig = PoolerConfig()
-    if saved in ("BertForMaskedLM", "BertForPreTraining"):
-        if not hf.get("tie_word_embeddings", True):
-            raise ConfigError(f"{saved} with an output table of its own is not supported yet")
-        head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=LayerNormConfig(eps=eps))
+    head: HeadConfig = token_head(saved, hf) or PoolerConfig()
+    if saved in ("BertForMaskedLM", "BertForPreTraining", "BertLMHeadModel"):
+        tied = bool(hf.get("tie_word_embeddings", True))
+        norm = LayerNormConfig(eps=eps)
+        head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=norm, tied=tied)
     elif saved == "BertForSequenceClassification":
         head = ClassHeadConfig(classes=classes(hf), pool=PoolerConfig())
+    elif saved == "BertForNextSentencePrediction":
+        head = ClassHeadConfig(classes=2, pool=PoolerConfig())
     config = bert(
         dim=hf["hidden_size"],
         layers=hf["num_hidden_layers"],
@@ -62,23 +86,27 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         "stack.pattern.0.ffn.activation": act,
         "stack.pattern.0.mixer.dropout": hf.get("attention_probs_dropout_prob", 0.1),
     }
-    return with_fields(config, fields)
+    config = with_fields(config, fields)
+    return config.with_value("stack.pattern.0.mixer.mask", Causal()) if hf.get("is_decoder") else config
 
 
 def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
-    heads = {
-        PoolerConfig: "BertModel",
-        MaskedLMHeadConfig: "BertForMaskedLM",
-        ClassHeadConfig: "BertForSequenceClassification",
-    }
     match config:
         case SequenceModelConfig(
             embedding=TokenEmbeddingConfig(segments=int()) as embedding,
             stack=stack,
-            head=PoolerConfig() | MaskedLMHeadConfig() | ClassHeadConfig() as head,
+            head=PoolerConfig()
+            | MaskedLMHeadConfig()
+            | ClassHeadConfig()
+            | TokenClassHeadConfig()
+            | SpanHeadConfig() as head,
         ) if (body := body_fields(embedding, stack, head)) is not None:
+            saved = encoder_class("Bert", head)
+            if isinstance(head, MaskedLMHeadConfig) and stack.causal:
+                saved = "BertLMHeadModel"
             return body | {
-                "architectures": [heads[type(head)]],
+                "architectures": [saved],
+                "is_decoder": stack.causal,
                 "model_type": kind,
                 "num_hidden_layers": len(stack.blocks),
             }
@@ -103,7 +131,7 @@ def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadC
                 "layer_norm_eps": block.norm.eps,
                 "hidden_dropout_prob": block.dropout,
                 "attention_probs_dropout_prob": mixer.dropout,
-                "tie_word_embeddings": True,
+                "tie_word_embeddings": not isinstance(head, MaskedLMHeadConfig) or head.tied,
                 "pad_token_id": 0,
                 **labels(head),
             }
@@ -146,8 +174,13 @@ def head_rules(head: HeadConfig | None) -> Iterator[Rule]:
     if isinstance(head, MaskedLMHeadConfig):
         transform = "cls.predictions.transform"
         yield from both({"head.dense": f"{transform}.dense", "head.norm": f"{transform}.LayerNorm"})
-        yield Rule(("head.bias",), ("cls.predictions.bias",))
+        if head.tied:
+            yield Rule(("head.bias",), ("cls.predictions.bias",))
+        else:
+            yield Rule(("head.weight",), ("cls.predictions.decoder.weight",))
+            yield Repeated(("head.bias",), ("cls.predictions.decoder.bias", "cls.predictions.bias"))
     elif isinstance(head, PoolerConfig):
         yield from both({"head.dense": "pooler.dense"})
     elif isinstance(head, ClassHeadConfig):
         yield from both({"head.pool.dense": "pooler.dense", "head.classes": "classifier"})
+    yield from token_head_rules(head)

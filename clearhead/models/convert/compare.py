@@ -21,11 +21,10 @@ def plain_data(config: ModelConfig) -> dict[str, Any]:
         if isinstance(part := getattr(config, name, None), StackConfig):
             blocks = {block: block.resolve(part.dim).to_dict() for block in {*part.blocks}}
             places = [part.place(i) for i in range(len(part.blocks))]
-            data[name] = {
-                "dim": part.dim,
+            repeated = ("kind", "pattern", "repeats", "first")
+            data[name] = {field: value for field, value in data[name].items() if field not in repeated} | {
                 "blocks": [blocks[block] for block in part.blocks],
                 "shared": None if places == [*range(len(places))] else places,
-                "final_norm": None if part.final_norm is None else part.final_norm.to_dict(),
             }
     return data
 

@@ -12,6 +12,7 @@ from clearhead.configs import (
     ConfigError,
     GatedFeedForwardConfig,
     GroupedChoiceConfig,
+    GroupedSoftmaxChoiceConfig,
     LatentAttentionConfig,
     LMHeadConfig,
     ModelConfig,
@@ -26,7 +27,7 @@ from clearhead.configs.rotary import yarn_magnitude
 from clearhead.models.deepseek import deepseek
 
 from . import llama
-from .llama import gated_rules, norm_rules, outer_fields, outer_rules
+from .llama import NORMS, gated_rules, outer_fields, outer_rules
 from .rules import (
     Rule,
     Stacked,
@@ -35,6 +36,7 @@ from .rules import (
     context_length,
     decoder_head,
     hf_activation,
+    present,
     rope_parameters,
     rotary,
     with_fields,
@@ -50,9 +52,10 @@ ARCHITECTURES = {
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     kind = hf["model_type"]
-    known = "greedy" if kind == "deepseek_v2" else "noaux_tc"
-    if hf.get("topk_method", known) != known:
-        raise ConfigError(f"the router method {hf['topk_method']!r} of a {kind} is not supported yet; {known!r} is")
+    known = ("greedy", "group_limited_greedy") if kind == "deepseek_v2" else ("noaux_tc",)
+    method = hf.get("topk_method", known[0])
+    if method not in known:
+        raise ConfigError(f"the router method {method!r} of a {kind} is not supported yet; {' or '.join(known)} is")
     if hf.get("mlp_bias"):
         raise ConfigError(f"{kind} with mlp_bias has biases in some of its layers only, which is not supported yet")
     rope = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
@@ -72,6 +75,8 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     )
     width, shared = hf["moe_intermediate_size"], hf.get("n_shared_experts")
     choice: ChoiceConfig = SoftmaxChoiceConfig()
+    if method == "group_limited_greedy":
+        choice = GroupedSoftmaxChoiceConfig(groups=hf["n_group"], kept=hf["topk_group"])
     if kind == "deepseek_v3":
         choice = GroupedChoiceConfig(groups=hf.get("n_group") or 1, kept=hf.get("topk_group") or 1)
     moe = MoEConfig(
@@ -155,6 +160,9 @@ def router_fields(kind: str, mixer: LatentAttentionConfig, moe: MoEConfig) -> di
             "rope_interleave": mixer.rotary.layout == "interleaved",
             "num_nextn_predict_layers": 0,
         }
+    if isinstance(moe.choice, GroupedSoftmaxChoiceConfig):
+        groups = {"n_group": moe.choice.groups, "topk_group": moe.choice.kept}
+        return {"norm_topk_prob": False, "topk_method": "group_limited_greedy", **groups}
     return {"norm_topk_prob": False, "topk_method": "greedy", "n_group": None, "topk_group": None}
 
 
@@ -167,40 +175,41 @@ def yarn_weight(mixer: LatentAttentionConfig) -> dict[str, float]:
 
 
 def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
+    return present(config, all_rules(config))
+
+
+def all_rules(config: SequenceModelConfig) -> Iterator[Rule]:
     yield from outer_rules(config)
     for i, block in enumerate(config.stack.blocks):
         assert isinstance(block, BlockConfig)
         assert isinstance(block.mixer, LatentAttentionConfig)
         ours, theirs = f"stack.blocks.{i}", f"layers.{i}"
-        yield from norm_rules(ours, theirs, "pre")
+        yield from both({f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in NORMS["pre"].items()})
         yield from mixer_rules(f"{ours}.mixer", f"{theirs}.self_attn", block.mixer)
         if isinstance(block.ffn, MoEConfig):
             yield from moe_rules(f"{ours}.ffn", f"{theirs}.mlp", block.ffn)
         else:
-            assert isinstance(block.ffn, GatedFeedForwardConfig)
-            yield from gated_rules(f"{ours}.ffn", f"{theirs}.mlp", block.ffn)
+            yield from gated_rules(f"{ours}.ffn", f"{theirs}.mlp")
 
 
 def mixer_rules(ours: str, theirs: str, mixer: LatentAttentionConfig) -> Iterator[Rule]:
     low_rank = mixer.query_latent_dim is not None
-    plain = {"latent_norm": "kv_a_layernorm", "up": "kv_b_proj", "query": "q_b_proj" if low_rank else "q_proj"}
-    biased = {"down": "kv_a_proj_with_mqa", "out": "o_proj"}
-    if low_rank:
-        plain |= {"query_norm": "q_a_layernorm"}
-        biased |= {"query_down": "q_a_proj"}
-    yield from both({f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in plain.items()}, ("weight",))
-    yield from both(
-        {f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in biased.items()},
-        ("weight", "bias") if mixer.bias else ("weight",),
-    )
+    names = {
+        "latent_norm": "kv_a_layernorm",
+        "up": "kv_b_proj",
+        "query": "q_b_proj" if low_rank else "q_proj",
+        "query_norm": "q_a_layernorm",
+        "query_down": "q_a_proj",
+        "down": "kv_a_proj_with_mqa",
+        "out": "o_proj",
+    }
+    yield from both({f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in names.items()})
 
 
 def moe_rules(ours: str, theirs: str, moe: MoEConfig) -> Iterator[Rule]:
     yield Rule((f"{ours}.router.weight",), (f"{theirs}.gate.weight",))
-    if isinstance(moe.choice, GroupedChoiceConfig):
-        yield Rule((f"{ours}.choice.bias",), (f"{theirs}.gate.e_score_correction_bias",))
+    yield Rule((f"{ours}.choice.bias",), (f"{theirs}.gate.e_score_correction_bias",))
     for name in ("gate", "up", "down"):
         experts = tuple(f"{theirs}.experts.{e}.{name}_proj.weight" for e in range(moe.experts))
         yield Stacked((f"{ours}.experts.{name}.weight",), experts)
-    if isinstance(moe.shared, GatedFeedForwardConfig):
-        yield from gated_rules(f"{ours}.shared", f"{theirs}.shared_experts", moe.shared)
+    yield from gated_rules(f"{ours}.shared", f"{theirs}.shared_experts")

@@ -8,29 +8,44 @@ from clearhead.configs import (
     BlockConfig,
     ClassHeadConfig,
     FeedForwardConfig,
-    HeadConfig,
     LayerNormConfig,
     LearnedConfig,
     MaskedLMHeadConfig,
     ModelConfig,
     PoolerConfig,
     SequenceModelConfig,
+    SpanHeadConfig,
     StackConfig,
+    TokenClassHeadConfig,
     TokenEmbeddingConfig,
 )
 
-from .rules import Rule, activation, architecture, both, classes, copies, hf_activation, joined_qkv, labels
+from .rules import (
+    Rule,
+    activation,
+    architecture,
+    both,
+    classes,
+    copies,
+    encoder_class,
+    encoder_classes,
+    hf_activation,
+    joined_qkv,
+    labels,
+    token_head,
+    token_head_rules,
+)
 
 PREFIX = "distilbert."
 IGNORED = (r"vocab_projector\.weight", r"embeddings\.position_ids")
-ARCHITECTURES = {"distilbert": ("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification")}
+ARCHITECTURES = {"distilbert": encoder_classes("DistilBert")}
 NORM = LayerNormConfig(eps=1e-12)
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     act, dropout = activation(hf.get("activation", "gelu")), hf.get("dropout", 0.1)
-    head: HeadConfig | None = None
     saved = architecture(hf, "DistilBertModel")
+    head = token_head(saved, hf)
     if saved == "DistilBertForMaskedLM":
         head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=NORM)
     elif saved == "DistilBertForSequenceClassification":
@@ -53,17 +68,16 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
 
 
 def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
-    names = {type(None): 0, MaskedLMHeadConfig: 1, ClassHeadConfig: 2}
     match config:
         case SequenceModelConfig(
             embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length)) as embedding,
             stack=StackConfig(
                 pattern=(BlockConfig(mixer=AttentionConfig() as mixer, ffn=FeedForwardConfig() as ffn) as block, *_)
             ) as stack,
-            head=None | MaskedLMHeadConfig() | ClassHeadConfig() as head,
+            head=None | MaskedLMHeadConfig() | ClassHeadConfig() | TokenClassHeadConfig() | SpanHeadConfig() as head,
         ):
             return {
-                "architectures": [ARCHITECTURES[kind][names[type(head)]]],
+                "architectures": [encoder_class("DistilBert", head)],
                 "model_type": kind,
                 "vocab_size": embedding.vocabulary,
                 "dim": stack.dim,
@@ -106,3 +120,4 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
         yield Rule(("head.bias",), ("vocab_projector.bias",))
     elif isinstance(config.head, ClassHeadConfig):
         yield from both({"head.pool.dense": "pre_classifier", "head.classes": "classifier"})
+    yield from token_head_rules(config.head)

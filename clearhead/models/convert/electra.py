@@ -7,21 +7,26 @@ from typing import Any
 from clearhead.configs import (
     ClassHeadConfig,
     FactoredEmbeddingConfig,
-    HeadConfig,
     LayerNormConfig,
     MaskedLMHeadConfig,
     ModelConfig,
     PoolerConfig,
     SequenceModelConfig,
+    SpanHeadConfig,
+    TokenClassHeadConfig,
     TokenEmbeddingConfig,
 )
 
 from . import bert
-from .rules import Rule, architecture, both, classes
+from .rules import Rule, architecture, both, classes, encoder_class, encoder_classes, token_head, token_head_rules
 
 PREFIX = "electra."
-IGNORED = (r"embeddings\.(position_ids|token_type_ids)", r"generator_lm_head\.weight")
-ARCHITECTURES = {"electra": ("ElectraModel", "ElectraForMaskedLM", "ElectraForSequenceClassification")}
+IGNORED = (
+    r"embeddings\.(position_ids|token_type_ids)",
+    r"generator_lm_head\.weight",
+    r"discriminator_predictions\..*",  # of ElectraForPreTraining, which is loaded without its head
+)
+ARCHITECTURES = {"electra": (*encoder_classes("Electra"), "ElectraForPreTraining")}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
@@ -32,8 +37,8 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if narrow is not None:
         shared = {f.name: getattr(embedding, f.name) for f in fields(TokenEmbeddingConfig)}
         embedding = FactoredEmbeddingConfig(width=narrow, **shared)
-    head: HeadConfig | None = None
     saved = architecture(hf, "ElectraModel")
+    head = token_head(saved, hf)
     if saved == "ElectraForMaskedLM":
         norm = LayerNormConfig(eps=float(hf.get("layer_norm_eps", 1e-12)))
         head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], norm=norm, width=narrow)
@@ -43,15 +48,14 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
 
 
 def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
-    names = {type(None): 0, MaskedLMHeadConfig: 1, ClassHeadConfig: 2}
     match config:
         case SequenceModelConfig(
             embedding=TokenEmbeddingConfig(segments=int()) as embedding,
             stack=stack,
-            head=None | MaskedLMHeadConfig() | ClassHeadConfig() as head,
+            head=None | MaskedLMHeadConfig() | ClassHeadConfig() | TokenClassHeadConfig() | SpanHeadConfig() as head,
         ) if (body := bert.body_fields(embedding, stack, head)) is not None:
             return body | {
-                "architectures": [ARCHITECTURES[kind][names[type(head)]]],
+                "architectures": [encoder_class("Electra", head)],
                 "model_type": kind,
                 "num_hidden_layers": len(stack.blocks),
                 "embedding_size": embedding.width if isinstance(embedding, FactoredEmbeddingConfig) else stack.dim,
@@ -69,6 +73,7 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
         yield Rule(("head.bias",), ("generator_lm_head.bias",))
     elif isinstance(config.head, ClassHeadConfig):
         yield from both({"head.pool.dense": "classifier.dense", "head.classes": "classifier.out_proj"})
+    yield from token_head_rules(config.head)
 
 
 LM_HEAD = {"dense": "dense", "norm": "LayerNorm"}

@@ -32,21 +32,25 @@ COUNTS = """
     pooler_output_size encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads encoder_ffn_dim
     decoder_ffn_dim max_new_tokens top_k num_beams min_length min_new_tokens no_repeat_ngram_size
     encoder_no_repeat_ngram_size decoder_vocab_size decoder_sparse_step dim hidden_dim max_window_layers n_heads
-    num_experts rotary_dim
+    num_experts rotary_dim shared_expert_intermediate_size ffn_dim word_embed_proj_dim num_ln_in_parallel_attn
+    num_kv_heads ffn_hidden_size num_layers num_heads window_size original_max_position_embeddings
 """
 NUMBERS = """
     rms_norm_eps layer_norm_eps layer_norm_epsilon attention_dropout hidden_dropout_prob resid_pdrop embd_pdrop
     attn_pdrop dropout attention_probs_dropout_prob activation_dropout rope_theta rope_local_base_freq
     partial_rotary_factor routed_scaling_factor query_pre_attn_scalar final_logit_softcapping attn_logit_softcapping
     temperature top_p min_p repetition_penalty length_penalty classifier_dropout logit_scale
-    rotary_emb_base rotary_pct
+    rotary_emb_base rotary_pct attention_multiplier embedding_multiplier residual_multiplier logits_scaling clip_qkv
+    swiglu_limit swiglu_alpha hidden_dropout resid_dropout embed_dropout residual_dropout embedding_dropout norm_epsilon
 """
 FLAGS = """
     tie_word_embeddings attention_bias mlp_bias use_sliding_window use_conv_bias use_bias
     share_encoder_decoder_embeddings scale_embedding scale_attn_weights scale_attn_by_inverse_layer_idx
     rope_interleave qkv_bias norm_topk_prob is_decoder use_bidirectional_attention do_sample
     static_position_embeddings
-    qk_layernorm use_parallel_residual use_qk_norm
+    qk_layernorm use_parallel_residual use_qk_norm do_layer_norm_before _remove_final_layer_norm enable_bias
+    add_cross_attention layer_norm_elementwise_affine apply_residual_connection_post_layernorm new_decoder_architecture
+    multi_query parallel_attn alibi bias use_qkv_bias
 """
 WORDS = """
     model_type hidden_act hidden_activation activation_function afn topk_method position_embedding_type pooler_act
@@ -66,6 +70,8 @@ FIELDS: dict[str, Any] = {
     "no_rope_layers": list[int] | None,
     "no_rope_layer_interval": Annotated[int, Meta(ge=1)] | None,
     "layer_types": Words,
+    "attention_layers": Words,
+    "attention_types": list[tuple[list[str], Layers]] | None,
     "auto_map": Object,
     "quantization_config": Object,
     "id2label": dict[str, str | int] | None,
@@ -82,6 +88,7 @@ ROPE_FIELDS: dict[str, Any] = {
     **dict.fromkeys(ROPE_NUMBERS.split(), Number),
     **dict.fromkeys(("rope_type", "type"), Word),
     "truncate": Flag,
+    **dict.fromkeys(("short_factor", "long_factor"), list[float] | None),
 }
 
 

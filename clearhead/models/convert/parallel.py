@@ -1,16 +1,15 @@
 """Decoders whose attention and feed-forward layer read the same input: GPT-NeoX, GPT-J, Phi and Cohere."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
     Causal,
-    ConfigError,
     FeedForwardConfig,
     GatedFeedForwardConfig,
+    HeadwiseNormConfig,
     LayerNormConfig,
     LMHeadConfig,
     ModelConfig,
@@ -23,7 +22,7 @@ from clearhead.configs import (
 from clearhead.configs.stack import FeedConfig
 
 from .rules import (
-    Array,
+    GroupedRows,
     Rule,
     activation,
     architecture,
@@ -31,7 +30,6 @@ from .rules import (
     context_length,
     hf_activation,
     joined_qkv,
-    library,
     rope_parameters,
     rotary,
 )
@@ -50,24 +48,6 @@ IGNORED = (
     r"h\.\d+\.attn\.(bias|masked_bias)",
     r"(lm_head|embed_out)\.weight",
 )
-
-
-@dataclass(frozen=True)
-class HeadwiseRows(Rule):
-    """They store q, k and v of the first head under each other, then those of the next; we all q, all k, all v."""
-
-    heads: int
-
-    def gather(self, parts: list[Array]) -> list[Array]:
-        array = parts[0]
-        apart = array.reshape(self.heads, 3, array.shape[0] // self.heads // 3, *array.shape[1:])
-        return [library(array).concatenate([apart[:, i].reshape(-1, *array.shape[1:]) for i in range(3)])]
-
-    def scatter(self, arrays: list[Array]) -> list[Array]:
-        array = arrays[0]
-        apart = array.reshape(3, self.heads, array.shape[0] // self.heads // 3, *array.shape[1:])
-        joined = library(array).stack([apart[i] for i in range(3)], 1)
-        return [joined.reshape(array.shape)]
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
@@ -117,35 +97,36 @@ def gptj_block(hf: Mapping[str, Any]) -> tuple[ParallelBlockConfig, int]:
 
 
 def phi_block(hf: Mapping[str, Any]) -> tuple[ParallelBlockConfig, int]:
-    if hf.get("qk_layernorm"):
-        raise ConfigError("phi with qk_layernorm is not supported yet")
+    eps = float(hf.get("layer_norm_eps", 1e-5))
     mixer = AttentionConfig(
         heads=hf["num_attention_heads"],
         kv_heads=hf.get("num_key_value_heads"),
         mask=Causal(),
         rotary=rotary({"partial_rotary_factor": 0.5, **hf}, partial=True),
+        qk_norm=LayerNormConfig(eps=eps) if hf.get("qk_layernorm") else None,
         qkv_bias=True,
         out_bias=True,
     )
     ffn = FeedForwardConfig(hidden=hf["intermediate_size"], activation=activation(hf.get("hidden_act", "gelu_new")))
-    norm = LayerNormConfig(eps=float(hf.get("layer_norm_eps", 1e-5)))
-    return ParallelBlockConfig(mixer=mixer, ffn=ffn, norm=norm), hf["hidden_size"]
+    return ParallelBlockConfig(mixer=mixer, ffn=ffn, norm=LayerNormConfig(eps=eps)), hf["hidden_size"]
 
 
 def cohere_block(hf: Mapping[str, Any]) -> tuple[ParallelBlockConfig, int]:
-    if hf.get("use_qk_norm"):
-        raise ConfigError("cohere with use_qk_norm is not supported yet")
+    eps = float(hf.get("layer_norm_eps", 1e-5))
+    width = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
     biased = bool(hf.get("attention_bias", False))
     mixer = AttentionConfig(
         heads=hf["num_attention_heads"],
         kv_heads=hf.get("num_key_value_heads"),
         mask=Causal(),
+        head_dim=width,
         rotary=rotary(hf, "interleaved"),
+        qk_norm=HeadwiseNormConfig(width=width, eps=eps) if hf.get("use_qk_norm") else None,
         qkv_bias=biased,
         out_bias=biased,
     )
     ffn = GatedFeedForwardConfig(hidden=hf["intermediate_size"], activation=activation(hf.get("hidden_act", "silu")))
-    norm = LayerNormConfig(eps=float(hf.get("layer_norm_eps", 1e-5)), bias=False)
+    norm = LayerNormConfig(eps=eps, bias=False)
     return ParallelBlockConfig(mixer=mixer, ffn=ffn, norm=norm), hf["hidden_size"]
 
 
@@ -211,6 +192,7 @@ def own_fields(kind: str, config: SequenceModelConfig, mixer: AttentionConfig) -
         share = turned / (mixer.head_dim or 1)
         return {"use_parallel_residual": parallel, "attention_bias": mixer.qkv_bias, "rotary_pct": share}
     fields: dict[str, Any] = {"num_key_value_heads": mixer.kv_heads}
+    fields["use_qk_norm" if kind == "cohere" else "qk_layernorm"] = mixer.qk_norm is not None
     if kind == "cohere":
         fields["attention_bias"] = mixer.qkv_bias
         if isinstance(config.head, LMHeadConfig):
@@ -280,11 +262,15 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
             yield from both({f"{ours}.{second}": f"{theirs}.{names['ffn_norm']}"})
             for suffix in ("weight", "bias") if mixer.qkv_bias else ("weight",):
                 joined = (f"{theirs}.attention.query_key_value.{suffix}",)
-                yield HeadwiseRows((f"{ours}.mixer.qkv.{suffix}",), joined, mixer.heads)
+                yield GroupedRows((f"{ours}.mixer.qkv.{suffix}",), joined, mixer.heads, 1)
         else:
             yield from both({f"{ours}.norm": f"{theirs}.{names['norm']}"}, norms)
             parts = tuple(f"{theirs}.{names['qkv'].format(letter)}" for letter in "qkv")
             yield from joined_qkv(f"{ours}.mixer.qkv", parts, mixer, config.stack.dim)
+        if mixer.qk_norm is not None:
+            their = ("q_layernorm", "k_layernorm") if kind == "phi" else ("q_norm", "k_norm")
+            pairs = zip(("query_norm", "key_norm"), their, strict=True)
+            yield from both({f"{ours}.mixer.{a}": f"{theirs}.self_attn.{b}" for a, b in pairs}, norms)
         suffixes = ("weight", "bias") if mixer.out_bias else ("weight",)
         yield from both({f"{ours}.mixer.out": f"{theirs}.{names['out']}"}, suffixes)
         matrices = {f"{ours}.ffn.{name}": f"{theirs}.{names[name]}" for name in ffn.matrices(config.stack.dim)}

@@ -18,14 +18,24 @@ from clearhead.configs import (
 )
 
 from . import bert
-from .rules import Rule, SkippedRows, activation, architecture, both, classes, copies
+from .rules import (
+    Repeated,
+    Rule,
+    SkippedRows,
+    architecture,
+    both,
+    classes,
+    copies,
+    encoder_class,
+    encoder_classes,
+    token_head,
+    token_head_rules,
+)
 
 PREFIX = "roberta."
-IGNORED = (r"embeddings\.(position_ids|token_type_ids)", r"lm_head\.decoder\.(weight|bias)", r"pooler\..*")
-ARCHITECTURES = {
-    kind: tuple(f"{name}{head}" for head in ("Model", "ForMaskedLM", "ForSequenceClassification"))
-    for kind, name in {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}.items()
-}
+IGNORED = (r"embeddings\.(position_ids|token_type_ids)", r"lm_head\.(bias|decoder\.(weight|bias))", r"pooler\..*")
+NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
+ARCHITECTURES = {kind: (*encoder_classes(name), f"{name}ForCausalLM") for kind, name in NAMES.items()}
 FIRST = 2  # the position of the first token; 1 is that of padding, and 0 is not used
 
 
@@ -35,10 +45,10 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         raise ConfigError(f"{kind} with pad_token_id {hf['pad_token_id']} is not supported; 1 is")
     config = bert.from_hf({**hf, "architectures": ["BertModel"]})
     saved, eps = architecture(hf, ARCHITECTURES[kind][0]), float(hf.get("layer_norm_eps", 1e-12))
-    head: HeadConfig = PoolerConfig()
-    if saved.endswith("MaskedLM"):
-        act = activation("gelu")
-        head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], activation=act, norm=LayerNormConfig(eps=eps))
+    head: HeadConfig = token_head(saved, hf) or PoolerConfig()
+    if saved.endswith(("MaskedLM", "CausalLM")):
+        tied = bool(hf.get("tie_word_embeddings", True))
+        head = MaskedLMHeadConfig(vocabulary=hf["vocab_size"], norm=LayerNormConfig(eps=eps), tied=tied)
     elif saved.endswith("SequenceClassification"):
         head = ClassHeadConfig(classes=classes(hf), pool=PoolerConfig())
     position = LearnedConfig(length=hf["max_position_embeddings"] - FIRST)
@@ -52,10 +62,12 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
             dict() as hf,
             SequenceModelConfig(embedding=TokenEmbeddingConfig(position=LearnedConfig(length=length)), head=head),
         ):
-            names = dict(zip((PoolerConfig, MaskedLMHeadConfig, ClassHeadConfig), ARCHITECTURES[kind], strict=True))
+            saved = encoder_class(NAMES[kind], head)
+            if isinstance(head, MaskedLMHeadConfig) and hf["is_decoder"]:
+                saved = f"{NAMES[kind]}ForCausalLM"
             return hf | {
                 "model_type": kind,
-                "architectures": [names[type(head)]],
+                "architectures": [saved],
                 "max_position_embeddings": length + FIRST,
                 "pad_token_id": FIRST - 1,
             }
@@ -72,8 +84,13 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from bert.layer_rules(config)
     if isinstance(config.head, MaskedLMHeadConfig):
         yield from both({"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm"})
-        yield Rule(("head.bias",), ("lm_head.bias",))
+        if config.head.tied:
+            yield Rule(("head.bias",), ("lm_head.bias",))
+        else:
+            yield Rule(("head.weight",), ("lm_head.decoder.weight",))
+            yield Repeated(("head.bias",), ("lm_head.decoder.bias", "lm_head.bias"))
     elif isinstance(config.head, PoolerConfig):
         yield from both({"head.dense": "pooler.dense"})
     elif isinstance(config.head, ClassHeadConfig):
         yield from both({"head.pool.dense": "classifier.dense", "head.classes": "classifier.out_proj"})
+    yield from token_head_rules(config.head)

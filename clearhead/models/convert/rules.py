@@ -5,6 +5,7 @@ Rules work on NumPy arrays and torch tensors alike.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,15 +20,27 @@ from clearhead.configs import (
     HeadConfig,
     LastTokenConfig,
     LMHeadConfig,
+    MaskedLMHeadConfig,
+    ModelConfig,
     RotaryConfig,
     ScalingConfig,
+    SpanHeadConfig,
+    TokenClassHeadConfig,
 )
 from clearhead.configs.base import Config, parse
 from clearhead.configs.ffn import Activation
-from clearhead.configs.rotary import LinearScaling, Llama3Scaling, YarnScaling, yarn_magnitude
+from clearhead.configs.rotary import (
+    DynamicScaling,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    YarnScaling,
+    yarn_magnitude,
+)
 
 M = TypeVar("M", bound=Config)
 Array = Any  # np.ndarray | torch.Tensor
+LONGROPE = ("longrope", "su")  # the second is its first name
 
 
 @dataclass(frozen=True)
@@ -122,6 +135,44 @@ class SkippedRows(Rule):
         return [library(zeros).concatenate([*[zeros] * self.skipped, arrays[0]])]
 
 
+@dataclass(frozen=True)
+class GroupedRows(Rule):
+    """They store q of a group's heads, its k and its v, then the same of the next group; we all q, all k, all v."""
+
+    groups: int
+    repeats: int  # query heads in a group
+
+    def gather(self, parts: list[Array]) -> list[Array]:
+        array, rest = parts[0], parts[0].shape[1:]
+        apart = array.reshape(self.groups, self.repeats + 2, -1, *rest)
+        blocks = apart[:, :-2], apart[:, -2], apart[:, -1]
+        return [library(array).concatenate([block.reshape(-1, *rest) for block in blocks])]
+
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        array, rest = arrays[0], arrays[0].shape[1:]
+        width = array.shape[0] // self.groups // (self.repeats + 2)
+        sizes = (self.groups * self.repeats * width, self.groups * width, self.groups * width)
+        blocks = [block.reshape(self.groups, -1, width, *rest) for block in split_rows(array, sizes)]
+        return [library(array).concatenate(blocks, 1).reshape(array.shape)]
+
+
+def present(config: ModelConfig, rules: Iterable[Rule]) -> Iterator[Rule]:
+    """The rules for weights that the model has: one without biases has no rules for them."""
+    names = config.weights()
+    return (rule for rule in rules if all(name in names for name in rule.ours))
+
+
+@dataclass(frozen=True)
+class Repeated(Rule):
+    """They store the same array under several names."""
+
+    def gather(self, parts: list[Array]) -> list[Array]:
+        return parts[:1]
+
+    def scatter(self, arrays: list[Array]) -> list[Array]:
+        return [arrays[0] if i == 0 else arrays[0] + 0 for i in range(len(self.theirs))]
+
+
 def split_rows(array: Array, sizes: tuple[int, ...]) -> list[Array]:
     """Blocks of consecutive rows; raises if the sizes do not add up to the rows there are."""
     if sum(sizes) != len(array):
@@ -162,6 +213,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_new": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
+    "quick_gelu": "gelu_quick",
     "silu": "silu",
     "swish": "silu",
 }
@@ -175,7 +227,7 @@ def activation(name: str) -> Activation:
 
 def hf_activation(name: Activation) -> str:
     """Their name of it."""
-    return {"gelu_tanh": "gelu_pytorch_tanh"}.get(name, name)
+    return {"gelu_tanh": "gelu_pytorch_tanh", "gelu_quick": "quick_gelu"}.get(name, name)
 
 
 def with_fields(config: M, fields: Mapping[str, Any]) -> M:
@@ -199,9 +251,42 @@ def classes(hf: Mapping[str, Any]) -> int:
     return len(hf["id2label"]) if hf.get("id2label") else hf.get("num_labels", 2)
 
 
+ENCODER_HEADS = {
+    MaskedLMHeadConfig: "ForMaskedLM",
+    ClassHeadConfig: "ForSequenceClassification",
+    TokenClassHeadConfig: "ForTokenClassification",
+    SpanHeadConfig: "ForQuestionAnswering",
+}
+"""How the names of encoders with these heads end in `transformers`."""
+
+
+def encoder_classes(name: str) -> tuple[str, ...]:
+    """The classes of an encoder, the one without a head first."""
+    return (f"{name}Model", *(f"{name}{ending}" for ending in ENCODER_HEADS.values()))
+
+
+def encoder_class(name: str, head: HeadConfig | None) -> str:
+    """The class of `transformers` that has this head."""
+    return f"{name}{ENCODER_HEADS.get(type(head), 'Model')}"
+
+
+def token_head(saved: str, hf: Mapping[str, Any]) -> HeadConfig | None:
+    """The head that a class has for every token."""
+    if saved.endswith(ENCODER_HEADS[TokenClassHeadConfig]):
+        return TokenClassHeadConfig(classes=classes(hf))
+    return SpanHeadConfig() if saved.endswith(ENCODER_HEADS[SpanHeadConfig]) else None
+
+
+def token_head_rules(head: HeadConfig | None) -> Iterator[Rule]:
+    if isinstance(head, TokenClassHeadConfig):
+        yield from both({"head.classes": "classifier"})
+    elif isinstance(head, SpanHeadConfig):
+        yield from both({"head.span": "qa_outputs"})
+
+
 def labels(head: HeadConfig | None) -> dict[str, Any]:
     """The names of the classes; `transformers` counts them by these."""
-    if not isinstance(head, ClassHeadConfig):
+    if not isinstance(head, ClassHeadConfig | TokenClassHeadConfig):
         return {}
     names = [f"LABEL_{i}" for i in range(head.classes)]
     return {
@@ -253,7 +338,17 @@ def scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> ScalingConfig | N
         return None
     if kind == "linear":
         return LinearScaling(factor=rope["factor"])
-    length = rope.get("original_max_position_embeddings") or hf["max_position_embeddings"]
+    if kind == "dynamic":
+        return DynamicScaling(factor=rope["factor"], length=hf["max_position_embeddings"])
+    older = hf.get("original_max_position_embeddings") if kind in LONGROPE else None
+    length = rope.get("original_max_position_embeddings") or older or hf["max_position_embeddings"]
+    if kind in LONGROPE:
+        factor = rope.get("factor") or hf["max_position_embeddings"] / length
+        rotation = rope.get("attention_factor")
+        if rotation is None:
+            rotation = math.sqrt(1 + math.log(factor) / math.log(length)) if factor > 1 else 1.0
+        short, long = (tuple(map(float, rope[name])) for name in ("short_factor", "long_factor"))
+        return LongRopeScaling(short=short, long=long, length=length, rotation=rotation)
     if kind == "llama3":
         return Llama3Scaling(
             factor=rope["factor"], length=length, slow=rope["low_freq_factor"], fast=rope["high_freq_factor"]
@@ -271,7 +366,9 @@ def scaling(rope: Mapping[str, Any], hf: Mapping[str, Any]) -> ScalingConfig | N
             rotation=rotation,
             whole=rope.get("truncate", True),
         )
-    raise ConfigError(f"the rotary scaling {kind!r} is not known; known: default, linear, llama3, yarn")
+    raise ConfigError(
+        f"the rotary scaling {kind!r} is not known; known: default, linear, dynamic, llama3, longrope, yarn"
+    )
 
 
 def rope_parameters(rotary: RotaryConfig, head_dim: int | None = None) -> dict[str, Any]:
@@ -285,6 +382,11 @@ def rope_parameters(rotary: RotaryConfig, head_dim: int | None = None) -> dict[s
         case Llama3Scaling(factor=factor, length=length, slow=slow, fast=fast):
             rope |= {"rope_type": "llama3", "factor": float(factor), "original_max_position_embeddings": length}
             rope |= {"low_freq_factor": float(slow), "high_freq_factor": float(fast)}
+        case DynamicScaling(factor=factor):
+            rope |= {"rope_type": "dynamic", "factor": float(factor)}
+        case LongRopeScaling(short=short, long=long, length=length, rotation=rotation):
+            rope |= {"rope_type": "longrope", "short_factor": [*short], "long_factor": [*long]}
+            rope |= {"original_max_position_embeddings": length, "attention_factor": rotation}
         case YarnScaling(factor=factor, length=length, slow=slow, fast=fast, whole=whole):
             rope |= {"rope_type": "yarn", "factor": float(factor), "original_max_position_embeddings": length}
             rope |= {"beta_fast": float(fast), "beta_slow": float(slow), "attention_factor": float(rotary.magnitude)}
@@ -295,4 +397,6 @@ def rope_parameters(rotary: RotaryConfig, head_dim: int | None = None) -> dict[s
 def context_length(rotary: RotaryConfig, otherwise: int = 2048) -> int:
     """`max_position_embeddings`, which bounds nothing in a rotary model: what the scaling reaches, or a usual value."""
     scaled = rotary.scaling
+    if isinstance(scaled, DynamicScaling | LongRopeScaling):
+        return scaled.length  # the one that is not free: dynamic scaling starts there
     return round(scaled.factor * scaled.length) if isinstance(scaled, Llama3Scaling | YarnScaling) else otherwise

@@ -1,0 +1,159 @@
+"""A tiny model of each family of `transformers` that Clearhead loads, with odd settings. A new family is a line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+V = 61
+SIZES: dict[str, Any] = {
+    "hidden_size": 36,
+    "intermediate_size": 40,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "vocab_size": V,
+    "max_position_embeddings": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+HEADS = {**SIZES, "head_dim": 8}
+MULTI = {key: value for key, value in SIZES.items() if key != "num_key_value_heads"}
+PLAIN = {key: value for key, value in MULTI.items() if key != "intermediate_size"}
+MOE = {"moe_intermediate_size": 12, "num_experts": 5, "num_experts_per_tok": 2}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 500.0,
+    "short_factor": [1.0, 1.5, 2.0],
+    "long_factor": [2.0, 5.0, 9.0],
+}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 500.0, "factor": 3.0}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "truncate": False,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+
+# name: (the classes' common name, the head, the fields)
+DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama, dynamic": ("Llama", "ForCausalLM", {**HEADS, "max_position_embeddings": 7, "rope_parameters": DYNAMIC}),
+    "phi3, short": (
+        "Phi3",
+        "ForCausalLM",
+        SIZES | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 32},
+    ),
+    "phi3, long": ("Phi3", "ForCausalLM", SIZES | {"rope_parameters": LONGROPE, "original_max_position_embeddings": 8}),
+    "qwen2_moe": ("Qwen2Moe", "ForCausalLM", SIZES | MOE | {"shared_expert_intermediate_size": 20}),
+    "qwen2_moe, dense layers": (
+        "Qwen2Moe",
+        "ForCausalLM",
+        SIZES
+        | MOE
+        | {
+            "shared_expert_intermediate_size": 20,
+            "mlp_only_layers": [0],
+            "norm_topk_prob": True,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 1,
+        },
+    ),
+    "qwen3_moe, every other": ("Qwen3Moe", "ForCausalLM", HEADS | MOE | {"decoder_sparse_step": 2}),
+    "granite": (
+        "Granite",
+        "ForCausalLM",
+        SIZES
+        | {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.4,
+            "logits_scaling": 2.5,
+            "attention_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "olmo": ("Olmo", "ForCausalLM", SIZES | {"clip_qkv": 0.7}),
+    "gpt_oss": (
+        "GptOss",
+        "ForCausalLM",
+        HEADS
+        | {
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 5,
+            "swiglu_limit": 0.6,
+            "rope_parameters": YARN,
+        },
+    ),
+    "opt": ("OPT", "ForCausalLM", PLAIN | {"ffn_dim": 41}),
+    "opt, post": ("OPT", "ForCausalLM", PLAIN | {"ffn_dim": 41, "do_layer_norm_before": False, "enable_bias": False}),
+    "bloom": (
+        "Bloom",
+        "ForCausalLM",
+        {"hidden_size": 36, "n_layer": 3, "n_head": 6, "vocab_size": V, "bos_token_id": 1, "eos_token_id": 2},
+    ),
+    "falcon, 7B": ("Falcon", "ForCausalLM", PLAIN),
+    "falcon, 40B": ("Falcon", "ForCausalLM", PLAIN | {"new_decoder_architecture": True, "num_kv_heads": 2}),
+    "falcon, 11B": (
+        "Falcon",
+        "ForCausalLM",
+        PLAIN
+        | {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 41,
+        },
+    ),
+    "falcon, RW": (
+        "Falcon",
+        "ForCausalLM",
+        PLAIN | {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "gpt_neo": (
+        "GPTNeo",
+        "ForCausalLM",
+        {
+            "hidden_size": 36,
+            "num_layers": 3,
+            "num_heads": 6,
+            "attention_types": [[["global", "local", "local"], 1]],
+            "window_size": 4,
+            "vocab_size": V,
+            "max_position_embeddings": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
+    ),
+    "starcoder2": ("Starcoder2", "ForCausalLM", SIZES | {"sliding_window": 5, "norm_epsilon": 1e-3}),
+    "phi, normed": ("Phi", "ForCausalLM", SIZES | {"qk_layernorm": True, "partial_rotary_factor": 0.4}),
+    "cohere, normed": ("Cohere", "ForCausalLM", SIZES | {"use_qk_norm": True}),
+    "deepseek_v2, groups": (
+        "DeepseekV2",
+        "ForCausalLM",
+        {
+            **SIZES,
+            "hidden_size": 40,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 5,
+            "moe_intermediate_size": 12,
+            "n_routed_experts": 12,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 3,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 18,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 6,
+            "qk_nope_head_dim": 10,
+            "v_head_dim": 13,
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.7,
+        },
+    ),
+}
