@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .measure.trace import trace
     from .models.model import build
     from .models.presets import preset
-    from .models.quantize import quantize
+    from .models.quantize import dequantize, quantize
     from .nn.tap import Taps
     from .training.loop import train
     from .training.recipes import recipe
@@ -38,6 +38,7 @@ PLACES = {
     "preset": "models.presets",
     "build": "models.model",
     "load": "models.load",
+    "dequantize": "models.quantize",
     "quantize": "models.quantize",
     "train": "training.loop",
     "recipe": "training.recipes",

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from shutil import copyfile
 
 import click
+
+from clearhead.files import stage_file
 
 from .options import bytes_text, check_free, check_free_folder, force_option, read_finite_model
 
@@ -39,6 +42,16 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
         raise ValueError(f"{dtype} is a GGUF precision; --to {form} takes {', '.join(DTYPES)}")
     force = check_free_folder(out) if form == "hf" else check_free(out)
     loaded = read_finite_model(model)
+    from clearhead.configs import Blocks
+    from clearhead.models.quantize import dequantize
+
+    if isinstance(loaded.precision, Blocks):
+        if form == "gguf" and dtype is None and loaded.origin is not None:
+            with stage_file(Path(out)) as part:
+                copyfile(loaded.origin, part)
+            describe_export(form, Path(out))
+            return
+        loaded = dequantize(loaded)
     if loaded.precision is not None:
         raise ValueError(f"{model} is quantized in Clearhead's own format; export the model it was made from")
     import torch

@@ -53,7 +53,7 @@ from .norm import (
     RMSNormConfig,
 )
 from .positions import AlibiConfig, LearnedConfig, RelativeBiasConfig, SinusoidalConfig
-from .precision import PRECISIONS, BFloat16, Cache, Float16, Float32, Int4, Int8, Precision, precision
+from .precision import PRECISIONS, BFloat16, Blocks, Cache, Float16, Float32, Int4, Int8, Precision, precision
 from .rotary import (
     DualChunkConfig,
     DynamicScaling,
@@ -97,7 +97,7 @@ __all__ = [
     "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "LastTokenConfig",
     "MeanPoolConfig", "ClassHeadConfig", "TokenClassHeadConfig", "SpanHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",
-    "Precision", "Cache", "Float32", "BFloat16", "Float16", "Int8", "Int4", "PRECISIONS", "precision",
+    "Precision", "Cache", "Float32", "BFloat16", "Float16", "Int8", "Int4", "Blocks", "PRECISIONS", "precision",
     "TokenizerConfig", "BytePairConfig", "CharactersConfig", "BytesConfig", "TokenizerFileConfig",
     "DecodingConfig", "LengthPenalty", "Power", "Wu",
     "RecipeConfig", "OptimizerConfig", "AdamWConfig", "MuonConfig",

@@ -3,6 +3,7 @@
     BFloat16()          16 bits
     Int8(group=32)      w ≈ scale · q,            q in −128 … 127,  8.5 bits
     Int4(group=32)      w ≈ scale · table[q],     q in 0 … 15,      4.5 bits
+    Blocks()            each matrix as a GGUF file has it: Q8_0, Q4_K, …
 
 Only what is stored changes: every product is summed in float32, and norms, biases and positions stay in float32. The
 keys and values that attention keeps while it decodes are stored too: in `cache`.
@@ -63,7 +64,14 @@ class Int4(Grouped):
     """Places in a table of 16 numbers, which lie closer together near zero, as weights do."""
 
 
-Precision = Float32 | BFloat16 | Float16 | Int8 | Int4
+@dataclass(frozen=True)
+class Blocks(Config):
+    """The blocks of a GGUF file. Each matrix has the type that the file gives it, so `quantize` cannot make them."""
+
+    cache: Cache = "float16"
+
+
+Precision = Float32 | BFloat16 | Float16 | Int8 | Int4 | Blocks
 PRECISIONS: dict[str, Precision] = {
     "float32": Float32(),
     "bfloat16": BFloat16(),

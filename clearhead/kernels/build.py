@@ -35,9 +35,12 @@ NEEDS = {"x86-64-v3": {"avx2", "fma", "f16c", "bmi2"}, "x86-64-v4": {"avx512f", 
 class Matrix(ctypes.Structure):
     """`matrix` of kernels.c."""
 
-    _fields_ = [(name, c_int64) for name in ("kind", "shift", "rows", "columns", "padded")] + [
-        (name, c_void_p) for name in ("values", "scales", "table")
-    ]
+
+Matrix._fields_ = [
+    *((name, c_int64) for name in ("kind", "shift", "rows", "columns", "padded")),
+    *((name, c_void_p) for name in ("values", "scales", "table")),
+    ("parts", ctypes.POINTER(Matrix)),
+]
 
 
 class AttentionArguments(ctypes.Structure):

@@ -12,6 +12,9 @@ from .build import kernels
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}  # `enum kind` of kernels.c
 INT8, INT4 = 3, 4
+BLOCK_NAMES = "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 IQ4_NL Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_XS"
+BLOCKS = {name: INT4 + 1 + i for i, name in enumerate(BLOCK_NAMES.split())}  # types of blocks in GGUF files
+JOINED = INT4 + 1 + len(BLOCKS)
 SMALL = 1 << 16  # multiplications that one thread does in the time it takes to start a second one
 PRODUCT_ROWS = 64  # rows of x up to which a float32 matrix is multiplied by the kernels; torch's product takes more
 QUERIES = 32  # new tokens of each row up to which the kernels compute attention; torch is faster for more

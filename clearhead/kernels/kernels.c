@@ -85,20 +85,30 @@ INLINE int64_t last_of(team t, int64_t count) { return count * (t.thread + 1) / 
 
 /* ---- matrices */
 
-enum kind { F32, BF16, F16, INT8, INT4 };
+enum kind { F32, BF16, F16, INT8, INT4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_XS, JOINED };
 
 /* A matrix `rows` × `columns`, row by row.
  * F32, BF16, F16   the numbers themselves
  * INT8, INT4       codes (integers, or indices into a table of 16) in groups of columns that share a bfloat16 scale.
  *                  Rows are padded with zeros to `padded` columns. INT4: 128 columns are 16 words of 32 bits; word i
- *                  holds columns i, 16 + i, …, 112 + i from the lowest four bits up. */
-typedef struct {
+ *                  holds columns i, 16 + i, …, 112 + i from the lowest four bits up.
+ * Q8_0 … IQ4_XS    blocks of llama.cpp, as in a GGUF file
+ * JOINED           the rows of `shift` other matrices under each other, which are at `parts` */
+typedef struct matrix {
     int64_t kind, shift, rows, columns, padded; /* a group is 2^shift columns */
     const void *values;
     const uint16_t *scales;
     const float *table;
+    const struct matrix *parts;
 } matrix;
-_Static_assert(sizeof(matrix) == 64, "build.py: Matrix");
+_Static_assert(sizeof(matrix) == 72, "build.py: Matrix");
+
+/* The columns and the bytes of a block of llama.cpp. */
+static const struct {
+    int64_t columns, bytes;
+} BLOCKS[] = {[Q8_0] = {32, 34},   [Q4_0] = {32, 18},   [Q4_1] = {32, 20},   [Q5_0] = {32, 22},
+              [Q5_1] = {32, 24},   [IQ4_NL] = {32, 18}, [Q2_K] = {256, 84},  [Q3_K] = {256, 110},
+              [Q4_K] = {256, 144}, [Q5_K] = {256, 176}, [Q6_K] = {256, 210}, [IQ4_XS] = {256, 136}};
 
 INLINE vec load(const float *p) {
     vec v;
@@ -240,6 +250,7 @@ INLINE void store_some(float *p, vec v, int64_t count) {
 }
 
 INLINE int64_t row_bytes(const matrix *w) {
+    if (w->kind > INT4) return w->columns / BLOCKS[w->kind].columns * BLOCKS[w->kind].bytes;
     return w->kind == F32 ? 4 * w->columns : w->kind == INT8 ? w->padded : w->kind == INT4 ? w->padded / 2 : 2 * w->columns;
 }
 
@@ -327,11 +338,133 @@ INLINE vec load_int8(const uint8_t *values, int64_t at) {
 #endif
 }
 
+/* ---- blocks of llama.cpp: 32 columns are `codes`, and each 16 of them have a scale and an offset */
+
+typedef uint8_t sixteen __attribute__((vector_size(16)));
+
+INLINE sixteen load_bytes(const uint8_t *p) {
+    sixteen v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+
+INLINE void store_codes(int8_t *codes, sixteen v) { memcpy(codes, &v, sizeof v); }
+
+INLINE float half_at(const uint8_t *p) {
+    hvec half = {0};
+    uint16_t one;
+    memcpy(&one, p, sizeof one);
+    half[0] = one;
+    return widen_half(half)[0];
+}
+
+/* Sixteen bytes of low nibbles, sixteen of high ones, plus bits 4 and up, minus `middle`. */
+INLINE void nibbles(const uint8_t *p, int8_t *codes, uint8_t middle) {
+    const sixteen q = load_bytes(p);
+    store_codes(codes, (q & 15) - middle);
+    store_codes(codes + 16, (q >> 4) - middle);
+}
+
+INLINE void fifth_bits(const uint8_t *p, int8_t *codes) {
+    uint32_t high;
+    memcpy(&high, p, sizeof high);
+    for (int i = 0; i < 32; i++) codes[i] = (int8_t)(codes[i] + (int8_t)((high >> i & 1) << 4));
+}
+
+static const int8_t IQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+
+/* Columns `at` to `at` + 31 of the block at b; `at` is a multiple of 32. */
+INLINE void unpack(int kind, const uint8_t *b, int64_t at, int8_t *codes, float *scales, float *offsets) {
+    const int64_t part = at / 32, half = at / 128, shift = at % 128 / 32 * 2; /* used by the types of 256 columns */
+    scales[0] = half_at(b);
+    offsets[0] = offsets[1] = 0;
+    switch (kind) {
+    case Q8_0: memcpy(codes, b + 2, 32); break;
+    case Q4_0: nibbles(b + 2, codes, 8); break;
+    case Q4_1:
+        nibbles(b + 4, codes, 0);
+        offsets[0] = offsets[1] = half_at(b + 2);
+        break;
+    case Q5_0:
+        nibbles(b + 6, codes, 16);
+        fifth_bits(b + 2, codes);
+        break;
+    case Q5_1:
+        nibbles(b + 8, codes, 0);
+        fifth_bits(b + 4, codes);
+        offsets[0] = offsets[1] = half_at(b + 2);
+        break;
+    case IQ4_NL:
+        nibbles(b + 2, codes, 0);
+        for (int i = 0; i < 32; i++) codes[i] = IQ4[codes[i]];
+        break;
+    case IQ4_XS: {
+        const int low = b[4 + part / 2] >> (4 * (part % 2)) & 15, high = b[2 + part / 4] >> (2 * (part % 4)) & 3;
+        nibbles(b + 8 + 16 * part, codes, 0);
+        for (int i = 0; i < 32; i++) codes[i] = IQ4[codes[i]];
+        scales[0] *= (float)((low | high << 4) - 32);
+        break;
+    }
+    case Q4_K:
+    case Q5_K: {
+        const uint8_t *s = b + 4, *q = b + (kind == Q4_K ? 16 : 48) + 32 * (part / 2), *h = b + 16;
+        const int scale = part < 4 ? s[part] & 63 : (s[part + 4] & 15) | s[part - 4] >> 6 << 4;
+        const int offset = part < 4 ? s[part + 4] & 63 : s[part + 4] >> 4 | s[part] >> 6 << 4;
+        for (int i = 0; i < 32; i += 16) {
+            sixteen code = part % 2 ? load_bytes(q + i) >> 4 : load_bytes(q + i) & 15;
+            if (kind == Q5_K) code += (load_bytes(h + i) >> (uint8_t)part & 1) << 4;
+            store_codes(codes + i, code);
+        }
+        scales[0] *= (float)scale;
+        offsets[0] = offsets[1] = -(half_at(b + 2) * (float)offset);
+        break;
+    }
+    case Q6_K: {
+        const uint8_t *q = b + 64 * half + at % 64, *h = b + 128 + 32 * half, *s = b + 192 + 8 * half + shift;
+        for (int i = 0; i < 32; i += 16) {
+            const sixteen low = at % 128 < 64 ? load_bytes(q + i) & 15 : load_bytes(q + i) >> 4;
+            store_codes(codes + i, (low | (load_bytes(h + i) >> (uint8_t)shift & 3) << 4) - 32);
+            scales[i / 16] = half_at(b + 208) * (float)(int8_t)s[i / 16];
+        }
+        return;
+    }
+    case Q3_K: {
+        const uint8_t *q = b + 32 + 32 * half, *s = b + 96;
+        for (int i = 0; i < 32; i += 16) {
+            const int64_t group = 2 * part + i / 16;
+            const int low = group < 8 ? s[group] & 15 : s[group - 8] >> 4, high = s[8 + group % 4] >> (2 * (group / 4)) & 3;
+            const sixteen bit = load_bytes(b + i) >> (uint8_t)part & 1;
+            store_codes(codes + i, (load_bytes(q + i) >> (uint8_t)shift & 3) + 4 * bit - 4);
+            scales[i / 16] = half_at(b + 108) * (float)((low | high << 4) - 32);
+        }
+        return;
+    }
+    case Q2_K: {
+        const uint8_t *q = b + 16 + 32 * half, *s = b + 2 * part;
+        for (int i = 0; i < 32; i += 16) {
+            store_codes(codes + i, load_bytes(q + i) >> (uint8_t)shift & 3);
+            scales[i / 16] = half_at(b + 80) * (float)(s[i / 16] & 15);
+            offsets[i / 16] = -(half_at(b + 82) * (float)(s[i / 16] >> 4));
+        }
+        return;
+    }
+    }
+    scales[1] = scales[0];
+}
+
 /* Columns `from` to `to` of a row in float32; whole runs of INT4, and of other kinds whole vectors but for the last. */
 INLINE void widen_span(int kind, const matrix *w, const codebook *c, int64_t row, int64_t from, int64_t to, float *out) {
     const uint8_t *values = (const uint8_t *)w->values + row * row_bytes(w);
     const uint16_t *scales = w->scales + row * (w->padded >> w->shift);
-    if (kind == INT4) for (int64_t k = from; k < to; k += RUN) {
+    if (kind > INT4) for (int64_t k = from; k < to; k += 32) {
+        int8_t codes[32];
+        float each[2], offsets[2];
+        unpack(kind, values + k / BLOCKS[kind].columns * BLOCKS[kind].bytes, k % BLOCKS[kind].columns, codes, each, offsets);
+        EACH(i, 32 / LANES) {
+            const int half = i * LANES / 16;
+            store(out + k - from + LANES * i, each[half] * load_int8((const uint8_t *)codes, LANES * i) + offsets[half]);
+        }
+    } else if (kind == INT4) for (int64_t k = from; k < to; k += RUN) {
         float each[4];
         EACH(i, 4) each[i] = bf16(scales[(k + 32 * i) >> w->shift]);
         widen_int4(values + k / 2, c, each, out + k - from);
@@ -375,18 +508,18 @@ INLINE void tile(int M, int R, const float *w, int64_t w_stride, const float *x,
 /* The same for one row of x and R rows of a stored matrix, without a copy in float32 where the order of the columns
  * allows it. The rows of the next tile are fetched meanwhile. */
 INLINE void tile_of_one(int kind, int R, const matrix *w, const codebook *c, int64_t row, const float *x, vec *sums) {
-    const int64_t bytes_each = row_bytes(w), columns = kind == INT8 || kind == INT4 ? w->padded : w->columns;
+    const int64_t bytes_each = row_bytes(w), columns = kind >= INT8 ? w->padded : w->columns;
     const uint8_t *values = (const uint8_t *)w->values + row * bytes_each;
     vec acc[ROWS_W];
     EACH(r, R) acc[r] = (vec){0};
-    if (kind == INT8 || kind == INT4) { /* codes are widened a run at a time, in the order of the columns */
+    if (kind >= INT8) { /* codes are widened a run at a time, in the order of the columns */
         float wide[ROWS_W][RUN];
         for (int64_t k = 0; k < columns; k += RUN) {
             const int64_t count = columns - k < RUN ? columns - k : RUN;
             for (int r = 0; r < R; r++) {
-                const uint8_t *next = values + (R + r) * bytes_each + (kind == INT4 ? k / 2 : k);
+                const uint8_t *next = values + (R + r) * bytes_each + (kind == INT8 ? k : kind == INT4 ? k / 2 : k * bytes_each / columns);
                 __builtin_prefetch(next, 0, 2);
-                if (kind == INT8) __builtin_prefetch(next + 64, 0, 2);
+                if (kind == INT8 || kind == Q8_0) __builtin_prefetch(next + 64, 0, 2);
                 widen_span(kind, w, c, row + r, k, k + count, wide[r]);
             }
             for (int64_t i = 0; i < count; i += LANES) {
@@ -487,21 +620,35 @@ INLINE void strip_of_one(int kind, const matrix *w, const codebook *c, int64_t f
         widen_span(kind, w, c, row, from, to, out);                                                                   \
     }
 STRIPS(F32) STRIPS(BF16) STRIPS(F16) STRIPS(INT8) STRIPS(INT4)
+STRIPS(Q8_0) STRIPS(Q4_0) STRIPS(Q4_1) STRIPS(Q5_0) STRIPS(Q5_1) STRIPS(IQ4_NL)
+STRIPS(Q2_K) STRIPS(Q3_K) STRIPS(Q4_K) STRIPS(Q5_K) STRIPS(Q6_K) STRIPS(IQ4_XS)
 static void (*const ONE[])(const matrix *, const codebook *, int64_t, int64_t, const float *, float *) = {
-    one_F32, one_BF16, one_F16, one_INT8, one_INT4};
+    one_F32, one_BF16, one_F16, one_INT8, one_INT4,
+    one_Q8_0, one_Q4_0, one_Q4_1, one_Q5_0, one_Q5_1, one_IQ4_NL,
+    one_Q2_K, one_Q3_K, one_Q4_K, one_Q5_K, one_Q6_K, one_IQ4_XS};
 static void (*const WIDEN[])(const matrix *, const codebook *, int64_t, int64_t, int64_t, float *) = {
-    widen_F32, widen_BF16, widen_F16, widen_INT8, widen_INT4};
+    widen_F32, widen_BF16, widen_F16, widen_INT8, widen_INT4,
+    widen_Q8_0, widen_Q4_0, widen_Q4_1, widen_Q5_0, widen_Q5_1, widen_IQ4_NL,
+    widen_Q2_K, widen_Q3_K, widen_Q4_K, widen_Q5_K, widen_Q6_K, widen_IQ4_XS};
 
 /* Rows `from` to `to` of W, at most ROWS_W, with `many` rows of x; y begins with row `from`. Several rows of x share
  * one copy of these rows of W in float32, which stays in the cache. */
 static void strips(const matrix *w, int64_t from, int64_t to, const float *x, int64_t stride, float *y, int64_t y_stride,
                    int64_t many) {
+    if (w->kind == JOINED) {
+        for (int64_t i = 0, first = 0; i < w->shift; first += w->parts[i++].rows) {
+            const matrix *part = w->parts + i;
+            const int64_t low = from > first ? from : first, high = to < first + part->rows ? to : first + part->rows;
+            if (low < high) strips(part, low - first, high - first, x, stride, y + low - from, y_stride, many);
+        }
+        return;
+    }
     const codebook c = w->kind == INT4 ? read_table(w->table) : (codebook){0};
     if (many == 1) {
         ONE[w->kind](w, &c, from, to, x, y);
         return;
     }
-    const int64_t width = w->kind == INT8 || w->kind == INT4 ? w->padded : w->columns;
+    const int64_t width = w->kind >= INT8 ? w->padded : w->columns;
     const int64_t w_stride = w->kind == F32 ? w->columns : (width + LANES - 1) / LANES * LANES;
     const float *wide = (const float *)w->values + from * w->columns;
     if (w->kind != F32) {
@@ -886,7 +1033,7 @@ typedef struct {
     float *y, *normed, *middle, *hidden; /* rows as wide as x; the padded width of qkv or gate; x; the padded width of down */
     attention attention;
 } layer;
-_Static_assert(sizeof(layer) == 5 * 64 + 4 * 8 + 8 + 5 * 8 + sizeof(attention), "build.py: Layer");
+_Static_assert(sizeof(layer) == 5 * 72 + 4 * 8 + 8 + 5 * 8 + sizeof(attention), "build.py: Layer");
 
 static void block_work(team t, const void *given) {
     const layer *l = given;

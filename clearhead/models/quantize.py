@@ -11,11 +11,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import Cache, Int4, Precision
+from clearhead.configs import Blocks, Cache, Int4, ModelConfig, Precision
 from clearhead.kernels.accelerate import accelerate
 from clearhead.nn.heads import LMHead, MaskedLMHead
 from clearhead.nn.moe import StackedLinear
-from clearhead.precision.matrix import Embedding, Linear, pack
+from clearhead.precision.matrix import Embedding, Linear, Packed, dense, pack
 
 from .model import Model, SequenceModel, build_empty
 
@@ -29,20 +29,42 @@ def quantize(model: Model, precision: Precision, *, tokens: Int[Tensor, "B T"] |
 
     tokens  of a text like those the model will read: Int4 then rounds so that the outputs, not the weights, stay close
     """
-    if model.precision is not None:
+    if model.precision is not None and not isinstance(model.precision, Blocks):
         raise ValueError(f"the model is in {model.precision.kind()} already; quantise the model it was made from")
+    model = dequantize(model)
     moments = input_moments(model, tokens) if isinstance(precision, Int4) and tokens is not None else {}
-    made = build_empty(model.config)
-    weights = model.state_dict()
-    replace_matrices(made, precision, weights, moments)
-    rest = {name: weight.detach().float().clone() for name, weight in weights.items() if name in made.state_dict()}
-    made.load_state_dict(rest, strict=False, assign=True)
+    made = assemble(model.config, precision, model.state_dict(), moments)
     made.origin = model.origin
+    return made
+
+
+def dequantize(model: Model) -> Model:
+    """The same model with its matrices in float32, which can be trained, and saved for other programs."""
+    if model.precision is None:
+        return model
+    weights = model.state_dict()
+    for path, module in model.named_modules():
+        if isinstance(module, HOLDERS) and isinstance(module.weight, Packed):
+            weights[f"{path}.weight"] = module.weight.dense()
+    made = build_empty(model.config)
+    made.load_state_dict({name: weights[name] for name in made.state_dict()}, assign=True)
+    made.origin, made.family = model.origin, model.family
+    return made.eval()
+
+
+def assemble(
+    config: ModelConfig, precision: Precision, weights: Mapping[str, Any], moments: Mapping[str, Tensor]
+) -> Model:
+    """A model with packed matrices. A weight may be packed already; vectors are copied in float32."""
+    made = build_empty(config)
+    replace_matrices(made, precision, weights, moments)
+    rest = {name: dense(weights[name]).detach().float().clone() for name in made.state_dict() if name in weights}
+    made.load_state_dict(rest, strict=False, assign=True)
     return accelerate(made.eval())
 
 
 def replace_matrices(
-    model: Model, precision: Precision, weights: Mapping[str, Tensor], moments: Mapping[str, Tensor]
+    model: Model, precision: Precision, weights: Mapping[str, Any], moments: Mapping[str, Tensor]
 ) -> None:
     """Put a packed matrix in the place of each weight."""
     model.precision = precision

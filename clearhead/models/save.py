@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from clearhead.configs import dumps
+from clearhead.configs import Blocks, dumps
 from clearhead.tokenize.gguf import from_gguf
 
 from .convert import CheckpointError, family, listing, to_hf
@@ -34,6 +34,7 @@ from .folder import (
 )
 from .model import Model
 from .origin import origin_fields
+from .quantize import dequantize
 
 SHARD_BYTES = 5 * 10**9
 
@@ -66,7 +67,8 @@ def save(
     if tokenizer is None and origin is None and model.origin is not None:
         tokenizer = from_gguf(model.origin)
     fields = {**origin_fields(model.origin), **(extra or {})}
-    hf, tensors = family_checkpoint(model, fields) if model.precision is None else quantised_checkpoint(model, fields)
+    own = model.precision is not None and not isinstance(model.precision, Blocks)
+    hf, tensors = quantised_checkpoint(model, fields) if own else family_checkpoint(dequantize(model), fields)
     if "eos_token_id" in hf and hf["eos_token_id"] is None:
         hf["eos_token_id"] = getattr(tokenizer, "end", None)
     shards = split(tensors, shard_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from copy import copy
 from typing import Any, cast
 
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import BFloat16, Float16, Float32, Int8, Precision
+from clearhead.configs import BFloat16, Blocks, Float16, Float32, Int8, Precision
 from clearhead.kernels.build import Matrix, kernels
 from clearhead.kernels.calls import INT4, INT8, KINDS, PRODUCT_ROWS, address, kernels_on, readable, threads_for
 
@@ -94,6 +95,18 @@ class Packed(nn.Module):
     def __getitem__(self, which: int | slice) -> Packed:
         """Return one matrix of a stack, or a slice of rows."""
         return self.gather(slice(which * self.rows, (which + 1) * self.rows) if isinstance(which, int) else which)
+
+    def concatenate(self, parts: Sequence[Packed]) -> Packed:
+        """Return the rows of several matrices under each other. The name is that of NumPy and torch."""
+        from .blocks import join_rows  # imported here because blocks.py imports this module
+
+        return join_rows(parts)
+
+    def stack(self, parts: Sequence[Packed]) -> Packed:
+        """Return a stack of matrices of the same shape."""
+        from .blocks import stack_matrices  # imported here because blocks.py imports this module
+
+        return stack_matrices(parts)
 
     def extra_repr(self) -> str:
         return "×".join(map(str, self.shape))
@@ -198,10 +211,17 @@ class Int4Matrix(GroupMatrix):
         return self.table.bfloat16().float()[places.flatten(1)]
 
 
-def pack(weight: Float[Tensor, "..."], precision: Precision, moments: Float[Tensor, "i i"] | None = None) -> Packed:
-    """Pack the weight in this precision. `moments`, Σ x xᵀ over inputs x, weights the rounding errors."""
+def pack(weight: Any, precision: Precision, moments: Float[Tensor, "i i"] | None = None) -> Packed:
+    """Pack the weight in this precision. `moments`, Σ x xᵀ over inputs x, weights the rounding errors.
+
+    A weight that is packed already, as blocks of a GGUF file are, stays as it is.
+    """
+    if isinstance(weight, Packed):
+        return weight
     if isinstance(precision, Float32 | BFloat16 | Float16):
         return FloatMatrix(weight, precision)
+    if isinstance(precision, Blocks):
+        raise ValueError("only GGUF files hold blocks; quantise to float16, bfloat16, int8 or int4")
     kind = Int8Matrix if isinstance(precision, Int8) else Int4Matrix
     return kind(weight, precision.group, moments)
 

@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from clearhead.extras import install_command
+from clearhead.gguf_file import open_gguf
 
 from .pieces import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Pieces, begin_with, from_pieces
 from .pretokenizers import WordRule, find_rule, name_rule, split_words
@@ -34,27 +34,9 @@ def gguf_package() -> Any:
     return gguf
 
 
-def open_gguf(path: Path) -> gguf.GGUFReader:
-    """Open a GGUF file, memory-mapped."""
-    package = gguf_package()
-    try:
-        return package.GGUFReader(path, "c")
-    except OSError as error:
-        raise TokenizerError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, IndexError, KeyError, UnicodeDecodeError) as error:
-        raise TokenizerError(f"{path} is not a GGUF file, or has been cut short: {error}") from None
-
-
-def metadata(reader: gguf.GGUFReader) -> dict[str, Any]:
-    """Return the metadata fields of a GGUF file."""
-    fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("GGUF.")}
-    # floats have 32 bits: return the shortest equal number, 1e-05 instead of 9.999999747378752e-06
-    return {name: float(str(np.float32(v))) if isinstance(v, float) else v for name, v in fields.items()}
-
-
 def from_gguf(path: Path) -> Tokenizer | None:
     """Return the file's tokenizer, or None if the file holds only a model."""
-    fields = metadata(open_gguf(path))
+    fields = open_gguf(path).fields
     kind = fields.get(f"{TOKENS}model", NONE)
     if kind == NONE:
         return None
@@ -82,7 +64,7 @@ def from_scores(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
     """Build a SentencePiece tokenizer from pieces and their scores."""
     return from_pieces(
         Pieces(
-            names=fields[f"{TOKENS}tokens"],
+            names=list(fields[f"{TOKENS}tokens"]),
             scores=fields[f"{TOKENS}scores"],
             types=fields[f"{TOKENS}token_type"],
             prefix=bool(fields.get(f"{TOKENS}add_space_prefix", True)),
@@ -93,7 +75,7 @@ def from_scores(fields: Mapping[str, Any]) -> tokenizers.Tokenizer:
 
 def from_merges(fields: Mapping[str, Any], rule: WordRule) -> tokenizers.Tokenizer:
     """Build a byte-level BPE tokenizer from tokens and merges."""
-    names, types = fields[f"{TOKENS}tokens"], fields[f"{TOKENS}token_type"]
+    names, types = list(fields[f"{TOKENS}tokens"]), fields[f"{TOKENS}token_type"]
     merges = [tuple(merge.split(" ", 1)) for merge in fields[f"{TOKENS}merges"]]
     vocabulary = {name: id for id, name in enumerate(names)}
     inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges, ignore_merges=rule.ignore_merges))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from clearhead.configs import ConfigError, ModelConfig
+from clearhead.configs import Blocks, ConfigError, ModelConfig
 from clearhead.configs.train import RecipeConfig
 from clearhead.models.adapter import adapt
 from clearhead.models.convert.compare import differences
@@ -13,6 +13,7 @@ from clearhead.models.hub import find_checkpoint
 from clearhead.models.initialise import RESIDUAL_OUTPUTS
 from clearhead.models.load import load
 from clearhead.models.model import EncoderDecoder, Model, build, build_empty
+from clearhead.models.quantize import dequantize
 
 from .distributed import World, full_tensor
 from .task import Task
@@ -31,6 +32,8 @@ def make_model(recipe: RecipeConfig, task: Task) -> Model:
                 f"clearhead export {recipe.start} --to hf FOLDER"
             )
         model = load(recipe.start)
+        if isinstance(model.precision, Blocks):
+            model = dequantize(model)
         if model.precision is not None:
             raise ConfigError(f"{recipe.start} is quantized and cannot be trained; train the model it was made from")
         model = match_config(model, task.config, recipe.start).float().train()

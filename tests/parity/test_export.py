@@ -21,6 +21,7 @@ from clearhead.cli.main import cli
 from clearhead.configs import BytePairConfig, Causal, LinearScaling, Llama3Scaling, RMSNormConfig, Window, YarnScaling
 from clearhead.configs.data import CharactersConfig
 from clearhead.generate.complete import TextGenerator
+from clearhead.gguf_file import open_gguf
 from clearhead.models.convert import CheckpointError
 from clearhead.models.convert.compare import differences
 from clearhead.models.llama import llama, mixtral
@@ -28,6 +29,7 @@ from clearhead.models.load import load
 from clearhead.models.model import build
 from clearhead.models.onnx import save_onnx
 from clearhead.models.presets import preset
+from clearhead.models.quantize import dequantize
 from clearhead.models.save import save
 from clearhead.tokenize import Tokenizer, make
 from clearhead.tokenize.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, begin_with, from_pieces
@@ -37,7 +39,6 @@ from .test_transformers import randomise
 gguf = pytest.importorskip("gguf")
 from clearhead.models.gguf.read import hf_config, load_gguf, read_header  # noqa: E402
 from clearhead.models.gguf.write import save_gguf  # noqa: E402
-from clearhead.tokenize.gguf import metadata, open_gguf  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"dim": 64, "layers": 2, "heads": 4, "kv_heads": 2, "hidden": 96, "vocabulary": 288}
@@ -109,7 +110,7 @@ def test_precisions_are_read_as_the_package_unpacks_them(kind: str, tmp_path: Pa
     chosen = gguf.GGMLQuantizationType[kind.upper()]
     table = model.state_dict()["embedding.tokens.weight"].numpy()
     want = gguf.quants.dequantize(gguf.quants.quantize(table, chosen), chosen)
-    got = again.state_dict()["embedding.tokens.weight"]
+    got = dequantize(again).state_dict()["embedding.tokens.weight"]
     assert got.dtype == {"f16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32)
     np.testing.assert_array_equal(got.float().numpy(), np.asarray(want, np.float32))
 
@@ -137,7 +138,7 @@ def test_q6_k_is_read(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    got = load(tmp_path / "q.gguf").state_dict()["stack.blocks.0.ffn.down.weight"].numpy()
+    got = dequantize(load(tmp_path / "q.gguf")).state_dict()["stack.blocks.0.ffn.down.weight"].numpy()
     want = gguf.quants.dequantize(packed["blk.0.ffn_down.weight"], gguf.GGMLQuantizationType.Q6_K)
     np.testing.assert_array_equal(got, want)
 
@@ -298,7 +299,7 @@ def test_characters_are_not_written_to_gguf(tmp_path: Path) -> None:
 def test_positions_that_are_told_otherwise_are_refused(name: str, value: int, sentence: str, tmp_path: Path) -> None:
     save_gguf(build(LLAMA), tmp_path / "m.gguf", None)
     _, tensors = read_header(tmp_path / "m.gguf")
-    fields = metadata(open_gguf(tmp_path / "m.gguf"))
+    fields = open_gguf(tmp_path / "m.gguf").fields
     assert hf_config(fields, tensors)["head_dim"] == 16
     with pytest.raises(CheckpointError, match=sentence):
         hf_config(fields | {f"llama.{name}": value}, tensors)

@@ -182,7 +182,9 @@ def split_rows(array: Array, sizes: tuple[int, ...]) -> list[Array]:
 
 
 def library(array: Array) -> Any:
-    """The module that `array` belongs to: both have `concatenate` and `stack`."""
+    """What joins arrays of this type, by `concatenate` and `stack`: NumPy, torch, or a packed matrix itself."""
+    if hasattr(array, "concatenate"):
+        return array
     return np if isinstance(array, np.ndarray) else sys.modules["torch"]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from clearhead.configs import Llama3Scaling, RotaryConfig
@@ -47,8 +48,8 @@ def llama3_factors(theta: float, scaling: Llama3Scaling, pairs: int) -> np.ndarr
     return np.asarray(plain) / np.asarray(scaled)
 
 
-def permute_rotary(array: Tensor, part: str, hf: Mapping[str, Any], back: bool) -> Tensor:
-    """Reorder the rows of LLaMA's queries and keys.
+def permute_rotary(array: Any, part: str, hf: Mapping[str, Any], back: bool) -> Any:
+    """Reorder the rows of LLaMA's queries and keys, a tensor or a packed matrix.
 
     llama.cpp rotates pairs of neighbouring rows; `transformers` rotates row i with row i + K/2. `back` undoes it.
     """
@@ -56,9 +57,10 @@ def permute_rotary(array: Tensor, part: str, hf: Mapping[str, Any], back: bool) 
     if heads is None or ARCHITECTURES[hf["model_type"]] != "llama":
         return array
     halves = (heads, -1, 2) if back else (heads, 2, array.shape[0] // heads // 2)
-    return array.unflatten(0, halves).transpose(1, 2).flatten(0, 2)
+    order = torch.arange(array.shape[0]).unflatten(0, halves).transpose(1, 2).flatten()
+    return array[order] if isinstance(array, Tensor) else array.gather(order)
 
 
-def shift_gain(array: Tensor, part: str, hf: Mapping[str, Any], by: int) -> Tensor:
+def shift_gain(array: Any, part: str, hf: Mapping[str, Any], by: int) -> Any:
     """Add `by` to a norm's gain: llama.cpp stores Gemma's gains as 1 + γ, `transformers` as γ."""
     return array + by if hf["model_type"] == "gemma" and part.endswith("norm") else array

@@ -1,6 +1,7 @@
 """Read GGUF, the one-file format of llama.cpp, through the names of `transformers`.
 
-Files in float32, float16 and bfloat16 keep their precision; quantised ones become float32.
+Files in float32, float16 and bfloat16 keep their precision. Quantised matrices stay as they are, memory-mapped; if the
+kernels do not have their type, they become float16.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from clearhead.configs import Llama3Scaling, ModelConfig
+from clearhead.configs import Blocks, Float16, Float32, Llama3Scaling, ModelConfig
+from clearhead.gguf_file import GGUFTensor, open_gguf
 from clearhead.models.convert import CheckpointError, family
 from clearhead.models.model import Model, build_empty
-from clearhead.tokenize.gguf import ROLES, TOKENS, gguf_package, metadata, open_gguf
+from clearhead.models.quantize import assemble
+from clearhead.precision.blocks import TYPES, BlockMatrix
+from clearhead.precision.matrix import FloatMatrix, Packed
+from clearhead.tokenize.gguf import ROLES, TOKENS, gguf_package
 
 from .layout import (
     ARCHITECTURES,
@@ -33,32 +38,33 @@ from .layout import (
     shift_gain,
 )
 
-if TYPE_CHECKING:
-    import gguf
-
-K_QUANTS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-I_QUANTS = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
-READABLE = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *K_QUANTS, *I_QUANTS, "MXFP4")
+FLOATS = ("F32", "F16", "BF16")
+RARE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "MXFP4", "TQ1_0", "TQ2_0")
+"""Types that the package gguf expands; the kernels have no others."""
 
 
 def load_gguf(path: Path) -> Model:
-    """The model in a GGUF file."""
+    """The model in a GGUF file. Opening it reads the header; the weights are read from the disk when they are used."""
+    hf, tensors = read_header(path)
     with prefix_errors(path):
-        hf, tensors = read_header(path)
         kind = family(hf)
         config = kind.config(hf)
-        weights = kind.ours(dict(hf_tensors(hf, tensors)), config)
-    dtype = matrix_dtype(tensors.values())
-    model = build_empty(config)
-    model.load_state_dict({name: weight.to(dtype).contiguous() for name, weight in weights.items()}, assign=True)
+        quantised = any(tensor.kind not in FLOATS for tensor in tensors.values())
+        weights = kind.ours(dict(hf_tensors(hf, tensors, quantised)), config)
+    if quantised:
+        model = assemble(config, Blocks(), weights, {})
+    else:
+        dtype = matrix_dtype(tensors.values())
+        model = build_empty(config).eval()
+        model.load_state_dict({name: weight.to(dtype).contiguous() for name, weight in weights.items()}, assign=True)
     model.origin = path
-    return model.eval()
+    return model
 
 
 def gguf_config(path: Path) -> ModelConfig:
     """The config of the model in a file, without loading its weights."""
+    hf, _ = read_header(path)
     with prefix_errors(path):
-        hf, _ = read_header(path)
         return family(hf).config(hf)
 
 
@@ -69,8 +75,7 @@ def gguf_fields(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def read_fields(path: Path, changed: int) -> dict[str, Any]:
-    with prefix_errors(path):
-        return read_header(path)[0]
+    return read_header(path)[0]
 
 
 @contextmanager
@@ -84,11 +89,11 @@ def prefix_errors(path: Path) -> Iterator[None]:
         raise CheckpointError(f"{path}: {error}") from None
 
 
-def read_header(path: Path) -> tuple[dict[str, Any], dict[str, gguf.ReaderTensor]]:
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     """The `config.json` equivalent of a file, and its tensors, not yet loaded."""
-    reader = open_gguf(path)
-    tensors = {tensor.name: tensor for tensor in reader.tensors}
-    return hf_config(metadata(reader), tensors), tensors
+    file = open_gguf(path)
+    with prefix_errors(path):
+        return hf_config(file.fields, file.tensors), file.tensors
 
 
 def hf_config(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +121,7 @@ def hf_config(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str
     return {
         "model_type": kind,
         "architectures": [f"{CLASSES[kind]}ForCausalLM"],
-        "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
+        "vocab_size": int(tensors["token_embd.weight"].shape[0]),
         "hidden_size": dim,
         "intermediate_size": field("feed_forward_length"),
         "num_hidden_layers": field("block_count"),
@@ -156,19 +161,22 @@ def rope(field: Any, factors: Any) -> dict[str, Any]:
     )
 
 
-def hf_tensors(hf: Mapping[str, Any], tensors: Mapping[str, gguf.ReaderTensor]) -> Iterator[tuple[str, Tensor]]:
-    """The tensors under the names and in the layout of `transformers`."""
+def hf_tensors(
+    hf: Mapping[str, Any], tensors: Mapping[str, GGUFTensor], packed: bool = False
+) -> Iterator[tuple[str, Tensor | Packed]]:
+    """The tensors under the names and in the layout of `transformers`; `packed`: matrices as packed ones."""
     for name, tensor in tensors.items():
         if name == "rope_freqs.weight":
             continue
-        array = to_floats(tensor)
+        array = pack_tensor(tensor) if packed and len(tensor.shape) > 1 else to_floats(tensor)
         part, _, suffix = name.rpartition(".")
         if part in OUTER:
             yield f"{OUTER[part]}.{suffix}", shift_gain(array, part, hf, -1)
             continue
         found = re.fullmatch(r"blk\.(\d+)\.(\w+)", part)
         if found and found[2] in EXPERTS:
-            for e, expert in enumerate(array):
+            for e in range(tensor.shape[0]):
+                expert = array[e]
                 yield f"layers.{found[1]}.block_sparse_moe.experts.{e}.{EXPERTS[found[2]]}.{suffix}", expert
         elif found and found[2] in INNER:
             array = permute_rotary(array, found[2], hf, back=True)
@@ -177,19 +185,32 @@ def hf_tensors(hf: Mapping[str, Any], tensors: Mapping[str, gguf.ReaderTensor]) 
             yield name, array  # unknown: `Family.ours` raises
 
 
-def to_floats(tensor: gguf.ReaderTensor) -> Tensor:
-    """A tensor as floats: memory-mapped if the file holds floats, else dequantised."""
-    kind = tensor.tensor_type.name
-    if kind not in READABLE:
-        raise CheckpointError(f"{tensor.name} is {kind}, which is not supported; supported: {', '.join(READABLE)}")
+def pack_tensor(tensor: GGUFTensor) -> Packed:
+    """A matrix as it is stored: its blocks, or floats. Blocks of a rare type become float16."""
+    if tensor.kind in TYPES:
+        return BlockMatrix(torch.from_numpy(tensor.data), tensor.kind)
+    return FloatMatrix(to_floats(tensor), Float32() if tensor.kind == "F32" else Float16())
+
+
+def to_floats(tensor: GGUFTensor) -> Tensor:
+    """A tensor as floats: memory-mapped if the file holds floats, else expanded."""
+    kind = tensor.kind
     if kind in ("F32", "F16"):
-        return torch.from_numpy(np.asarray(tensor.data))
-    return torch.from_numpy(gguf_package().quants.dequantize(tensor.data, tensor.tensor_type))
+        return torch.from_numpy(tensor.data)
+    if kind == "BF16":
+        return torch.from_numpy(tensor.data).view(torch.bfloat16)
+    if kind in TYPES:
+        return BlockMatrix(torch.from_numpy(tensor.data), kind).dense()
+    if kind not in RARE:
+        known = ", ".join((*FLOATS, *TYPES, *RARE))
+        raise CheckpointError(f"{tensor.name} is {kind}, which is not supported; supported: {known}")
+    package = gguf_package()
+    return torch.from_numpy(package.quants.dequantize(tensor.data, package.GGMLQuantizationType[kind]))
 
 
 def matrix_dtype(tensors: Any) -> torch.dtype:
     """The dtype of the matrices; vectors are always stored in float32."""
-    kinds = {tensor.tensor_type.name for tensor in tensors if len(tensor.shape) > 1}
+    kinds = {tensor.kind for tensor in tensors if len(tensor.shape) > 1}
     return (
         {"F16": torch.float16, "BF16": torch.bfloat16}.get(kinds.pop(), torch.float32)
         if len(kinds) == 1

@@ -17,6 +17,7 @@ from clearhead.models.convert import CheckpointError
 from clearhead.models.convert.rules import rotary
 from clearhead.models.model import Model
 from clearhead.models.origin import origin_fields
+from clearhead.models.quantize import dequantize
 from clearhead.models.save import family_checkpoint
 from clearhead.tokenize import Tokenizer
 from clearhead.tokenize.gguf import NONE, gguf_package, write_tokenizer
@@ -35,7 +36,7 @@ def save_gguf(
     if precision not in PRECISIONS:
         raise ValueError(f"GGUF export has no precision {precision!r}; choose one of {', '.join(PRECISIONS)}")
     package = gguf_package()
-    hf, tensors = family_checkpoint(model, origin_fields(model.origin))
+    hf, tensors = family_checkpoint(dequantize(model), origin_fields(model.origin))
     if hf["model_type"] not in ARCHITECTURES or hf["architectures"][0].endswith(("Model", "Classification")):
         raise CheckpointError(
             f"cannot export a {hf['architectures'][0]} ({hf['model_type']}) to GGUF; "
