@@ -452,18 +452,25 @@ INLINE void unpack(int kind, const uint8_t *b, int64_t at, int8_t *codes, float 
     scales[1] = scales[0];
 }
 
+/* Columns k to k + 31 of a row of blocks, in float32. */
+INLINE void decode_block(int kind, const uint8_t *row, int64_t k, vec *to) {
+    int8_t codes[32];
+    float scales[2], offsets[2];
+    unpack(kind, row + k / BLOCKS[kind].columns * BLOCKS[kind].bytes, k % BLOCKS[kind].columns, codes, scales, offsets);
+    EACH(i, 32 / LANES) {
+        const int half = i * LANES / 16;
+        to[i] = scales[half] * load_int8((const uint8_t *)codes, LANES * i) + offsets[half];
+    }
+}
+
 /* Columns `from` to `to` of a row in float32; whole runs of INT4, and of other kinds whole vectors but for the last. */
 INLINE void widen_span(int kind, const matrix *w, const codebook *c, int64_t row, int64_t from, int64_t to, float *out) {
     const uint8_t *values = (const uint8_t *)w->values + row * row_bytes(w);
     const uint16_t *scales = w->scales + row * (w->padded >> w->shift);
     if (kind > INT4) for (int64_t k = from; k < to; k += 32) {
-        int8_t codes[32];
-        float each[2], offsets[2];
-        unpack(kind, values + k / BLOCKS[kind].columns * BLOCKS[kind].bytes, k % BLOCKS[kind].columns, codes, each, offsets);
-        EACH(i, 32 / LANES) {
-            const int half = i * LANES / 16;
-            store(out + k - from + LANES * i, each[half] * load_int8((const uint8_t *)codes, LANES * i) + offsets[half]);
-        }
+        vec some[32 / LANES];
+        decode_block(kind, values, k, some);
+        EACH(i, 32 / LANES) store(out + k - from + LANES * i, some[i]);
     } else if (kind == INT4) for (int64_t k = from; k < to; k += RUN) {
         float each[4];
         EACH(i, 4) each[i] = bf16(scales[(k + 32 * i) >> w->shift]);

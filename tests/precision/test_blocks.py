@@ -83,7 +83,7 @@ def test_matrices_of_several_types_are_joined() -> None:
         assert torch.equal(joined[rows].dense(), want[rows])
     x = torch.randn(3, COLUMNS, generator=torch.Generator().manual_seed(1))
     for few in (x[:1], x):
-        torch.testing.assert_close(joined.linear(few), few @ want.T, rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(joined.linear(few), few @ want.T, rtol=1e-4, atol=1e-3)
     floats = FloatMatrix(torch.randn(4, COLUMNS), Float16())
     assert torch.equal(join_rows([floats, parts[0]]).dense()[:4], floats.dense())
 
