@@ -36,6 +36,7 @@ GROUPS = {
         "fill-mask": "Predict masked words.",
         "quantize": "Store a model in fewer bits, and measure the loss.",
         "export": "Convert a model for transformers, llama.cpp or onnxruntime.",
+        "convert": "Convert pickled weights (pytorch_model.bin) to safetensors.",
     },
     "Understand": {
         "studio": "Open the studio: look inside models in the browser.",

@@ -192,8 +192,8 @@ def cache_option(function: F) -> F:
     return click.option("--cache", type=click.Choice(["float32", "float16"]), default=None, help=text)(function)
 
 
-def read_model(path: str) -> Model:
-    """The model in a checkpoint folder, in the precision it is stored in; warnings go to stderr."""
+def read_model(path: str, **options: Any) -> Model:
+    """The model in a checkpoint folder, in its own precision; warnings go to stderr. Options as of `load`."""
     import warnings
 
     from clearhead.models.load import load
@@ -202,14 +202,14 @@ def read_model(path: str) -> Model:
     warnings.showwarning = lambda message, *_: click.echo(f"clearhead: {message}", err=True)
     if path in PRESETS and not Path(path).exists():
         raise ValueError(f"{path} is an architecture without weights; give a checkpoint folder")
-    return load(path)
+    return load(path, **options)
 
 
-def read_finite_model(path: str) -> Model:
+def read_finite_model(path: str, **options: Any) -> Model:
     """The same; weights with NaN are an error."""
     from clearhead.nn.weights import check_weights_finite
 
-    model = read_model(path)
+    model = read_model(path, **options)
     check_weights_finite(model)
     return model
 

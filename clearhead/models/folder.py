@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from clearhead.configs import ConfigError
@@ -40,6 +40,21 @@ class WeightIndex:
     weight_map: dict[str, str]
 
 
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""The names of dtypes in safetensors files."""
+ALIGNMENT = 64  # bytes; the widest vectors of a processor
+SMALL = 1 << 20  # bytes of an unaligned tensor that is copied instead of mapped
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 WEIGHT_FILES = r"model(-\d{5}-of-\d{5})?\.safetensors(\.index\.json)?"
 TOKENIZER = {
@@ -53,13 +68,28 @@ TOKENIZER = {
     "merges.txt",
     "source.spm",
     "target.spm",
+    "spiece.model",
+    "sentencepiece.bpe.model",
 }
-COMPANIONS = {*TOKENIZER, "generation_config.json", "chat_template.jinja", "preprocessor_config.json"}
+MODULES = "modules.json"  # of sentence-transformers: what follows the model, each part in a folder of its own
+COMPANIONS = {
+    *TOKENIZER,
+    "generation_config.json",
+    "chat_template.jinja",
+    "preprocessor_config.json",
+    MODULES,
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+}
 """Files copied along when a model is loaded from one folder and saved to another."""
-CONVERT = (
-    "Convert it where you trust it: load it in transformers with from_pretrained, and write safetensors with "
-    "save_pretrained"
-)
+OTHERS = {
+    "tf_model.h5": "TensorFlow weights",
+    "model.ckpt.index": "a TensorFlow checkpoint",
+    "flax_model.msgpack": "Flax weights",
+    "rust_model.ot": "weights for Rust",
+    "model.onnx": "an ONNX graph",
+}
+"""Weights of other programs, which are not read."""
 
 
 @contextmanager
@@ -75,18 +105,30 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Every tensor of a folder's safetensors files, memory-mapped."""
     names = shard_names(folder)
     if missing := [name for name in names if not (folder / name).is_file()]:
-        refuse_pickles(folder)
-        pickles = f"; pickles are neither fetched nor opened. If it has only those: {CONVERT}"
+        explain_missing(folder)
         listed = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} missing"
-        raise CheckpointError(f"{folder}: {listed}{pickles if missing == [WEIGHTS] else ''}")
+        raise CheckpointError(f"{folder}: {listed}")
     tensors: dict[str, Tensor] = {}
     for name in names:
-        try:
-            with safe_open(folder / name, framework="pt") as file:
-                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise CheckpointError(f"{folder / name} is damaged: {error}") from None
+        tensors |= read_safetensors(folder / name)
     return tensors
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """Every tensor of a file, memory-mapped. Small ones that are not aligned are copied.
+
+    Products of aligned and unaligned tensors may differ in the last bit. `tensor_writer` aligns what it writes, so a
+    model that was saved and loaded computes the same bits.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    return {
+        name: tensor.clone() if tensor.data_ptr() % ALIGNMENT and tensor.nbytes <= SMALL else tensor
+        for name, tensor in tensors.items()
+    }
 
 
 def shard_names(folder: Path) -> list[str]:
@@ -100,11 +142,17 @@ def shard_names(folder: Path) -> list[str]:
     return sorted(set(table.values()))
 
 
-def refuse_pickles(folder: Path) -> None:
-    """Raise if a folder's weights are pickles. Of a Hub model only their index is downloaded."""
+def explain_missing(folder: Path) -> None:
+    """Raise if a folder's weights are pickles or those of another program."""
     if pickled := sorted(path.name for path in folder.glob("pytorch_model*.bin*")):
         raise CheckpointError(
-            f"{folder} has its weights only as pickles ({pickled[0]}), which can run any code when opened. {CONVERT}"
+            f"{folder} has its weights only as pickles ({pickled[0]}); convert them: clearhead convert {folder} OUT "
+            "(in Python: load(…, convert=True))"
+        )
+    if others := [f"{text} ({name})" for name, text in OTHERS.items() if (folder / name).exists()]:
+        raise CheckpointError(
+            f"{folder} has only {others[0]}, which are not supported; load them in transformers "
+            "(from_pretrained with from_tf=True or from_flax=True), and save that with save_pretrained"
         )
 
 
@@ -132,6 +180,17 @@ def split(tensors: Mapping[str, Tensor], most: int) -> dict[str, dict[str, Tenso
     return {f"model-{i:05}-of-{len(parts):05}.safetensors": part for i, part in enumerate(parts, 1)}
 
 
+def companion_files(origin: Path, names: set[str]) -> dict[str, Path]:
+    """The files of a folder that are copied along: those with these names, and the parts of sentence-transformers."""
+    found = {path.name: path for path in origin.iterdir() if path.name in names and path.is_file()}
+    if MODULES in found:
+        for module in read_json(origin / MODULES, list[dict[str, Any]]):
+            part = Path(str(module.get("path", "")))
+            if len(part.parts) == 1 and (origin / part).is_dir():
+                found |= {f"{part}/{path.name}": path for path in (origin / part).iterdir() if path.is_file()}
+    return found
+
+
 def index_text(shards: Mapping[str, Mapping[str, Tensor]]) -> str:
     total = sum(tensor.nbytes for part in shards.values() for tensor in part.values())
     table = {name: file for file, part in shards.items() for name in part}
@@ -147,11 +206,26 @@ def text_writer(text: str) -> Callable[[Path], object]:
 
 
 def tensor_writer(tensors: Mapping[str, Tensor]) -> Callable[[Path], object]:
+    """A function that writes a safetensors file in which every tensor begins at a multiple of 64 bytes, if it can.
+
+    The header is padded, and tensors that are not a multiple of 64 bytes are at the end.
+    """
+    order = sorted(tensors, key=lambda name: tensors[name].nbytes % ALIGNMENT != 0)
+
     def write(path: Path) -> None:
-        try:
-            save_file({name: t.detach().cpu().contiguous() for name, t in tensors.items()}, path, {"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(f"cannot write the weights to {path.parent}: {error}") from None
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for name in order:
+            tensor = tensors[name]
+            place = [end, end := end + tensor.nbytes]
+            header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+        text = json.dumps(header, ensure_ascii=False).encode()
+        text += b" " * (-(len(text) + 8) % ALIGNMENT)
+        with path.open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            for name in order:
+                flat = tensors[name].detach().cpu().contiguous().flatten()
+                file.write(memoryview(flat.view(torch.uint8).numpy()))
 
     return write
 

@@ -23,39 +23,45 @@ from clearhead.typed_json import read_json
 from .adapter import base_digest, merge
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing
 from .convert.compare import differences
-from .folder import prefix_errors, read_config, read_tensors
+from .convert.tolerate import fit_head, unwrap_names
+from .folder import INDEX, WEIGHTS, prefix_errors, read_config, read_tensors
 from .gguf.read import load_gguf
-from .hub import find_checkpoint
+from .hub import FILES, find_checkpoint
 from .model import Model, build_empty
+from .pickles import pickle_names, read_pickles
 from .quantize import replace_matrices
 
 EXACT = "choice.bias"  # the experts' bias stays in float32, whatever the other weights are
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-def load(path: str | Path) -> Model:
+def load(path: str | Path, *, convert: bool = False, family: str | None = None) -> Model:
     """Load a model, in the precision it was saved in.
 
-    path  a checkpoint folder (ours, or of a supported Hugging Face family), a GGUF file, a LoRA adapter, or a name on
-          the Hub
+    path     a checkpoint folder (ours, or of a supported Hugging Face family), a GGUF file, a LoRA adapter, or a name
+             on the Hub
+    convert  read weights that are pickles (`pytorch_model.bin`): tensors only, in a child process with limits
+    family   the `model_type`, if `config.json` has none or one that is not supported
 
     Weights are memory-mapped if they are stored in the layout that the model uses.
     """
-    folder = find_checkpoint(path)
+    folder = find_checkpoint(path, [*FILES, "*.bin"] if convert else FILES)
     if folder.suffix == ".gguf" and folder.is_file():
         return load_gguf(folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is {'not a folder' if folder.exists() else 'missing'}")
     if (folder / ADAPTER).exists():
         return load_adapted(folder)
-    hf = read_config(folder / "config.json")
+    hf = as_family(read_config(folder / "config.json"), family)
     config, kind = describe(folder, hf)
-    tensors = read_tensors(folder)
+    pickled = convert and not any((folder / name).exists() for name in (WEIGHTS, INDEX)) and pickle_names(folder)
+    tensors = unwrap_names(read_pickles(folder) if pickled else read_tensors(folder))
     with prefix_errors(folder):
         if (precision := stored_precision(hf)) is not None:
             model = load_quantised(config, precision, tensors)
             model.origin = folder
             return model
+        config = config if kind is OWN else fit_head(kind, config, tensors)
         weights = kind.ours(tensors, config)
         check_floating(weights)
         dtype = common_dtype(weights, hf)
@@ -65,6 +71,17 @@ def load(path: str | Path) -> Model:
     model.origin = folder
     model.family = None if kind is OWN else hf["model_type"]
     return model.eval()
+
+
+def as_family(hf: dict[str, Any], family: str | None) -> dict[str, Any]:
+    """The fields of `config.json` with another `model_type`. Its class must belong to that, or is the usual one."""
+    if family is None:
+        return hf
+    if family not in FAMILIES:
+        raise CheckpointError(f"the family {family!r} is not supported; supported: {', '.join(sorted(FAMILIES))}")
+    named = (hf.get("architectures") or [None])[0]
+    known = [named] if named in FAMILIES[family].architectures else None
+    return hf | {"model_type": family, "architectures": known}
 
 
 def load_adapted(folder: Path) -> Model:

@@ -23,6 +23,7 @@ from .folder import (
     TOKENIZER,
     WEIGHTS,
     Writers,
+    companion_files,
     index_text,
     json_text,
     refuse_model,
@@ -82,7 +83,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     if origin is not None and origin.resolve() != folder.resolve():
         copied = COMPANIONS if tokenizer is None else COMPANIONS - TOKENIZER
-        files |= {path.name: partial(copyfile, path) for path in origin.iterdir() if path.name in copied}
+        files |= {name: partial(copyfile, path) for name, path in companion_files(origin, copied).items()}
     with TemporaryDirectory() as aside:
         if tokenizer is not None:
             tokenizer.save(Path(aside))

@@ -297,7 +297,7 @@ class Server:
 
         def work() -> tuple[list[Any], int]:
             count = sum(len(TextReader.of(served.model).ids(text)) for text in texts)
-            return [vector.float().numpy() for vector in embed(served.model, texts, pool="mean")], count
+            return [vector.float().numpy() for vector in embed(served.model, texts)], count
 
         try:
             vectors, count = await (

@@ -46,8 +46,10 @@ def classify(
             for path in inputs:
                 logits.append(model(read_image(Path(path), model.config.embedding, settings)[None].to(dtype))[0])
         else:
-            for tokens, readable in TextReader.of(model, tokenizer).batches([str(text) for text in inputs]):
-                logits += list(model(tokens, readable=readable))
+            logits = [torch.empty(0)] * len(inputs)
+            for places, tokens, readable in TextReader.of(model, tokenizer).batches([str(text) for text in inputs]):
+                for place, row in zip(places, model(tokens, readable=readable), strict=True):
+                    logits[place] = row
     return [rank_classes(class_probabilities(one.float(), fields), fields.get("id2label") or {}, top) for one in logits]
 
 

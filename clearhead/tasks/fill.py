@@ -37,18 +37,18 @@ def fill_mask(
     if top < 1:
         raise ValueError(f"top is {top}, but must be at least 1")
     mask = mask_token(reader.tokenizer)
-    found: list[list[list[Filling]]] = []
-    for tokens, readable in reader.batches(texts):
+    found: list[list[list[Filling]]] = [[]] * len(texts)
+    for order, tokens, readable in reader.batches(texts):
         logits = reader.model(tokens, readable=readable)
         for row, ids in enumerate(tokens.tolist()):
             places = [place for place, token in enumerate(ids) if token == mask]
             if not places:
                 named = reader.tokenizer.inner.id_to_token(mask)
-                raise ValueError(f"there is no {named} in {texts[len(found)]!r}, so there is nothing to predict")
+                raise ValueError(f"there is no {named} in {texts[order[row]]!r}, so there is nothing to predict")
             length = len(ids) if readable is None else int(readable[row].sum())
-            found.append(
-                [rank_tokens(reader.tokenizer, logits[row, place], ids[:length], place, top) for place in places]
-            )
+            found[order[row]] = [
+                rank_tokens(reader.tokenizer, logits[row, place], ids[:length], place, top) for place in places
+            ]
     return found
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -19,7 +20,8 @@ from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.context import Context
 from clearhead.tokenize import Tokenizer
 
-Pool = Literal["mean", "first", "pooler", "none"]
+from .sentences import Pool, SentenceSettings
+
 BATCH = 32
 
 
@@ -30,6 +32,7 @@ class TextReader:
     model: SequenceModel
     tokenizer: Tokenizer
     context: int | None
+    truncate: bool = False  # cut longer texts; otherwise they are an error
 
     @classmethod
     def of(cls, model: Model, tokenizer: Tokenizer | None = None) -> TextReader:
@@ -47,17 +50,31 @@ class TextReader:
             raise ValueError(
                 "the text is empty, and this tokenizer adds no special tokens, so there is nothing to read"
             )
-        if self.context is not None and len(ids) > self.context:
-            raise ValueError(f"the text has {len(ids)} tokens, but the model reads at most {self.context}")
-        return ids
+        if self.context is None or len(ids) <= self.context:
+            return ids
+        if not self.truncate:
+            raise ValueError(
+                f"the text has {len(ids)} tokens, but the model reads at most {self.context}; to cut it, use truncate "
+                "(on the command line: --truncate)"
+            )
+        body = self.tokenizer.prompt(text, around=False)
+        place = next((i for i in range(len(ids)) if ids[i : i + len(body)] == body), 0)
+        after = ids[place + len(body) :]
+        return [*ids[: self.context - len(after)], *after]
 
     def batches(
         self, texts: Sequence[str], size: int = BATCH
-    ) -> Iterator[tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]]:
-        """Batches of `size` texts: padded tokens, and True where a token is real."""
+    ) -> Iterator[tuple[list[int], Int[Tensor, "B T"], Bool[Tensor, "B T"] | None]]:
+        """Batches of texts of similar lengths: their places in `texts`, padded tokens, and True where a token is real.
+
+        Sorting by length saves most of the padding.
+        """
         device = next(self.model.parameters()).device
-        for first in range(0, len(texts), size):
-            yield pad_prompts([self.ids(text) for text in texts[first : first + size]], device)
+        ids = [self.ids(text) for text in texts]
+        order = sorted(range(len(ids)), key=lambda place: len(ids[place]))
+        for first in range(0, len(order), size):
+            places = order[first : first + size]
+            yield places, *pad_prompts([ids[place] for place in places], device)
 
     def hidden_states(
         self, tokens: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None
@@ -66,30 +83,84 @@ class TextReader:
         context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable)
         return self.model.hidden_states(tokens, context), context
 
+    def head(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B D"]:
+        """The output of the model's pooler."""
+        assert self.model.head is not None, "a pooler is a head"
+        return self.model.head(x, context.at("head"), None)
+
 
 @torch.inference_mode()
 def embed(
-    model: Model, texts: Sequence[str], *, pool: Pool = "mean", tokenizer: Tokenizer | None = None
+    model: Model,
+    texts: Sequence[str],
+    *,
+    pool: Pool | None = None,
+    normalize: bool | None = None,
+    truncate: bool = False,
+    tokenizer: Tokenizer | None = None,
 ) -> list[Tensor]:
     """One vector for each text, or one for each of its tokens with `pool="none"`.
 
-    mean    the mean of the hidden states of all real tokens
-    first   the hidden state of the first token, BERT's [CLS]
-    pooler  the output of the model's own pooler
+    pool       mean    the mean of the hidden states of all real tokens
+               first   the hidden state of the first token, BERT's [CLS]
+               max     the largest value of each feature over the real tokens
+               last    the hidden state of the last real token
+               pooler  the output of the model's own pooler
+    normalize  scale each vector to length 1
+    truncate   cut texts that are too long; otherwise they are an error
+
+    What is None is as the folder says, if it is one of sentence-transformers: its pooling, normalizing, dense layers,
+    default prompt and longest text apply. Else it is the mean, not normalized.
     """
-    reader, found = TextReader.of(model, tokenizer), []
-    if pool == "pooler" and not isinstance(reader.model.config.head, PoolerConfig):
-        raise ValueError("this model has no pooler; pool is one of mean, first, none")
-    for tokens, readable in reader.batches(texts):
+    settings = SentenceSettings.of(model.origin)
+    reader = TextReader.of(model, tokenizer)
+    chosen = pool or settings.pool
+    if chosen == "pooler" and not isinstance(reader.model.config.head, PoolerConfig):
+        raise ValueError("this model has no pooler; pool is one of mean, first, max, last, none")
+    if settings.length is not None and not truncate:
+        longest = min(settings.length, reader.context or settings.length)
+        reader, truncate = replace(reader, context=longest), True
+        warn_cut(reader, texts, settings)
+    reader = replace(reader, truncate=truncate)
+    found: list[Tensor] = [torch.empty(0)] * len(texts)
+    for places, tokens, readable in reader.batches([settings.prompt + text for text in texts]):
         x, context = reader.hidden_states(tokens, readable)
         real = torch.ones_like(tokens, dtype=torch.bool) if readable is None else readable
-        if pool == "none":
-            found += [row[mine] for row, mine in zip(x, real, strict=True)]
-        elif pool == "mean":
-            found += list((x * real[:, :, None]).sum(dim=1) / real.sum(dim=1, keepdim=True))
-        elif pool == "first":
-            found += list(x[:, 0])
-        else:
-            assert reader.model.head is not None, "a pooler is a head"
-            found += list(reader.model.head(x, context.at("head"), None))
+        vectors = pool_tokens(chosen, x, real) if chosen != "pooler" else reader.head(x, context)
+        if chosen != "none":
+            finish = settings if pool is None else replace(settings, dense=())
+            vectors = list(
+                finish.finish(torch.stack(list(vectors)), settings.normalize if normalize is None else normalize)
+            )
+        elif normalize:
+            vectors = [F.normalize(each, dim=-1) for each in vectors]
+        for place, vector in zip(places, vectors, strict=True):
+            found[place] = vector
     return found
+
+
+def warn_cut(reader: TextReader, texts: Sequence[str], settings: SentenceSettings) -> None:
+    """Warn about texts that are longer than the folder's longest text."""
+    assert reader.context is not None
+    long = sum(len(reader.tokenizer.prompt(settings.prompt + text)) > reader.context for text in texts)
+    if long:
+        each = "has" if long == 1 else "have"
+        warnings.warn(
+            f"{long} of {len(texts)} texts {each} more than {reader.context} tokens; the rest is cut", stacklevel=3
+        )
+
+
+def pool_tokens(
+    pool: Pool, x: Float[Tensor, "B T D"], real: Bool[Tensor, "B T"]
+) -> Float[Tensor, "B D"] | list[Float[Tensor, "T D"]]:
+    """One vector for each row from those of its real tokens; all of them for "none"."""
+    if pool == "none":
+        return [row[mine] for row, mine in zip(x, real, strict=True)]
+    if pool == "mean":
+        return (x * real[:, :, None]).sum(dim=1) / real.sum(dim=1, keepdim=True)
+    if pool == "max":
+        return x.masked_fill(~real[:, :, None], -torch.inf).amax(dim=1)
+    if pool == "last":
+        last = (real * torch.arange(real.shape[1], device=real.device)).argmax(dim=1)
+        return x[torch.arange(len(x), device=x.device), last]
+    return x[:, 0]

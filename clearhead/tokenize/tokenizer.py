@@ -21,6 +21,8 @@ END = "<|endoftext|>"
 MASK = "[MASK]"
 HALF = "the text holds half of a surrogate pair, which is no character"
 BYTE = re.compile("<0x[0-9A-F]{2}>")
+FILES = "tokenizer.json, vocab.txt, vocab.json with merges.txt, spiece.model, sentencepiece.bpe.model, tokenizer.model"
+"""Files that hold a tokenizer, for messages."""
 KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>", "[SEP]")
 
 
@@ -33,6 +35,13 @@ SETTINGS: dict[str, Any] = {
     "tokenizer_class": str | None,
     "add_bos_token": bool | None,
     "add_eos_token": bool | None,
+    "add_prefix_space": bool | None,
+    "do_lower_case": bool | None,
+    "keep_accents": bool | None,
+    "strip_accents": bool | None,
+    "tokenize_chinese_chars": bool | None,
+    "extra_ids": int | None,
+    "added_tokens_decoder": dict[str, dict[str, Any]] | None,
 }
 """The fields of `tokenizer_config.json` that are used, with their types."""
 
@@ -69,7 +78,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, path: str | Path) -> Tokenizer:
-        """Load a `tokenizer.json`, a GGUF file, or a folder with a `tokenizer.json` or SentencePiece files."""
+        """Load a `tokenizer.json`, a GGUF file, or a folder with a `tokenizer.json` or one of the older files."""
         file = Path(path)
         if file.suffix == ".gguf":
             from .gguf import from_gguf  # imported here because gguf.py imports this module
@@ -82,8 +91,12 @@ class Tokenizer:
         beside = file.with_name("tokenizer_config.json")
         try:
             settings = read_settings(beside) if beside.exists() else {}
-            if not file.exists() and (found := from_sentencepiece(file.parent, settings)):
-                return found
+            if not file.exists():
+                from .older import load_older  # imported here because older.py imports this module
+
+                if (found := load_older(file.parent, settings)) is not None:
+                    return found
+                raise TokenizerError(f"{file.parent} has no tokenizer: none of {FILES}")
             inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))
         except (TokenizerError, JSONError):
             raise
@@ -226,22 +239,3 @@ class Tokenizer:
                 f"{len(known):,} characters that this tokenizer was made from; a tokenizer of bytes or byte pairs "
                 f"reads any text"
             )
-
-
-def from_sentencepiece(folder: Path, settings: dict[str, Any]) -> Tokenizer | None:
-    """Load Marian's two models and their table, or a single `tokenizer.model` as LLaMA has it.
-
-    With a `tokenizer.model`, prompts begin with `<s>` by default; the setting `add_bos_token` changes that.
-    """
-    from .marian import SOURCE, MarianTokenizer  # imported here because marian.py imports this module
-    from .pieces import begin_with, from_pieces, read_pieces
-
-    if (folder / SOURCE).exists():
-        return MarianTokenizer(folder, settings)
-    model = folder / "tokenizer.model"
-    if not model.exists():
-        return None
-    found = Tokenizer(from_pieces(read_pieces(model)), {"bos_token": "<s>"} | settings)
-    if settings.get("add_bos_token", True):
-        begin_with(found.inner, found.token("bos_token"))
-    return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -49,6 +50,10 @@ OUTSIDE = (
 """First words of tensors that belong to a head, and so have no prefix of the base model."""
 
 
+OTHER_HEADS = (*OUTSIDE, "pooler", "qa_outputs", "seq_relationship", "discriminator_predictions")
+"""The same of heads that a checkpoint may have besides the one that its config names."""
+
+
 class CheckpointError(ValueError):
     """A checkpoint that cannot be loaded or saved; the message lists what is missing, unknown or misshapen."""
 
@@ -93,6 +98,9 @@ class Family:
                 theirs[new] = theirs.pop(old)
         missing = sorted(wanted - theirs.keys())
         extra = sorted(n for n in theirs.keys() - wanted if not any(re.fullmatch(p, n) for p in self.ignored))
+        if spare := [name for name in extra if name.split(".")[0] in OTHER_HEADS]:
+            extra = [name for name in extra if name not in spare]
+            warnings.warn(f"{listing('ignored', spare, 3)}; they belong to another head", stacklevel=3)
         if missing or extra:
             raise CheckpointError("; ".join(filter(None, (listing("missing", missing), listing("unknown", extra)))))
         shapes = config.weights()
@@ -178,9 +186,25 @@ def family(hf: Mapping[str, Any]) -> Family:
     kind = hf.get("model_type")
     if kind == "clearhead":
         return OWN
+    if kind is None:
+        raise ConfigError(
+            "config.json has no model_type; name the family: clearhead convert FOLDER OUT --family bert "
+            "(in Python: load(…, family='bert'))"
+        )
     if kind not in FAMILIES:
-        raise ConfigError(f"the model_type {kind!r} is not supported{nearest(kind, FAMILIES)}")
+        raise ConfigError(
+            f"the model_type {kind!r} is not supported{closest_family(kind)}; "
+            f"supported: {', '.join(sorted(FAMILIES))}. "
+            "If the model computes what one of these does, name it: clearhead convert FOLDER OUT --family NAME"
+        )
     return FAMILIES[kind]
+
+
+def closest_family(kind: str) -> str:
+    """`; the nearest supported family is llama`, if the name is a variant of one: mllama, llama4_text, qwen2_5_vl."""
+    bare = re.sub(r"[\W\d_]+|text|vl|moe|vision|model|for|causal|lm", "", kind.lower())
+    bases = {re.sub(r"[\W\d_]+|text|moe", "", name): name for name in sorted(FAMILIES, reverse=True)}
+    return f"; the nearest supported family is {bases[bare]}" if bare in bases else ""
 
 
 def to_hf(config: ModelConfig, preferred: str | None = None) -> dict[str, Any] | None:
