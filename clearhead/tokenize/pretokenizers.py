@@ -37,7 +37,54 @@ DEEPSEEK3 = (
     "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
 )
 DEEPSEEK_CODER = ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGIT)
+CASED = (
+    "A-Za-zµÀ-ÖØ-öø-ƺƼ-ƿǄ-ʓʕ-ʯͰ-ͳͶͷͻ-ͽͿΆΈ-ΊΌΎ-ΡΣ-ϵϷ-ҁҊ-ԯԱ-ՖႠ-ჅᎠ-Ᏽᏸ-ᏽᲐ-ᲺᲽ-Ჿᴀ-ᴫᵫ-ᵷᵹ-ᶚḀ-ἕἘ-Ἕἠ-ὅὈ-Ὅὐ-ὗὙὛὝὟ-ώᾀ-ᾴ"
+    "ᾶ-ᾼιῂ-ῄῆ-ῌῐ-ΐῖ-Ίῠ-Ῥῲ-ῴῶ-ῼℂℇℊ-ℓℕℙ-ℝℤΩℨK-ℭℯ-ℴℹℼ-ℿⅅ-ⅉⅎↃↄⰀ-ⱻⱾ-ⳤⳫ-ⳮⳲⳳꙀ-ꙭꚀ-ꚛꜢ-ꝯꝱ-ꞇꞋ-ꞎꭰ-ꮿﬀ-ﬆﬓ-ﬗＡ-Ｚａ-ｚ𐐀-𐑏𐒰-𐓓"
+    "𐓘-𐓻𐲀-𐲲𐳀-𐳲𑢠-𑣟𞤀-𞥃"
+)
+"""Letters with an upper and a lower case, which deepseek-llm lists instead of naming their class."""
+DEEPSEEK_LLM = (
+    "[\r\n]",
+    rf"\s?[{CASED}]+",
+    r"\s?[!-/:-~！-／：-～‘-‟　-。]+",
+    r"\s+$",
+    "[一-龥ࠀ-一가-퟿]+",
+    DIGITS,
+)
+SPARK = (*DEEPSEEK3[:2], DEEPSEEK3[2].replace("]+[\r\n]*|\\s*[\r\n]+", "]+|[\r\n]"), DIGIT)
 FALCON = (r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]")
+DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", GPT2, DIGITS, "[0-9][0-9][0-9]")
+MINICPM = (r"\p{N}{1,3}", LLAMA3.replace(r"\p{N}{1,3}", DIGITS))
+SPACES = "".join(rf"\s{{{2**power}}}(?!\S)|" for power in range(9, 1, -1)) + r"\s{1,2}(?!\S)|\s{1}"
+JAIS2 = LLAMA3.replace(r"\s+(?!\S)|\s+", SPACES)
+QWEN35 = QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+BAILING = QWEN2.replace(r"(?i:'s|'t|'re|'ve|'m|'ll|'d)", "'(?i:[sdmt]|ll|ve|re)").replace(r"\s*[\r\n]+", r"\s*[\r\n]")
+SEED_CODER = QWEN2.replace(r"\p{N}]+[\r\n]*", r"\p{N}\r\n]+")
+UFAKZEKA = QWEN2.removeprefix("(?i:'s|'t|'re|'ve|'m|'ll|'d)|")
+EXAONE_MOE = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+HAN_UPPER, HAN_LOWER = (f"[{letters[1:-1]}&&[^\\p{{Han}}]]" for letters in (UPPER, LOWER))
+KIMI = r"\p{Han}+|" + GPT4O.replace(UPPER, HAN_UPPER).replace(LOWER, HAN_LOWER).replace(r"[\r\n/]*", r"[\r\n]*")
+YOUTU = (
+    "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
+    GPT4O.replace(r"\p{N}{1,3}", DIGIT),
+)
+TINY_AYA = (r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O)
+AFMOE = (
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",
+    "[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+    DEEPSEEK3[2],
+)
+CHAMELEON = (
+    "<sentinel:[0-9]+>",
+    "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z",
+    r"([\t\n]|    |  )",
+    DIGIT,
+    r"[\p{P}!-/:-@\[-`{-~]",
+    GPT2,
+)
 
 
 @dataclass(frozen=True)
@@ -51,29 +98,52 @@ class WordRule:
 
 
 WORD_RULES = {
+    "default": WordRule(DEFAULT),
     "gpt-2": WordRule((GPT2,)),
     "llama-bpe": WordRule((LLAMA3,), ignore_merges=True, begins=True),
+    "glm4": WordRule((LLAMA3,), ignore_merges=True),
     "dbrx": WordRule((LLAMA3,)),
     "qwen2": WordRule((QWEN2,)),
+    "qwen35": WordRule((QWEN35,)),
     "smollm": WordRule((DIGIT, GPT2)),
     "bloom": WordRule((BLOOM,)),
     "viking": WordRule((BLOOM, DIGIT)),
-    "deepseek-coder": WordRule(DEEPSEEK_CODER, written=False),
+    "deepseek-llm": WordRule(DEEPSEEK_LLM),
+    "deepseek-coder": WordRule(DEEPSEEK_CODER),
     "deepseek-v3": WordRule(DEEPSEEK3),
+    "spark2_5": WordRule(SPARK),
     "falcon": WordRule(FALCON),
-    "tekken": WordRule((TEKKEN,), ignore_merges=True, begins=True, written=False),
-    "gpt-4o": WordRule((GPT4O,), written=False),
+    "minicpm5": WordRule(MINICPM, ignore_merges=True),
+    "jais-2": WordRule((JAIS2,)),
+    "bailingmoe": WordRule((BAILING,)),
+    "seed-coder": WordRule((SEED_CODER,)),
+    "ufakzeka": WordRule((UFAKZEKA,)),
+    "laguna": WordRule((r"[^\n]+|[\n]+", QWEN2)),
+    "exaone-moe": WordRule((EXAONE_MOE,)),
+    "superbpe": WordRule((DIGITS, r"(?=(\d{3})+(?!\d))")),
+    "kimi-k2": WordRule((KIMI,)),
+    "youtu": WordRule(YOUTU, ignore_merges=True),
+    "tiny_aya": WordRule(TINY_AYA),
+    "afmoe": WordRule(AFMOE),
+    "chameleon": WordRule(CHAMELEON, begins=True),
+    "tekken": WordRule((TEKKEN,), ignore_merges=True, begins=True),
+    "gpt-4o": WordRule((GPT4O,)),
+    "granite-embed-multi-97m": WordRule((GPT4O,), ignore_merges=True),
 }
-"""The rule of each name. llama.cpp approximates tekken, gpt-4o and deepseek-coder, so those are only read."""
+"""The rule of each name of llama.cpp."""
 ALIASES = {
-    "gpt-2": "phi-2 jina-es jina-de jina-v2-es jina-v2-de gigachat mellum modern-bert roberta-bpe mpt olmo jais",
-    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2",
-    "dbrx": "smaug-bpe chatglm-bpe glm4",
-    "qwen2": "stablelm2 hunyuan megrez deepseek-r1-qwen grok-2",
-    "smollm": "starcoder refact command-r codeshell exaone minerva-7b",
+    "gpt-2": "phi-2 jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code gigachat a.x-4.0 mellum modern-bert "
+    "roberta-bpe mpt olmo jais trillion granite-docling exaone4",
+    "llama-bpe": "llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano",
+    "glm4": "glm5",
+    "dbrx": "smaug-bpe chatglm-bpe",
+    "qwen2": "stablelm2 hunyuan megrez deepseek-r1-qwen grok-2 kormo f2llmv2 solar-open",
+    "smollm": "starcoder refact command-r codeshell exaone minerva-7b mellum2",
     "bloom": "poro-chat gpt3-finnish",
-    "deepseek-v3": "hunyuan-dense",
-    "gpt-4o": "llama4",
+    "deepseek-v3": "hunyuan-dense joyai-llm hy_v4",
+    "bailingmoe": "bailingmoe2 llada-moe",
+    "tiny_aya": "cohere2moe",
+    "gpt-4o": "llama4 kanana2 talkie minimax-m2",
 }
 WORD_RULES |= {alias: WORD_RULES[name] for name, aliases in ALIASES.items() for alias in aliases.split()}
 

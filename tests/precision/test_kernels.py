@@ -621,5 +621,5 @@ def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch
         _fields_ = [*Matrix._fields_, ("more", ctypes.c_int64)]
 
     monkeypatch.setattr("clearhead.kernels.build.STRUCTS", (Longer,))
-    with pytest.raises(NoKernels, match="was built with a Longer of 64 bytes, but it has 72"):
+    with pytest.raises(NoKernels, match="was built with a Longer of 72 bytes, but it has 80"):
         load(library_path())
