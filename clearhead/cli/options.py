@@ -196,13 +196,17 @@ def read_model(path: str, **options: Any) -> Model:
     """The model in a checkpoint folder, in its own precision; warnings go to stderr. Options as of `load`."""
     import warnings
 
+    from clearhead.models.convert import CheckpointError
     from clearhead.models.load import load
     from clearhead.models.presets import PRESETS
 
     warnings.showwarning = lambda message, *_: click.echo(f"clearhead: {message}", err=True)
-    if path in PRESETS and not Path(path).exists():
-        raise ValueError(f"{path} is an architecture without weights; give a checkpoint folder")
-    return load(path, **options)
+    try:
+        return load(path, **options)
+    except CheckpointError as error:
+        if path in PRESETS and not Path(path).exists():
+            raise ValueError(f"{path} is a preset, which has no weights, and as a name on the Hub: {error}") from None
+        raise
 
 
 def read_finite_model(path: str, **options: Any) -> Model:

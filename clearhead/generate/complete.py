@@ -15,6 +15,7 @@ from clearhead.configs.decoding import DecodingOptions
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.tokenize import Tokenizer
 from clearhead.tokenize.gguf import from_gguf
+from clearhead.tokenize.older import READERS
 
 from .beam import beam_search
 from .defaults import context_length, default_decoding
@@ -25,7 +26,7 @@ from .speculate import Draft, speculate
 NEW_TOKENS = 256
 BATCH = 16
 Kind = TypeVar("Kind", bound="TextGenerator")
-TOKENIZERS = ("tokenizer.json", "tokenizer.model", "source.spm")
+TOKENIZERS = ("tokenizer.json", *(name for names in READERS for name in names))
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ OTHERS = {
     "rust_model.ot": "weights for Rust",
     "model.onnx": "an ONNX graph",
 }
-"""Weights of other programs, which are not read."""
+"""Weights of other programs, which are not supported."""
 
 
 @contextmanager
@@ -206,28 +206,28 @@ def text_writer(text: str) -> Callable[[Path], object]:
 
 
 def tensor_writer(tensors: Mapping[str, Tensor]) -> Callable[[Path], object]:
-    """A function that writes a safetensors file in which every tensor begins at a multiple of 64 bytes, if it can.
+    return lambda path: write_safetensors(tensors, path)
+
+
+def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file in which every tensor begins at a multiple of 64 bytes, if it can.
 
     The header is padded, and tensors that are not a multiple of 64 bytes are at the end.
     """
     order = sorted(tensors, key=lambda name: tensors[name].nbytes % ALIGNMENT != 0)
-
-    def write(path: Path) -> None:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        end = 0
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        place = [end, end := end + tensor.nbytes]
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
+    text = json.dumps(header, ensure_ascii=False).encode()
+    text += b" " * (-(len(text) + 8) % ALIGNMENT)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
-            tensor = tensors[name]
-            place = [end, end := end + tensor.nbytes]
-            header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": place}
-        text = json.dumps(header, ensure_ascii=False).encode()
-        text += b" " * (-(len(text) + 8) % ALIGNMENT)
-        with path.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for name in order:
-                flat = tensors[name].detach().cpu().contiguous().flatten()
-                file.write(memoryview(flat.view(torch.uint8).numpy()))
-
-    return write
+            flat = tensors[name].detach().cpu().contiguous().flatten()
+            file.write(memoryview(flat.view(torch.uint8).numpy()))
 
 
 def refuse_model(folder: Path, names: set[str]) -> None:

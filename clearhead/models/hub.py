@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Sequence
@@ -18,9 +19,9 @@ BARE = re.compile(r"\w[\w-]*(\.\d[\w-]*)*")
 
 
 def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
-    """The path itself if it exists; else the Hub's folder of a model called `org/name`.
+    """The path itself if it exists; else the folder of a model on the Hub called `org/name`, or `gpt2`.
 
-    A bare name such as `gpt2` is looked up in the local Hub cache only. A path inside a folder that exists is taken for
+    A bare name is looked up in the local cache first, then on the Hub. A path inside a folder that exists is taken for
     a typing error, not for a name. HF_HOME says where the cache is; with HF_HUB_OFFLINE=1 nothing is downloaded.
     """
     if not str(path):
@@ -28,9 +29,9 @@ def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
     here = Path(path)
     if is_unfinished_run(here):
         return unfinished_model(here)
-    if isinstance(path, str) and BARE.fullmatch(path) and not here.exists():
-        return cached_model(path, files) or here
-    if here.exists() or here.parent.is_dir() or not isinstance(path, str) or not NAME.fullmatch(path):
+    if here.exists() or not isinstance(path, str) or not (BARE.fullmatch(path) or NAME.fullmatch(path)):
+        return here
+    if NAME.fullmatch(path) and here.parent.is_dir():
         return here
     try:
         from huggingface_hub import snapshot_download
@@ -39,29 +40,26 @@ def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
         raise CheckpointError(
             f"{path} is not a folder; if it is the name of a model on the Hub: {install_command('hub')}"
         ) from None
+    if BARE.fullmatch(path):
+        try:
+            return Path(snapshot_download(path, allow_patterns=list(files), local_files_only=True))
+        except (OSError, ValueError):
+            pass
     try:
         return Path(snapshot_download(path, allow_patterns=list(files)))
     except RepositoryNotFoundError:
-        raise CheckpointError(f"{path} is neither a folder nor a model on the Hub that you may read") from None
-    except (LocalEntryNotFoundError, OfflineModeIsEnabled):
         raise CheckpointError(
-            f"{path} is not a folder, not in the Hub's cache, and the Hub cannot be reached"
+            f"{path} is not a folder, not in the Hub's cache, and not a model on the Hub that you may read"
         ) from None
+    except OfflineModeIsEnabled:
+        raise CheckpointError(f"{path} is not a folder and not in the Hub's cache, and HF_HUB_OFFLINE is set") from None
+    except LocalEntryNotFoundError:
+        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        reason = "HF_HUB_OFFLINE is set" if offline else "the Hub cannot be reached"
+        raise CheckpointError(f"{path} is not a folder and not in the Hub's cache, and {reason}") from None
     except (OSError, ValueError) as error:
         lines = str(error).strip().splitlines()
         raise CheckpointError(f"{path} is not a folder, and the Hub says: {lines[0] if lines else error!r}") from None
-
-
-def cached_model(name: str, files: Sequence[str]) -> Path | None:
-    """The folder of a model in the local Hub cache; None if it is not there, or if huggingface-hub is not installed."""
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        return None
-    try:
-        return Path(snapshot_download(name, allow_patterns=list(files), local_files_only=True))
-    except (OSError, ValueError):
-        return None
 
 
 def is_unfinished_run(folder: Path) -> bool:

@@ -21,7 +21,7 @@ from torch import Tensor
 from clearhead.typed_json import read_json
 
 from .convert import CheckpointError
-from .folder import WeightIndex, read_safetensors, tensor_writer
+from .folder import WeightIndex, read_safetensors, write_safetensors
 
 PICKLE, PICKLE_INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
 SECONDS = 600  # CPU time for one file
@@ -99,7 +99,7 @@ def main() -> None:
         weights = read_weights(source)
         if not weights:
             raise CheckpointError("it holds no tensors")
-        tensor_writer(weights)(target)
+        write_safetensors(weights, target)
     except UnpicklingError as error:
         lines = [line for line in str(error).splitlines() if "GLOBAL" in line] or [str(error).splitlines()[0]]
         print(f"it holds more than tensors, and opening it could run code ({lines[0].strip()[:160]})")

@@ -109,8 +109,8 @@ def embed(
     normalize  scale each vector to length 1
     truncate   cut texts that are too long; otherwise they are an error
 
-    What is None is as the folder says, if it is one of sentence-transformers: its pooling, normalizing, dense layers,
-    default prompt and longest text apply. Else it is the mean, not normalized.
+    By default, a folder of sentence-transformers decides: its pooling, normalizing, dense layers,
+    default prompt and longest text apply. Other models give the mean, not normalized.
     """
     settings = SentenceSettings.of(model.origin)
     reader = TextReader.of(model, tokenizer)

@@ -166,8 +166,9 @@ def test_bad_requests_get_one_sentence(folder: str, arguments: tuple[str, ...], 
 
 
 def test_models_without_lm_head_are_refused(tmp_path: Path) -> None:
-    assert "gpt2 is an architecture without weights" in error_of("generate", "gpt2", "x")
-    assert "nowhere is missing" in error_of("generate", "nowhere", "x")
+    said = error_of("generate", "gpt2", "x")
+    assert "gpt2 is a preset, which has no weights, and as a name on the Hub: gpt2 is not a folder" in said
+    assert "nowhere is not a folder and not in the Hub's cache" in error_of("generate", "nowhere", "x")
     package.build(package.preset("tiny-bert")).save(tmp_path)
     assert "this model has a Pooler head and cannot generate text" in error_of("generate", str(tmp_path), "x")
     package.build(package.preset("tiny-gpt")).save(tmp_path / "bare")

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 import clearhead
@@ -248,10 +247,10 @@ def test_a_gathered_model_has_its_adapters_and_can_be_saved(
     assert clearhead.load(tmp_path).config == task.config
 
     def full(*given: object) -> None:
-        raise SafetensorError("no space left")
+        raise OSError("no space left")
 
     before = sorted(path.name for path in tmp_path.iterdir())
-    monkeypatch.setattr("clearhead.models.folder.save_file", full)
+    monkeypatch.setattr("clearhead.models.folder.write_safetensors", full)
     with pytest.raises(OSError, match="no space left"):
         save_adapter(copy, tmp_path, base, config.adapter)
     assert sorted(path.name for path in tmp_path.iterdir()) == before
