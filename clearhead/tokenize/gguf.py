@@ -42,7 +42,7 @@ def from_gguf(path: Path) -> Tokenizer | None:
         return None
     if kind not in ("llama", "gpt2"):
         raise TokenizerError(f"{path}: the tokenizer {kind!r} is not supported; supported: gpt2, llama")
-    rule = find_rule(fields.get(f"{TOKENS}pre", "gpt-2"), path) if kind == "gpt2" else None
+    rule = find_rule(fields.get(f"{TOKENS}pre", "default"), path) if kind == "gpt2" else None
     try:
         inner = from_scores(fields) if rule is None else from_merges(fields, rule)
     except KeyError as error:

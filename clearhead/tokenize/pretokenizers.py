@@ -108,8 +108,8 @@ WORD_RULES = {
     "smollm": WordRule((DIGIT, GPT2)),
     "bloom": WordRule((BLOOM,)),
     "viking": WordRule((BLOOM, DIGIT)),
-    "deepseek-llm": WordRule(DEEPSEEK_LLM),
-    "deepseek-coder": WordRule(DEEPSEEK_CODER),
+    "deepseek-llm": WordRule(DEEPSEEK_LLM, written=False),
+    "deepseek-coder": WordRule(DEEPSEEK_CODER, written=False),
     "deepseek-v3": WordRule(DEEPSEEK3),
     "spark2_5": WordRule(SPARK),
     "falcon": WordRule(FALCON),
@@ -120,17 +120,17 @@ WORD_RULES = {
     "ufakzeka": WordRule((UFAKZEKA,)),
     "laguna": WordRule((r"[^\n]+|[\n]+", QWEN2)),
     "exaone-moe": WordRule((EXAONE_MOE,)),
-    "superbpe": WordRule((DIGITS, r"(?=(\d{3})+(?!\d))")),
-    "kimi-k2": WordRule((KIMI,)),
+    "superbpe": WordRule((DIGITS, r"(?=(\d{3})+(?!\d))"), written=False),
+    "kimi-k2": WordRule((KIMI,), written=False),
     "youtu": WordRule(YOUTU, ignore_merges=True),
-    "tiny_aya": WordRule(TINY_AYA),
-    "afmoe": WordRule(AFMOE),
+    "tiny_aya": WordRule(TINY_AYA, written=False),
+    "afmoe": WordRule(AFMOE, written=False),
     "chameleon": WordRule(CHAMELEON, begins=True),
-    "tekken": WordRule((TEKKEN,), ignore_merges=True, begins=True),
-    "gpt-4o": WordRule((GPT4O,)),
-    "granite-embed-multi-97m": WordRule((GPT4O,), ignore_merges=True),
+    "tekken": WordRule((TEKKEN,), ignore_merges=True, begins=True, written=False),
+    "gpt-4o": WordRule((GPT4O,), written=False),
+    "granite-embed-multi-97m": WordRule((GPT4O,), ignore_merges=True, written=False),
 }
-"""The rule of each name of llama.cpp."""
+"""The rule of each name of llama.cpp, which approximates some; those are read exactly, but not written."""
 ALIASES = {
     "gpt-2": "phi-2 jina-es jina-de jina-v2-es jina-v2-de jina-v1-en jina-v2-code gigachat a.x-4.0 mellum modern-bert "
     "roberta-bpe mpt olmo jais trillion granite-docling exaone4",
