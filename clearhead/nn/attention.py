@@ -1,4 +1,12 @@
-"""Multi-head, grouped-query and multi-query attention: one module, which differ in `kv_heads` only."""
+"""Multi-head, grouped-query and multi-query attention: one module, which differ in `kv_heads` only.
+
+The file in reading order: the module, then `attend`, which chooses one of the paths below, then the paths. What
+attention reads can be shown without changing it: `attention_view.py`.
+
+    x B T D ── qkv ──┬── q B H T K ── norm ── rotate ───────────────────┐
+                     ├── k B G S K ── norm ── rotate ── cache ── scores ─┴── softmax ── ∘ v ── out B T D
+                     └── v B G S U ──────────────────── cache ───────────────────────────┘
+"""
 
 from __future__ import annotations
 
@@ -33,17 +41,17 @@ class MultiHeadAttention(nn.Module):
 
     G = H is multi-head, G = 1 multi-query, anything between grouped-query attention: H/G query heads share a key head.
     Cross-attention is the same module with a source in its context, which the key and value rows of the matrix read.
+
+    One matrix for q, k and v is one large product instead of three small ones. `fused` tells loaders and LoRA where the
+    three are inside it. Dropout acts on the weights, in training only.
     """
 
     def __init__(self, config: AttentionConfig, dim: int) -> None:
         super().__init__()
         key, value = config.widths(dim)
         self.heads, self.groups = config.heads, config.groups
-        self.rows = (
-            self.heads * key,
-            self.groups * key,
-            self.groups * value,
-        )  # rows of the matrix for queries, keys and values
+        # Rows of the matrix for queries, keys and values.
+        self.rows = (self.heads * key, self.groups * key, self.groups * value)
         self.widths = (key, value)
         self.mask, self.dropout = config.mask, config.dropout
         self.ring = config.ring
@@ -61,6 +69,13 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: KVCache | CrossCache | None = None
     ) -> Float[Tensor, "B T D"]:
+        """The layer's output, B T D.
+
+        x        B T D: the queries are made of it, and without a source the keys and values too
+        context  positions, padding, documents; for cross-attention also the source
+        state    None: read x alone. `KVCache`: append the new keys, and read all. `CrossCache`: read a source that
+                 was projected before
+        """
         q, k, v = self.project(x, context, state)
         q = context.tap("query_norm", self.query_norm(context.tap("query", q)))
         if not isinstance(state, CrossCache):
@@ -124,6 +139,10 @@ class MultiHeadAttention(nn.Module):
         return replace(cache, key=self.key_norm(cache.key))
 
     def init_state(self, allocator: StateAllocator) -> KVCache:
+        """A KV cache for every position, or a ring for the last `reach` if the mask is a sliding window.
+
+        A mask that is not causal raises: a token could not know keys that come later.
+        """
         check_causal(self.mask)
         slots = allocator.slots_for(self.ring)
         (key, value), size = self.widths, slots.positions.shape[1]
@@ -149,7 +168,11 @@ def clip(x: Tensor, limit: float | None) -> Tensor:
 
 
 def fold_rows(q: Float[Tensor, "B H T K"], rows: int) -> Float[Tensor, "N H RT K"]:
-    """Fold `rows` consecutive rows into one row's query axis: beams that share a source become queries of one row."""
+    """Fold `rows` consecutive rows into one row's query axis: beams that share a source become queries of one row.
+
+    4 beams of one sentence read the same source keys. As 4 rows they would need 4 copies of them; as 4 queries of one
+    row they need one, and the product is larger and so faster.
+    """
     return q.unflatten(0, (-1, rows)).transpose(1, 2).flatten(2, 3)
 
 
@@ -254,7 +277,12 @@ def fused_attention(
     scale: float | None,
     dropout: float,
 ) -> Float[Tensor, "B H T U"]:
-    """One call of torch's fused kernel. The key heads of a group are read in place, never copied R times."""
+    """One call of torch's fused kernel. The key heads of a group are read in place, never copied R times.
+
+    The kernel wants as many key heads as query heads, and keys as wide as values. Both are arranged by views where
+    possible: heads of a group become rows of queries (decoding) or rows of the batch (a prompt), and a narrower width
+    is padded with zeros, which add nothing to a dot product.
+    """
     (batch, heads, length, key), (groups, value) = q.shape, (v.shape[1], v.shape[3])
     repeats = heads // groups
     if k.shape[2] == 0 or batch == 0 or length == 0:

@@ -1,4 +1,12 @@
-"""From a config to its module, which is in the file of `clearhead.nn` named like the config's file."""
+"""From a config to its module, which is in the file of `clearhead.nn` named like the config's file.
+
+    @builds(LSTMConfig)
+    class LSTM(nn.Module): …
+
+    build_part(LSTMConfig(), dim=64)        imports clearhead.nn.lstm if it has to, and makes an LSTM
+
+So a config needs no import of torch, and a new part is found without a list of all parts.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""What a forward pass knows besides x: positions of queries and keys, which keys are real, and the taps."""
+"""What a forward pass knows besides x: positions of queries and keys, which keys are real, and the taps.
+
+A context answers three questions for every part:
+
+    where      positions of queries and keys, for rotary, ALiBi and masks
+    who        which keys are real (`readable`), and which tokens share a document
+    what else  taps to read or replace values, and `fused` to write attention out
+
+It is made once per pass by the model and handed down. `at(name)` is the same context for a child, with a longer path.
+"""
 
 from __future__ import annotations
 

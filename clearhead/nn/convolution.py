@@ -1,4 +1,8 @@
-"""The causal convolution of Mamba and of short-convolution layers, continuing from a state."""
+"""The causal convolution of Mamba and of short-convolution layers, continuing from a state.
+
+A filter of O + 1 tokens for each channel. Decoding keeps the last O inputs. Documents do not mix: a tap that would
+reach into the document before reads 0.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""From token ids or pixels to vectors of width D."""
+"""From token ids or pixels to vectors of width D.
+
+    TokenEmbedding      B T ids      ->  B T D        a row of a table, plus position and segment
+    FactoredEmbedding   B T ids      ->  B T D        a narrow row, then a matrix (ALBERT)
+    PatchEmbedding      B Ch Y X     ->  B P+1 D      a class token, then one vector for each patch (ViT)
+
+Position may also enter later: by rotation in attention (rotary), or in the scores (ALiBi). Then `position` is None.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +41,11 @@ class TokenEmbedding(nn.Module):
     def forward(
         self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
+        """The input of the first block, B T D.
+
+        Ids are checked first: an id outside the table would read foreign memory on some devices. Segments default to
+        0.
+        """
         check_range(tokens, self.tokens.num_embeddings, "token", "the vocabulary")
         if segments is not None and self.segments is None:
             raise ValueError("segments were given, but this model has no segment table")
@@ -81,6 +93,7 @@ class PatchEmbedding(nn.Module):
     def forward(
         self, images: Float[Tensor, "B Ch Y X"], context: Context, segments: None = None
     ) -> Float[Tensor, "B T D"]:
+        """A class token and one vector per patch, B P+1 D, with the learned positions added."""
         if images.shape[1:] != (self.channels, self.image, self.image):
             wanted = f"{self.channels}×{self.image}×{self.image}"
             raise ValueError(f"images are {'×'.join(map(str, images.shape[1:]))}, but this model reads {wanted}")

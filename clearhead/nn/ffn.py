@@ -1,6 +1,11 @@
 """Feed-forward layers, plain and gated: what each position computes on its own.
 
 The tap `pre_activation` is what the activation reads; `up` is what `down` reads.
+
+    x  B T D  ──  up  ──  B T F  ──  activation  ──  down  ──  B T D               plain
+    x  B T D  ──  gate, up  ──  B T F each  ──  act(gate) ∘ up  ──  down  ──  B T D    gated
+
+Two thirds of a block's weights are here. The layer reads no other position, so it needs no mask, no state and no cache.
 """
 
 from collections.abc import Callable
@@ -34,6 +39,7 @@ class FeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
+        """Taps: pre_activation B T F, up B T F, down B T D."""
         hidden = context.tap("up", ACTIVATIONS[self.activation](context.tap("pre_activation", self.up(x))))
         return context.tap("down", self.down(hidden))
 
@@ -52,6 +58,7 @@ class GatedFeedForward(nn.Module):
         self.down = Linear(hidden, dim, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
+        """Taps: pre_activation, gate and up, B T F each, and down B T D."""
         hidden = activate(self.config, self.gate(x), self.up(x), context.tap)
         return context.tap("down", self.down(hidden))
 

@@ -1,6 +1,11 @@
 """Heads: from hidden states to logits, or to one vector per text.
 
 A tied head has no matrix of its own and uses `table`, the embedding's.
+
+    x  B T D  ──  LMHead, MaskedLMHead  ──  logits  B T V
+              ──  FirstToken, LastToken, MeanPool, Pooler  ──  B D  ──  ClassHead  ──  B C
+
+`forward(x, context, table)` is the same for all of them, so that a model needs no branch for its head.
 """
 
 from __future__ import annotations
@@ -31,7 +36,11 @@ Table = Float[Tensor, "V Y"] | Packed | None  # Y = D, except in ALBERT
 
 @builds(LMHeadConfig)
 class LMHead(nn.Module):
-    """x Wᵀ + b: logits over the vocabulary. Those at position t score token t + 1."""
+    """x Wᵀ + b: logits over the vocabulary. Those at position t score token t + 1.
+
+    `scale` and `softcap` change logits after the product: logits·scale (Cohere), softcap·tanh(logits/softcap) (Gemma
+    2).
+    """
 
     def __init__(self, config: LMHeadConfig, dim: int) -> None:
         super().__init__()
@@ -40,6 +49,7 @@ class LMHead(nn.Module):
         self.scale, self.softcap = config.scale, config.softcap
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
+        """B T V. In decoding the model passes only the last position here."""
         logits = linear(x, own_or_tied(self.weight, table), self.bias)
         logits = logits if self.scale == 1 else logits * self.scale
         if self.softcap is not None:
@@ -85,6 +95,7 @@ class LastToken(nn.Module):
         super().__init__()
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
+        """B D. The reversed argmax finds the last True of each row, so padding at the end is skipped."""
         if context.readable is None:
             return context.tap("pooled", x[:, -1])
         last = x.shape[1] - 1 - context.readable.int().flip(1).argmax(dim=1)
@@ -99,6 +110,7 @@ class MeanPool(nn.Module):
         super().__init__()
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B D"]:
+        """B D. A row of nothing but padding gives zeros."""
         if context.readable is None:
             return context.tap("pooled", x.mean(dim=1))
         real = context.readable[:, :, None].to(x.dtype)
@@ -107,7 +119,10 @@ class MeanPool(nn.Module):
 
 @builds(PoolerConfig)
 class Pooler(nn.Module):
-    """An activation of a dense layer over the first position."""
+    """An activation of a dense layer over the first position.
+
+    BERT's checkpoints have one, with tanh; ELECTRA and RoBERTa classify with other activations.
+    """
 
     def __init__(self, config: PoolerConfig, dim: int) -> None:
         super().__init__()
@@ -128,6 +143,7 @@ class ClassHead(nn.Module):
         self.classes = Linear(dim, config.classes, bias=config.bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B C"]:
+        """B C: one score for each class; softmax of them are probabilities."""
         return context.tap("classes", self.classes(self.pool(x, context.at("pool"), table)))
 
 

@@ -1,6 +1,8 @@
 """Multi-head latent attention (MLA): keys and values of all heads from one small latent per position.
 
 DeepSeek-V2, arXiv 2405.04434, section 2.1. The KV cache holds the latent and one rotary key.
+
+Per position the cache keeps [latent ; rotary key], L + N numbers for all heads together, instead of H·(K + U).
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ class LatentAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: LatentCache | None = None
     ) -> Float[Tensor, "B T D"]:
+        """Queries and latents of the new tokens; the state adds the old latents; then the cheaper form attends."""
         q, joint = self.queries(x, context), self.latents(x, context)
         if state is not None:
             joint, context = state.append(joint, context)
@@ -105,6 +108,7 @@ class LatentAttention(nn.Module):
         return mixed[..., : c.latent_dim] @ to_value.mT
 
     def init_state(self, allocator: StateAllocator) -> LatentCache:
+        """A cache with one "head" of L + N numbers per position, which all heads read."""
         check_causal(self.config.mask)
         slots = allocator.slots_for(self.config.ring)
         joint = allocator.buffer(1, slots.positions.shape[1], self.config.latent_dim + self.config.rope_dim)

@@ -1,4 +1,13 @@
-"""Linear attention: sums over keys in the place of a comparison with each of them."""
+"""Linear attention: sums over keys in the place of a comparison with each of them.
+
+    kernel    φ(x)                 weights
+    Elu       elu(x) + 1           positive, divided by their sum
+    Favor     exp(ω·x − |x|²/2)    estimates of softmax attention (Performer)
+    Dot       x                    of either sign, not divided
+
+A kernel is a part with its own config, like a norm: `LinearAttention` does not know which one it has. Decoding keeps Σ
+φ(k)[v 1], W × (U + 1) numbers per head, whatever the length.
+"""
 
 from __future__ import annotations
 
@@ -143,6 +152,7 @@ class Favor(Kernel):
     def mix_causal(
         self, q: Features, k: Features, v: Heads, rows: DenseRows, state: LinearAttentionState | None
     ) -> Heads:
+        """The same with sums that carry their own scale: FavorSums(sums, top) means sums · exp(top)."""
         start = no_favor_sums(q, v)
         if state is not None:
             assert state.top is not None
@@ -193,6 +203,7 @@ class LinearAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: LinearAttentionState | None = None
     ) -> Float[Tensor, "B T D"]:
+        """Features and sums in float32 or wider, whatever the dtype of x: a sum over 100,000 keys needs the digits."""
         key, value = self.widths
         qkv = context.tap("qkv", self.qkv(x)).split(self.rows, dim=-1)
         q = context.tap("query", split_heads(qkv[0], key))
@@ -205,6 +216,10 @@ class LinearAttention(nn.Module):
         return context.tap("out", self.out(context.tap("concat", merge_heads(mixed))))
 
     def mix(self, q: Features, k: Features, v: Heads, context: Context, state: LinearAttentionState | None) -> Heads:
+        """The mixed values, B H T U: from weights if they must be seen, otherwise from sums.
+
+        Rows are packed first: padding is dropped, and documents are kept apart.
+        """
         if state is None:  # without a state all keys are here, and all weights can be written out
             view = LinearAttentionView(q, k, self.mask, context, self.kernel)
             for callback in context.viewers():
@@ -220,6 +235,7 @@ class LinearAttention(nn.Module):
         return rows.scatter(self.kernel.mix(q, k, v, rows), 2)
 
     def init_state(self, allocator: StateAllocator) -> LinearAttentionState:
+        """Sums over no keys. The last column is Σ φ(k), the denominator."""
         check_causal(self.mask)
         return self.kernel.init_state(allocator, self.heads, self.features, self.widths[1] + 1)
 
@@ -262,11 +278,11 @@ def redraw(model: nn.Module, seed: int) -> None:
 def with_seed(config: C, seed: int) -> C:
     """The same config tree with another seed in every `Favor`."""
 
-    def redraw(value: object) -> object:
+    def reseed(value: object) -> object:
         if isinstance(value, tuple):
-            return tuple(map(redraw, value))
+            return tuple(map(reseed, value))
         return with_seed(value, seed) if isinstance(value, Config) else value
 
     if isinstance(config, FavorConfig):
         return replace(config, seed=seed)
-    return replace(config, **{f.name: redraw(getattr(config, f.name)) for f in fields(config)})
+    return replace(config, **{f.name: reseed(getattr(config, f.name)) for f in fields(config)})

@@ -1,4 +1,10 @@
-"""Linformer: attention over W learned mixtures of all positions, O(n·W) (Wang et al. 2020)."""
+"""Linformer: attention over W learned mixtures of all positions, O(n·W) (Wang et al. 2020).
+
+    E, F   W × length, learned            keys = (E x) W_K     values = (F x) W_V        W rows instead of T
+
+The mixtures contain all positions, so the layer cannot be causal and has no state: `init_state` raises. Padding is
+multiplied by 0 before mixing.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +45,10 @@ class Linformer(nn.Module):
         self.out = nn.Linear(config.heads * value, dim, bias=config.out_bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, state: None = None) -> Float[Tensor, "B T D"]:
+        """Project, mix T positions to W rows, and let every query read all rows.
+
+        Taps: key_rows and value_rows B W D, query B H T K, key B H W K, value B H W U, mixed, concat, out.
+        """
         if context.documents is not None:
             return self.by_document(x, context)
         self.check_positions(context)
@@ -80,5 +90,6 @@ class Linformer(nn.Module):
         return rows.scatter(self(rows.gather(x), alone))
 
     def init_state(self, allocator: StateAllocator) -> NoReturn:
+        """Raises: every mixture contains later positions."""
         check_causal(self.config.mask)
         raise AssertionError("a Linformer's mask is Full")

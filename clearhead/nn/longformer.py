@@ -1,4 +1,11 @@
-"""Longformer: attention within a window, and a few global tokens that read everything (Beltagy et al. 2020)."""
+"""Longformer: attention within a window, and a few global tokens that read everything (Beltagy et al. 2020).
+
+    local     all tokens,    q k v of `qkv`            under Window | Global
+    global    few tokens,    q′ k′ v′ of `global_qkv`  over everything, written over the local result of those rows
+
+With few global tokens the second set of keys need not be computed: q′·(W x) = (q′ W)·x moves the matrix to the few
+queries (`attend_absorbed`). Both forms give the same result, and the cheaper one is taken.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +59,8 @@ class Longformer(nn.Module):
         count = int(is_global.sum(dim=1).max()) if x.shape[1] else 0
         if not count:
             return local
-        at = is_global.int().argsort(dim=1, descending=True, stable=True)[
-            :, :count
-        ]  # the places of the global tokens in each row
+        # The places of the global tokens in each row: sorting puts them first, in order.
+        at = is_global.int().argsort(dim=1, descending=True, stable=True)[:, :count]
         weight, bias = self.global_qkv.weight.chunk(3)[0], self.bias(0)
         q = split_heads(F.linear(x.gather(1, at[..., None].expand(-1, -1, x.shape[2])), weight, bias), self.width)
         reader = select_queries(context, at)
@@ -99,6 +105,7 @@ class Longformer(nn.Module):
         return None if self.global_qkv.bias is None else self.global_qkv.bias.chunk(3)[part]
 
     def init_state(self, allocator: StateAllocator) -> None:
+        """Raises: tokens that read both ways cannot be decoded one by one."""
         check_causal(self.config.mask)
 
 

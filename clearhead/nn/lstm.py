@@ -1,4 +1,10 @@
-"""The LSTM as a mixer: everything about the past passes through h and c, whose size is fixed."""
+"""The LSTM as a mixer: everything about the past passes through h and c, whose size is fixed.
+
+    i, f, o = σ(W x + R h + b)    g = tanh(W x + R h + b)    c ← f∘c + i∘g    h ← o∘tanh(c)
+
+Sequences of different lengths run together: `packing.py` orders the tokens by time, as torch's kernel wants them. It is
+here as the baseline that Transformers replaced: `clearhead compare` and `clearhead lab lstm` measure it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +39,10 @@ class LSTMState:
 
 @builds(LSTMConfig)
 class LSTM(nn.Module):
-    """Gates of x and h; token after token c = f∘c + i∘g, h = o∘tanh(c); then a projection of h to width D."""
+    """Gates of x and h; token after token c = f∘c + i∘g, h = o∘tanh(c); then a projection of h to width D.
+
+    `input` has 4·I rows, those of i, f, g and o, in torch's order; `recurrent` has the same rows for h.
+    """
 
     def __init__(self, config: LSTMConfig, dim: int) -> None:
         super().__init__()
@@ -49,6 +58,11 @@ class LSTM(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: LSTMState | None = None
     ) -> Float[Tensor, "B T D"]:
+        """h of every token, projected to width D. Padding gives 0.
+
+        Without taps one call of torch's kernel runs all sequences. A tap that replaces the gates needs the
+        written-out loop, token after token.
+        """
         order = packed_sequences(context, len(x))
         zeros = self.recurrent.weight.new_zeros(len(order.rows), self.recurrent.weight.shape[1])
         h, c = (zeros, zeros) if state is None else (state.hidden[order.rows], state.cell[order.rows])
@@ -66,5 +80,6 @@ class LSTM(nn.Module):
         return context.tap("out", self.out(context.tap("hidden", order.scatter(mixed, x))))
 
     def init_state(self, allocator: StateAllocator) -> LSTMState:
+        """h and c of 0, I numbers each, for every row."""
         width = self.recurrent.weight.shape[1]
         return LSTMState(allocator.zeros(width), allocator.zeros(width))

@@ -1,4 +1,8 @@
-"""Mamba: a selective state-space model as a mixer (Gu & Dao 2023)."""
+"""Mamba: a selective state-space model as a mixer (Gu & Dao 2023).
+
+Letters: D width, I inner width (2·D by default), Z states per channel, J rank of Δ, O + 1 length of the filter. Padding
+and documents are handled by `packing.py`: real tokens are moved to the front, and the state restarts at a document.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +75,11 @@ class Mamba(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: MambaState | None = None
     ) -> Float[Tensor, "B T D"]:
+        """The mixer's output, B T D.
+
+        Taps, in order: input B T 2·I, conv B T I, select B T J+2·Z, step B T I, scanned B T I, gated B T I, out B T
+        D.
+        """
         row = dense_rows(context, len(x))
         inner, gate = context.tap("input", self.input(x)).chunk(2, dim=-1)
         conv = context.tap(
@@ -110,5 +119,6 @@ class Mamba(nn.Module):
         return row.scatter(mixed).to(self.decay.dtype)
 
     def init_state(self, allocator: StateAllocator) -> MambaState:
+        """The convolution's last O inputs and h, Z × I; both 0, which is the state before any token."""
         reach, inner = len(self.filter) - 1, self.filter.shape[1]
         return MambaState(allocator.zeros(reach, inner), allocator.zeros(*self.decay.shape))

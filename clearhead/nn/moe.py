@@ -1,4 +1,11 @@
-"""Mixture of experts: a router sends each token to a few of many feed-forward layers."""
+"""Mixture of experts: a router sends each token to a few of many feed-forward layers.
+
+    x B T D ── router ── choice ── weights, which  B T A ──┐
+       └────────────── experts ── B T A D ─────────────────┴── Σ_A weight · output ── B T D   (+ shared expert)
+
+Two ways to run the experts give the same result: sorted by expert, so that each expert multiplies all of its tokens in
+one product, or written out, so that every inner value can be tapped.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""LayerNorm and RMSNorm over the last axis. Statistics are computed in float32 whatever the input's precision."""
+"""LayerNorm and RMSNorm over the last axis. Statistics are computed in float32 whatever the input's precision.
+
+A norm works on each position alone: x and the result have the same shape, any leading dimensions, and D last. The gain
+has D numbers. Where norms stand in a block is decided by `Residual` in `stack.py`.
+
+    LayerNorm        γ ∘ (x − μ)/√(σ² + ε) + β       GPT-2, BERT
+    RMSNorm          γ ∘ x/√(mean(x²) + ε)           LLaMA, Mistral, Qwen
+    OffsetRMSNorm    (1 + γ) ∘ x/√(mean(x²) + ε)     Gemma
+    ProjectionNorm   one of these over all heads     OLMo 2, for queries and keys
+"""
 
 import torch
 from jaxtyping import Float
@@ -29,6 +38,7 @@ class LayerNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(dim)) if config.bias else None
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        """The normalised x, in the dtype of x."""
         return functional.layer_norm(x, self.weight, self.bias, self.eps)
 
 
@@ -42,6 +52,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(dim))
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        """The normalised x, in the dtype of x. The backward pass is one fused function."""
         return functional.rms_norm(x, self.weight, self.eps)
 
 
@@ -55,12 +66,17 @@ class OffsetRMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.zeros(dim))
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        """The normalised x. 1 is added in float32: in bfloat16 a gain of 1.003 would become 1."""
         return functional.rms_norm(x, 1 + widen(self.weight), self.eps)
 
 
 @builds(ProjectionNormConfig)
 class ProjectionNorm(nn.Module):
-    """A norm over all heads together; `dim` is their joint width."""
+    """A norm over all heads together; `dim` is their joint width.
+
+    Per-head norms see x as B H T K and normalise K numbers. This one joins the heads first, B T H·K, so heads keep
+    their relative sizes.
+    """
 
     def __init__(self, config: ProjectionNormConfig, dim: int) -> None:
         super().__init__()

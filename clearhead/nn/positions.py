@@ -20,7 +20,10 @@ from .context import Context
 
 @builds(SinusoidalConfig)
 class Sinusoidal(nn.Module):
-    """sin and cos of position/base^(2i/D), added to the embedding. Works for any position (2017)."""
+    """sin and cos of position/base^(2i/D), added to the embedding. Works for any position (2017).
+
+    No weights: the table is a function, computed for the positions that are asked for.
+    """
 
     def __init__(self, config: SinusoidalConfig, dim: int) -> None:
         super().__init__()
@@ -39,9 +42,9 @@ class Learned(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.length, dim))
 
     def forward(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"]:
-        if (
-            positions.numel() and not torch.compiler.is_compiling() and not plain_needed()
-        ):  # which cannot look at values
+        # torch.compile and torch.func cannot look at values, so there the check is left to the caller.
+        """The rows of the positions. A position outside the table raises, with its number."""
+        if positions.numel() and not torch.compiler.is_compiling() and not plain_needed():
             first, last, length = int(positions.min()), int(positions.max()), len(self.weight)
             if last >= length:
                 raise ValueError(f"position {last} is past the {length} learned positions of this model")
@@ -52,7 +55,11 @@ class Learned(nn.Module):
 
 @builds(AlibiConfig)
 class Alibi(nn.Module):
-    """−slope_h·|i − j|, added to the scores of head h: far keys count less (Press et al. 2022)."""
+    """−slope_h·|i − j|, added to the scores of head h: far keys count less (Press et al. 2022).
+
+    The bias depends on positions only, so all layers with the same number of heads share it: it is computed once per
+    pass.
+    """
 
     def __init__(self, config: AlibiConfig, heads: int) -> None:
         super().__init__()

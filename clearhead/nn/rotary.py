@@ -1,4 +1,10 @@
-"""Rotary position embedding: pairs of coordinates of q and k are rotated by position × frequency."""
+"""Rotary position embedding: pairs of coordinates of q and k are rotated by position × frequency.
+
+    (a, b) ↦ (a cos φ − b sin φ, a sin φ + b cos φ),     φ = position · frequency
+
+Cosines and sines depend on positions only. They are computed once per pass, in float64 before they are rounded, and
+shared by all layers with the same frequencies (`context.once`). Keys go into the cache already rotated.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +36,7 @@ class Rotary(nn.Module):
     def forward(
         self, x: Float[Tensor, "B H T K"], positions: Int[Tensor, "#B T"], context: Context
     ) -> Float[Tensor, "B H T K"]:
+        """x with its first `width` coordinates rotated; the rest stays as it is (partial rotation)."""
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         cos, sin = self.angles(positions, wide, context)
         rotated = rotate_by(x[..., : self.width], cos, sin, layout=self.config.layout)
@@ -48,6 +55,10 @@ class Rotary(nn.Module):
         return context.once(key, lambda: self.compute_angles(positions, dtype))
 
     def compute_angles(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """In float64, since position 100,000 times frequency 1 has no digits left in float32.
+
+        YaRN's magnitude multiplies cos and sin, and so the rotated part.
+        """
         exact = torch.float32 if positions.device.type == "mps" else torch.float64
         length = int(positions.max()) + 1 if self.config.varies and positions.numel() else 0
         used = self.config.frequencies(self.head_dim, length) if length else self.frequencies
@@ -69,10 +80,14 @@ class DualChunk(nn.Module):
         self.rotary = build_part(config.rotary, head_dim)
 
     def places(self, context: Context) -> dict[str, Int[Tensor, "#B T"]]:
+        """For each kind of query, the position it is rotated by: within its chunk, or at a fixed distance to older
+        ones.
+        """
         key = ("places", self.config.chunk, self.config.length, id(context.positions))
         return context.once(key, lambda: self.config.places(context.positions))
 
     def keys(self, k: Float[Tensor, "B G T K"], context: Context) -> Float[Tensor, "B G T K"]:
+        """Keys are rotated by their position within their chunk, so their angle never exceeds what was trained."""
         return self.rotary(k, self.places(context)["query_rotated"], context)
 
     def queries(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:

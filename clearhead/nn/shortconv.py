@@ -1,4 +1,10 @@
-"""A short causal convolution between two gates, a cheap mixer (LFM2)."""
+"""A short causal convolution between two gates, a cheap mixer (LFM2).
+
+    write, read, x = input(x).chunk(3)        B T D each
+    out(read ∘ conv(write ∘ x))               conv: a filter of a few tokens for each channel
+
+Constant cost per token and a state of a few vectors: the cheapest mixer here, for use between attention layers.
+"""
 
 from __future__ import annotations
 
@@ -39,6 +45,7 @@ class ShortConv(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: ConvState | None = None
     ) -> Float[Tensor, "B T D"]:
+        """Gate, convolve, gate, project. Taps: input B T 3·D, conv, gated and out B T D."""
         row = dense_rows(context, len(x))
         write, read, x = context.tap("input", self.input(x)).chunk(3, dim=-1)
         conv = row.scatter(convolve_rows(row.gather(write * x), self.filter, self.filter_bias, row, state))
@@ -46,5 +53,6 @@ class ShortConv(nn.Module):
         return context.tap("out", self.out(gated))
 
     def init_state(self, allocator: StateAllocator) -> ConvState:
+        """The convolution's last O inputs, 0 before the first token."""
         reach, dim = len(self.filter) - 1, self.filter.shape[1]
         return ConvState(allocator.zeros(reach, dim))

@@ -1,4 +1,14 @@
-"""Residual branches, blocks, and the stack of blocks."""
+"""Residual branches, blocks, and the stack of blocks.
+
+`Residual` holds the norms, `Block` the order of the branches, `Stack` the order of the blocks. A forward pass is
+
+    for block in blocks:
+        x = x + mixer(norm(x))        between positions
+        x = x + ffn(norm(x))          within a position
+    x = final_norm(x)
+
+in the pre-norm placement. No class here has a branch on the placement: a place without a norm holds the identity.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +42,8 @@ class Residual(nn.Module):
     post      norm(x + f(x))              └───────────────────────────────────────┘
     sandwich  x + norm(f(norm(x)))    places without a norm are the identity
     inside    x + norm(f(x))
+
+    `f` is passed as a function, so the same class serves the mixer, cross-attention and the feed-forward layer.
     """
 
     def __init__(self, config: BlockConfig, branch: str, dim: int) -> None:
@@ -46,6 +58,7 @@ class Residual(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor], context: Context
     ) -> Float[Tensor, "B T D"]:
+        """after(x + dropout(inside(f(before(x)))))"""
         branch = self.inside(f(context.tap("before", self.before(x))))
         branch = self.dropout(context.tap("inside", branch))
         x = context.tap("", x + (branch if self.scale == 1 else branch * self.scale))
@@ -116,6 +129,7 @@ class ParallelBlock(nn.Module):
         state: BlockState | None = None,
         select: Select = all_positions,
     ) -> Float[Tensor, "B Chosen D"]:
+        """Both branches read the same h, so their order does not matter. Only selected positions go through the ffn."""
         h = context.tap("norm", self.norm(x))
         mixed = self.mixer(h, context.at("mixer"), None if state is None else state.mixer)
         mixed = context.tap("mixer_residual.inside", mixed)
@@ -162,6 +176,7 @@ class Stack(nn.Module):
         return context.tap("final_norm", self.final_norm(x))
 
     def init_state(self, allocator: StateAllocator) -> list[BlockState]:
+        """One state for each layer, also where layers share a block: they have different keys."""
         return [block.init_state(allocator) for block in self.layers()]
 
     def layers(self) -> list[Block | ParallelBlock]:

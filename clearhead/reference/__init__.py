@@ -11,6 +11,17 @@ then the alternatives to attention: linear_attention, mamba, lstm, latent, linfo
     from clearhead import reference
     out, weights = reference.attention(q, k, v, causal=True, return_weights=True)
     d_q, d_k, d_v, _ = reference.attention_backward(d_out, q, k, v, causal=True)
+
+Conventions of all files:
+
+    letters      one alphabet for shapes, defined in `clearhead.shapes`: B batch, T queries, S keys, D width, H heads …
+    d_x          the gradient of the loss with respect to x, always in the shape of x
+    …            any number of leading dimensions, which broadcast
+    float64      give float64 in and everything is computed in it; the tests compare with torch to 1e-9
+    errors       arguments that do not fit raise one sentence before any arithmetic
+
+Every example after >>> in these files is run by a test, and so is every formula: against torch's own functions, forward
+and backward, and against numerical differences.
 """
 
 from clearhead.reference.attention import attention, attention_backward

@@ -7,6 +7,43 @@
 Each query (row of q) asks a question, each key (row of k) says what its position has to offer, and the answer is a
 weighted mean of the values. It is a dictionary whose lookup is soft. Every position is compared with every other, so
 the cost grows with T·S; nothing has to pass through a bottleneck, so distance does not matter.
+
+Why it works. Suppose a key k_j equals the query and all other keys are orthogonal to it. Then score j is |q|²/√K and
+all others are 0; for a long q the weight of j is near 1, and the output is v_j: an exact lookup. If several keys fit,
+the output is a mean of their values. Everything in between is differentiable, so the model can learn what to look up.
+
+Shapes, with the letters of `clearhead.shapes`:
+
+    q  … T K      T queries                       scores, weights  … T S
+    k  … S K      S keys, as wide as queries      out              … T U
+    v  … S U      S values, of any width
+
+In self-attention q, k and v are projections of the same x and S = T. In cross-attention k and v come from another text,
+such as the sentence to translate. In decoding T = 1 and S grows by one with each token, since old keys and values are
+kept: the KV cache.
+
+Cost of one head: 2·T·S·K FLOPs for the scores and 2·T·S·U for the mixture, so 4·T·S·K in all if U = K. At K = 64 and
+T = S = 1,024 that is 268 million. The scores also take T·S numbers of memory, unless they are computed tile by tile
+(see `flash.py`).
+
+Masks decide who may read whom. They are boolean, True = may read:
+
+    causal         the past and itself          language models: token t may not see token t + 1, which it predicts
+    padding        real tokens only             rows of a batch have different lengths
+    window         the last w positions         Mistral; the cost falls from T² to T·w
+    document       the same document only       several short texts packed into one row
+
+A masked score becomes −∞ before the softmax, so its weight is exactly 0 and the others still sum to 1. Setting weights
+to 0 after the softmax instead would leave rows that sum to less than 1, and would let masked keys change the sum.
+
+Mistakes that run without an error, and how they show:
+
+    no 1/√K                            trains, but slowly; the weights are almost one-hot from the start
+    softmax over the wrong axis        columns sum to 1 instead of rows; the output is no mean
+    heads by reshape alone             positions and heads are mixed; a causal model sees the future
+    mask inverted                      only the future is read; the first row is empty
+    mask of 0 and 1 added to scores    a masked key only loses a factor e, and still leaks
+    key and query swapped in a mask    harmless for symmetric masks, wrong for causal ones
 """
 
 from collections.abc import Sequence
@@ -64,6 +101,13 @@ def attention(
     return_weights  also return the weights, before dropout
 
     Leading dimensions broadcast: for grouped-query attention pass q [B,G,R,T,K] and k [B,G,1,S,K].
+
+    Two keys, and a query that points along the first:
+
+    >>> q, k, v = np.array([[4.0, 0.0]]), np.eye(2), np.array([[10.0], [20.0]])
+    >>> out, weights = attention(q, k, v, return_weights=True)
+    >>> weights.round(3), out.round(2)
+    (array([[0.944, 0.056]]), array([[10.56]]))
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
     scores = attention_scores(q, k, bias, scale, softcap)
@@ -100,6 +144,9 @@ def attention_backward(
     With a softcap, d_scores is multiplied by 1 − tanh² on its way to q and k. A sink's weight 1 − Σ_S P multiplies no
     value, so its d_P is 0 and d_sinks = −(1 − Σ_S P) · Σ_S d_P∘P. Under dropout, `rng` must be in the
     state that the forward's was in, so that the same weights are dropped.
+
+    Cost: four products of the size T·S·K, twice those of the forward pass. The weights are computed again here instead
+    of being kept, which trades a little time for T·S numbers of memory.
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
     check_gradient(d_out, *lead_shape(q, k, v, mask, bias), q.shape[-2], v.shape[-1])
@@ -126,7 +173,14 @@ def attention_scores(
     scale: float | None = None,
     softcap: float | None = None,
 ) -> Float[np.ndarray, "... T S"]:
-    """scale · q kᵀ, capped, + bias: how well each key answers each query."""
+    """scale · q kᵀ, capped, + bias: how well each key answers each query.
+
+    The scores of one query are a linear function of it, so scaling q by 2 sharpens its softmax. A bias of −∞ hides a
+    key.
+
+    >>> attention_scores(np.array([[3.0, 4.0]]), np.array([[3.0, 4.0], [0.0, 1.0]])).round(2)      # 25/√2 and 4/√2
+    array([[17.68,  2.83]])
+    """
     scores = widen(q) @ widen(k).swapaxes(-1, -2) * default_scale(q, scale)
     if softcap is not None:
         scores = softcap * np.tanh(scores / softcap)
@@ -134,7 +188,10 @@ def attention_scores(
 
 
 def softcap_slope(scores: Float[np.ndarray, "..."], softcap: float | None) -> Float[np.ndarray, "..."] | float:
-    """The derivative of softcap · tanh(scores/softcap): 1 near 0, falling to 0 where the cap is reached."""
+    """The derivative of softcap · tanh(scores/softcap): 1 near 0, falling to 0 where the cap is reached.
+
+    A score far above the cap gets no gradient: it cannot grow further, and learns to come down only slowly.
+    """
     return 1.0 if softcap is None else 1 - np.tanh(scores / softcap) ** 2
 
 
@@ -149,6 +206,11 @@ def attention_weights(
     `sinks` is one more score in each row, of a key that is always there and has no value: rows then sum to less than 1.
 
     Masked scores become −∞, not −10⁹: exp(−∞) is exactly 0, in every precision.
+
+    >>> attention_weights(np.zeros((3, 3)), causal=True).round(2)
+    array([[1.  , 0.  , 0.  ],
+           [0.5 , 0.5 , 0.  ],
+           [0.33, 0.33, 0.33]])
     """
     if mask is not None:
         scores = np.where(mask, scores, -np.inf)
@@ -163,7 +225,11 @@ def attention_weights(
 def dropout_multipliers(
     shape: Shape, dropout: float, rng: np.random.Generator | None
 ) -> Float[np.ndarray, "..."] | float:
-    """Inverted dropout: 0 with probability `dropout`, otherwise 1/(1 − dropout), so that the mean stays 1."""
+    """Inverted dropout: 0 with probability `dropout`, otherwise 1/(1 − dropout), so that the mean stays 1.
+
+    Dropping weights makes the model robust to losing a single key. At test time nothing is dropped and nothing has to
+    be rescaled, because the mean was kept while training (Srivastava et al. 2014).
+    """
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout is {dropout}, but must be a probability in [0, 1)")
     if dropout == 0:
@@ -178,6 +244,11 @@ def default_scale(q: Any, scale: float | None) -> float:
 
     Without it the scores of wide heads are large, the softmax is all but one-hot, and its gradient vanishes
     (Vaswani et al., footnote 4).
+
+    With K = 64: a score of independent unit vectors is about ±8 without the scale, and e⁸ is 2,981 times e⁰.
+
+    >>> default_scale(np.zeros((2, 64)), None)
+    0.125
     """
     return q.shape[-1] ** -0.5 if scale is None else scale
 
@@ -195,6 +266,16 @@ def multi_head_attention(
     names. The rows of the matrix are H·K for the queries, G·K for the keys, G·U for the values. With G < H
     (grouped-query attention), H/G query heads share one key head, and the KV cache shrinks by that factor.
     In cross-attention the key and value rows read the source.
+
+    Why several heads: one softmax row is one distribution, so one head can look at one kind of place at a time. H heads
+    of width D/H cost the same as one head of width D. The weights are 4·D² for G = H:
+
+        W_qkv   (H·K + G·K + G·U) × D        queries, keys and values, in one matrix so that one product computes them
+        W_out   D × H·U                      mixes the heads back into the residual stream
+
+    Order matters in three places. The norm of q and k (`qk_norm`) comes before the rotation, because a norm with a gain
+    would not commute with it. The rotation comes before the cache, so cached keys need no work at later steps. The bias
+    of ALiBi is added to the scores, so it needs positions of the keys and not the keys themselves.
     """
     K, U = config.widths(x.shape[-1])
     weight, bias = context["qkv.weight"], context.get("qkv.bias")
@@ -242,6 +323,9 @@ def attend(
 
     Usually there is one kind of query with one mask. Dual chunk attention has three: each reads other keys, all in one
     softmax.
+
+    Grouped queries in shapes: q is B H T K with H = G·R. Seen as B G R T K, it meets keys B G 1 S K: NumPy repeats each
+    key head for the R query heads of its group without copying it. MHA has R = 1, multi-query attention has G = 1.
     """
     B, H, T, _ = queries[0][0].shape
     G, S = k.shape[1:3]
@@ -264,7 +348,10 @@ def attend(
 
 
 def distance_bias(config: configs.AttentionConfig, context: Context) -> Float[np.ndarray, "B H T S"] | None:
-    """What the distances of this pass add to the scores: ALiBi's −slope_h·|i − j|, or a row of T5's table."""
+    """What the distances of this pass add to the scores: ALiBi's −slope_h·|i − j|, or a row of T5's table.
+
+    Positions are used, not indices, so it is right in decoding too, where one query stands at the end of many keys.
+    """
     distance = context.key_positions[:, None, None, :] - context.positions[:, None, :, None]  # B 1 T S
     if config.score_bias is not None:
         return -config.score_bias.scale * np.array(alibi_slopes(config.heads))[:, None, None] * abs(distance)
@@ -280,13 +367,22 @@ def clip(x: Float[np.ndarray, "..."], limit: float | None) -> Float[np.ndarray, 
 
 
 def split_heads(x: Float[np.ndarray, "B T HK"], width: int) -> Float[np.ndarray, "B H T K"]:
-    """[B, T, H·K] -> [B, H, T, K]: reshape, then transpose. A reshape alone would mix positions and heads."""
+    """[B, T, H·K] -> [B, H, T, K]: reshape, then transpose. A reshape alone would mix positions and heads.
+
+    >>> split_heads(np.arange(8).reshape(1, 2, 4) * 1.0, 2)[0, 0]         # head 0: the first two columns of every token
+    array([[0., 1.],
+           [4., 5.]])
+    """
     B, T, columns = x.shape
     return x.reshape(B, T, columns // width, width).transpose(0, 2, 1, 3)
 
 
 def merge_heads(x: Float[np.ndarray, "B H T U"], context: Context) -> Float[np.ndarray, "B T HU"]:
-    """[B, H, T, U] -> [B, T, H·U]: undo `split_heads`."""
+    """[B, H, T, U] -> [B, T, H·U]: undo `split_heads`.
+
+    Head h fills columns h·U to (h + 1)·U. The output matrix then adds the heads' contributions, one block of columns
+    each.
+    """
     B, H, T, U = x.shape
     return context.tap("concat", x.transpose(0, 2, 1, 3).reshape(B, T, H * U))
 
@@ -295,7 +391,15 @@ def merge_heads(x: Float[np.ndarray, "B H T U"], context: Context) -> Float[np.n
 
 
 def sum_to(d_x: Float[np.ndarray, "..."], x: Real[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """The backward of broadcasting: x was repeated along some axes, so the gradient is summed over them."""
+    """The backward of broadcasting: x was repeated along some axes, so the gradient is summed over them.
+
+    If y = x + x then ∂y/∂x = 2: a value that is used twice gets the gradients of both uses. Broadcasting is the same
+    with many uses. In grouped-query attention it makes the gradient of a key head the sum over the query heads that
+    share it.
+
+    >>> sum_to(np.ones((3, 2, 4)), np.zeros((1, 4)))            # used 3 · 2 times
+    array([[6., 6., 6., 6.]])
+    """
     d_x = d_x.sum(tuple(range(d_x.ndim - x.ndim)))
     repeated = tuple(axis for axis in range(x.ndim) if x.shape[axis] == 1)
     return narrow(np.asarray(d_x.sum(repeated, keepdims=True)), x)

@@ -2,6 +2,8 @@
 
 NumPy broadcasts and casts silently, so a gradient of the wrong shape or a token id of 2.7 would give a plausible wrong
 answer. Each function below raises instead. Torch tensors work too: only `.shape` and `.dtype` are read.
+
+A rule of thumb for messages: name the argument, its value, and what it must be. The reader should not need the source.
 """
 
 from typing import Any

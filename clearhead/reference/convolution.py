@@ -3,6 +3,16 @@
     y_t = bias + Σ_{k=0}^{O} filter_k ∘ x_{t−O+k}         each channel has a filter of its own ("depthwise")
 
 With O = 3 a token sees itself and three tokens back: enough to recognise a pair or triple of tokens cheaply.
+
+Why before a recurrence. A state-space model or a gated mixer weighs one token at a time. "not good" means something
+else than "not" and "good"; a filter over neighbours lets the following step see them together. It costs O + 1
+multiplications per channel and token, next to nothing.
+
+    filter row      0          1          2          3        O = 3
+    reads           x_{t−3}    x_{t−2}    x_{t−1}    x_t
+
+Depthwise means that channels do not mix: the matrices before and after it do that. Causal means that no later token is
+read, so decoding needs the last O inputs only.
 """
 
 import numpy as np

@@ -2,6 +2,13 @@
 
 tokens   x = table[token] (·√D) + position + segment            table: V D, one row for each token
 images   x = W · patch + b + position                           a patch is p × p pixels × channels
+
+Why a table. A token id is a name, not a quantity: token 300 is not three times token 100. A one-hot vector treats all
+ids alike, and a matrix times a one-hot vector is a column of the matrix; so the embedding is a linear layer that is
+computed by looking up a row. Tokens that are used alike get similar rows, because they receive similar gradients.
+
+Size: V·D weights. In small models that is most of them: GPT-2 with V = 50,257 and D = 768 has 38.6 million of its 124
+million here, and uses the same table again as its output matrix (`tied`).
 """
 
 from __future__ import annotations
@@ -28,6 +35,10 @@ def embedding(tokens: Int[np.ndarray, "..."], weight: Float[np.ndarray, "V D"]) 
 
     It is `linear` applied to one-hot vectors, without the multiplications by zero. Ids must be integers from 0 to
     V − 1.
+
+    >>> embedding(np.array([2, 0]), np.array([[1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]))
+    array([[3., 3.],
+           [1., 1.]])
     """
     check_ids(tokens)
     check_range(tokens, len(weight), "token", "a vocabulary")
@@ -40,6 +51,9 @@ def embedding_backward(
     """d_weight: each row is the sum of the gradients at all places where its token stands.
 
     Rows of tokens that do not occur get zero: rare tokens learn rarely.
+
+    >>> embedding_backward(np.ones((3, 1)), np.array([1, 1, 0]), np.zeros((3, 1)))[:, 0]      # token 1 stands twice
+    array([1., 2., 0.])
     """
     check_ids(tokens)
     check_range(tokens, len(weight), "token", "a vocabulary")
@@ -60,6 +74,9 @@ def token_embedding(
 
     The factor √D (2017, Gemma) brings a table that is also the output matrix, and so has small numbers, to the size of
     the positions. Segments tell BERT's first sentence (0) from its second (1).
+
+    Without the factor a tied table is a compromise: as an output matrix its rows should be of length about 1, so that
+    the logits of a fresh model are small, while positions have numbers of about 1, that is length √D.
     """
     x = embedding(tokens, context["tokens.weight"])
     x = context.tap("tokens", x * x.dtype.type(config.scale(x.shape[-1])))
@@ -78,7 +95,10 @@ def factored_embedding(
     context: Context,
     segments: Int[np.ndarray, "B T"] | None = None,
 ) -> Float[np.ndarray, "B T D"]:
-    """A narrow table (V Y), then a matrix from Y to D: V·Y + Y·D weights instead of V·D (ALBERT)."""
+    """A narrow table (V Y), then a matrix from Y to D: V·Y + Y·D weights instead of V·D (ALBERT).
+
+    ALBERT-base: V = 30,000, Y = 128, D = 768. The table and matrix have 3.9 million weights instead of 23 million.
+    """
     x = token_embedding(config, tokens, context, segments)
     return context.tap("projection", linear(x, context["projection.weight"], context["projection.bias"]))
 
@@ -86,7 +106,12 @@ def factored_embedding(
 def position_vectors(
     config: SinusoidalConfig | LearnedConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """The vector of each token's position: a row of a learned table, or sinusoids of any position."""
+    """The vector of each token's position: a row of a learned table, or sinusoids of any position.
+
+    Positions count real tokens only, so padding on the left of a prompt does not shift the text behind it. A learned
+    table ends at its last row. Sinusoids are defined everywhere, which does not mean that the model has learned to use
+    them there.
+    """
     last = int(context.positions.max(initial=0))
     if isinstance(config, LearnedConfig):
         if last >= config.length:
@@ -104,6 +129,10 @@ def patch_embedding(
 
     A 224 × 224 image in patches of 16 × 16 becomes a sequence of 196 "words" and the class token, whose final vector
     is classified. One matrix for all patches is the same as a convolution with stride = patch.
+
+    Shapes: images B Ch Y X → patches B P Ch·p·p → B P D → with the class token B P+1 D. The two transposes bring the
+    pixels of one patch together, channel by channel, row by row, in the order in which a convolution's weights are
+    stored.
     """
     batch, side, size = len(images), config.image // config.patch, config.patch
     if images.shape[1:] != (config.channels, config.image, config.image):

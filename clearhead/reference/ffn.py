@@ -5,6 +5,24 @@
 
 The FFN holds two thirds of a block's weights. A row of `up` is a pattern to look for, the matching column of `down` is
 what to add to the residual stream if it is found. Without the activation, the two matrices would be one.
+
+Why so wide. Attention can only take means of what is there. New features are computed here: F = 4·D directions are
+tested at once, most of them inactive for a given token. The cost is 2·2·D·F FLOPs per token, 16·D² for F = 4·D, twice
+that of the four D × D matrices of attention. A gated network has three matrices; with F = 8/3·D it costs the same.
+
+The activations at a glance:
+
+    x        −3      −1      −0.5     0      0.5     1       3
+    relu      0       0       0       0      0.5     1       3
+    gelu     −0.00   −0.16   −0.15    0      0.35    0.84    3.00
+    silu     −0.14   −0.27   −0.19    0      0.31    0.73    2.86
+
+ReLU has no gradient below 0: a unit that is never active never learns. GELU and SiLU are smooth and dip slightly below
+0, so almost every unit gets some gradient.
+
+Mistakes that run without an error: gate and up exchanged (the activation is then applied to the wrong product), the
+tanh approximation where the checkpoint has the exact GELU or the other way round (every output is off by about 0.0003),
+and the factor 8/3 rounded to another multiple than the checkpoint's, which shows as a shape error at least.
 """
 
 from collections.abc import Callable
@@ -31,18 +49,30 @@ Array = Float[np.ndarray, "..."]
 
 
 def relu(x: Array) -> Array:
-    """max(x, 0): keep what is positive. Nair & Hinton (2010)."""
+    """max(x, 0): keep what is positive. Nair & Hinton (2010).
+
+    >>> relu(np.array([-1.0, 0.0, 2.0]))
+    array([0., 0., 2.])
+    """
     return np.maximum(x, 0)
 
 
 def relu_backward(d_out: Array, x: Array) -> Array:
-    """d_out where x > 0, else 0. At 0 itself there is no derivative; 0 is the convention."""
+    """d_out where x > 0, else 0. At 0 itself there is no derivative; 0 is the convention.
+
+    >>> relu_backward(np.ones(3), np.array([-1.0, 0.0, 2.0]))
+    array([0., 0., 1.])
+    """
     check_gradient(d_out, *x.shape)
     return d_out * (x > 0)
 
 
 def relu2(x: Array) -> Array:
-    """max(x, 0)²: like ReLU, but with a slope that grows from 0. So et al. (2021), "Primer", section 3."""
+    """max(x, 0)²: like ReLU, but with a slope that grows from 0. So et al. (2021), "Primer", section 3.
+
+    >>> relu2(np.array([-1.0, 0.5, 2.0]))
+    array([0.  , 0.25, 4.  ])
+    """
     return np.maximum(x, 0) ** 2
 
 
@@ -58,6 +88,9 @@ def gelu(x: Array, approximate: str = "none") -> Array:
     Like ReLU with a smooth corner: x is kept with the probability that a normal number is smaller than x.
     approximate="tanh" replaces Φ by (1 + tanh(√(2/π) (x + 0.044715 x³)))/2, as GPT-2 does; the two differ by up to
     0.0005. Hendrycks & Gimpel (2016), "Gaussian Error Linear Units", section 2.
+
+    >>> gelu(np.array([-1.0, 0.0, 1.0])).round(3)
+    array([-0.159,  0.   ,  0.841])
     """
     return narrow(widen(x) * _normal_cdf(x, approximate)[0], x)
 
@@ -70,7 +103,11 @@ def gelu_backward(d_out: Array, x: Array, approximate: str = "none") -> Array:
 
 
 def _normal_cdf(x: Array, approximate: str) -> tuple[Array, Array]:
-    """Φ(x) and Φ′(x), exact or by the tanh approximation."""
+    """Φ(x) and Φ′(x), exact or by the tanh approximation.
+
+    Φ′(x) is the density of the normal distribution, exp(−x²/2)/√(2π). For the approximation it is the derivative of
+    (1 + tanh u)/2 with u = √(2/π)(x + 0.044715 x³): (1 − tanh²u)/2 · u′.
+    """
     wide = widen(x)
     if approximate == "none":
         cdf = (1 + np.vectorize(erf, otypes=[wide.dtype])(wide / sqrt(2))) / 2  # NumPy has no erf of its own
@@ -95,19 +132,32 @@ def silu(x: Array) -> Array:
     """x σ(x), with σ(x) = 1/(1 + exp(−x)); also called swish.
 
     Ramachandran et al. (2017), "Searching for Activation Functions".
+
+    For large x it is x, for very negative x it is 0, and its minimum is −0.278 at x ≈ −1.278.
+
+    >>> silu(np.array([-1.0, 0.0, 1.0])).round(3)
+    array([-0.269,  0.   ,  0.731])
     """
     return narrow(widen(x) * _sigmoid(x), x)
 
 
 def silu_backward(d_out: Array, x: Array) -> Array:
-    """d_out · σ(x) (1 + x (1 − σ(x))), because σ′ = σ (1 − σ)."""
+    """d_out · σ(x) (1 + x (1 − σ(x))), because σ′ = σ (1 − σ).
+
+    >>> silu_backward(np.ones(1), np.zeros(1))
+    array([0.5])
+    """
     check_gradient(d_out, *x.shape)
     sigmoid = _sigmoid(x)
     return narrow(d_out * sigmoid * (1 + x * (1 - sigmoid)), x)
 
 
 def _sigmoid(x: Array) -> Array:
-    """σ(x) = exp(−log(1 + exp(−x))): `logaddexp` does not overflow, whatever the sign of x."""
+    """σ(x) = exp(−log(1 + exp(−x))): `logaddexp` does not overflow, whatever the sign of x.
+
+    >>> _sigmoid(np.array([-1000.0, 0.0, 1000.0]))
+    array([0. , 0.5, 1. ])
+    """
     return np.exp(-np.logaddexp(0, -widen(x)))
 
 
@@ -154,6 +204,12 @@ def feed_forward(
     """down · activation(up · x): widen each position from D to F numbers, cut off, and narrow back to D.
 
     Vaswani et al. (2017), "Attention Is All You Need", equation 2.
+
+    Shapes: x … D, hidden … F, out … D. Each position is computed alone, so batch and positions are only leading
+    dimensions.
+
+    >>> feed_forward(np.array([1.0, -1.0]), up=np.eye(2), down=np.array([[2.0, 5.0]]))      # relu cuts the −1 off
+    array([2.])
     """
     check_activation(activation)
     hidden = linear(x, up, up_bias)  # … D → … F
@@ -175,7 +231,13 @@ def feed_forward_backward(
     Float[np.ndarray, "F"] | None,
     Float[np.ndarray, "D"] | None,
 ]:
-    """d_x, d_up, d_down, d_up_bias, d_down_bias: the chain rule, from the last step of the forward to the first."""
+    """d_x, d_up, d_down, d_up_bias, d_down_bias: the chain rule, from the last step of the forward to the first.
+
+        hidden = up · x + b₁         active = act(hidden)           out = down · active + b₂
+        d_active = downᵀ d_out       d_hidden = d_active ∘ act′     d_x = upᵀ d_hidden
+
+    The input of each matrix times the gradient of its output gives the gradient of the matrix.
+    """
     check_activation(activation)
     check_gradient(d_out, *x.shape[:-1], len(down))
     hidden = linear(x, up, up_bias)
@@ -199,6 +261,9 @@ def gated_feed_forward(
 
     At equal parameters it trains better than the plain network; nobody knows why ("divine benevolence", as the paper
     puts it). Shazeer (2020), "GLU Variants Improve Transformer", equation 6: silu gives SwiGLU, gelu GEGLU, relu ReGLU.
+
+    The product of two linear functions of x is quadratic, so a gated network can compare two features of a token, which
+    a plain one can only approximate. A gate near 0 switches a direction off for this token.
     """
     check_activation(activation)
     gated = ACTIVATIONS[activation](linear(x, gate, gate_bias))  # … F
@@ -246,7 +311,10 @@ def swiglu(
     up: Float[np.ndarray, "F D"],
     down: Float[np.ndarray, "D F"],
 ) -> Float[np.ndarray, "... D"]:
-    """down · (silu(gate · x) ∘ up · x): the feed-forward network of LLaMA and most models since."""
+    """down · (silu(gate · x) ∘ up · x): the feed-forward network of LLaMA and most models since.
+
+    LLaMA-7B: D = 4,096 and F = 11,008, which is 8/3·D rounded up to a multiple of 256.
+    """
     return gated_feed_forward(x, gate, up, down, activation="silu")
 
 
@@ -272,7 +340,11 @@ def check_activation(activation: str) -> None:
 def feed_forward_part(
     config: FeedForwardConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """`feed_forward` with a model's own weights, step by step."""
+    """`feed_forward` with a model's own weights, step by step.
+
+    Taps, in order: `pre_activation` B T F, `up` B T F, `down` B T D. The numbers after the activation are sparse with
+    ReLU: often more than 90 % of them are 0.
+    """
     up = context.tap("pre_activation", linear(x, context["up.weight"], context.get("up.bias")))  # before the activation
     hidden = context.tap("up", ACTIVATIONS[config.activation](up))
     return context.tap("down", linear(hidden, context["down.weight"], context.get("down.bias")))

@@ -10,6 +10,20 @@ softmax, whose denominator needs the whole row. It is built up tile by tile ("on
 and mixed/total at the end of a row is its softmax-weighted mean. The FLOPs are the same as those of plain attention;
 what is saved is memory, O(T + S) instead of O(T·S), and with it time.
 Dao et al. (2022), "FlashAttention", algorithm 1; Milakov & Gimelshein (2018) for the online softmax.
+
+Why the online softmax is right. Suppose the row's scores come in two tiles, a and b, with maxima m_a and m_b. After
+tile a: total = Σ e^(a − m_a). When tile b raises the maximum to m, every old term must become e^(a − m), which is e^(a
+− m_a) · e^(m_a − m): one factor for the whole sum. The same factor corrects the mixture of values, since it is a sum of
+the same exponentials. After the last tile both are relative to the true maximum, and it cancels in the quotient.
+
+What is kept for the backward pass is one number per row, log Σ exp(scores) = top + log total. From it any tile of
+weights can be computed again as exp(scores − log_total). So the backward pass has five matrix products instead of four,
+and is still faster, because memory is the bottleneck.
+
+    plain attention     memory T·S       reads and writes the T × S table several times
+    flash attention     memory T + S     each tile lives in the processor's cache for as long as it is needed
+
+The code below has the same loops as a GPU kernel: rows of queries outside, columns of keys inside.
 """
 
 from collections.abc import Iterator
@@ -48,6 +62,12 @@ def flash_attention(
     """The same result as `attention`, up to rounding, from block × block tiles of scores, one at a time.
 
     Under `causal` the tiles that lie wholly in the future are skipped, which halves the FLOPs of a long text.
+
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = (rng.normal(size=(5, 4)) for _ in range(3))
+    >>> from clearhead.reference.attention import attention
+    >>> bool(np.allclose(flash_attention(q, k, v, block=2), attention(q, k, v)))
+    True
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap, block=block)
     tiles = Tiles(q, k, mask, bias, causal, scale, softcap, block)
@@ -73,7 +93,11 @@ class Tiles:
         return _slices(self.q.shape[-2], self.block)
 
     def columns(self, rows: slice) -> Iterator[slice]:
-        """The keys that some of these queries may read, `block` at a time: under `causal`, none in their future."""
+        """The keys that some of these queries may read, `block` at a time: under `causal`, none in their future.
+
+        With T queries at the end of S keys, query i reads keys up to i + S − T. The last query of these rows is
+        rows.stop − 1, so no key at or after rows.stop + S − T is ever read.
+        """
         T, S = self.q.shape[-2], self.k.shape[-2]
         return _slices(max(0, rows.stop + S - T) if self.causal else S, self.block)
 
@@ -92,7 +116,12 @@ class Tiles:
 
 
 def _flash_forward(tiles: Tiles, v: Real[np.ndarray, "... S U"]) -> tuple[Mixed, Float[np.ndarray, "... T 1"]]:
-    """The mixed values, and log Σ exp(scores) of each row: all that the backward needs to rebuild any tile."""
+    """The mixed values, and log Σ exp(scores) of each row: all that the backward needs to rebuild any tile.
+
+    For each row of tiles the loop keeps three things, all relative to the largest score seen so far: `top`, `total` and
+    `mixed`. A row that has read no key yet has top = −∞. Subtracting −∞ from −∞ would give NaN, so 0 is subtracted
+    instead; exp(−∞ − 0) is 0, which is what a masked score must contribute.
+    """
     q, k = tiles.q, tiles.k
     lead = lead_shape(q, k, v, tiles.mask, tiles.bias)
     T, U = q.shape[-2], v.shape[-1]
@@ -138,6 +167,10 @@ def flash_attention_backward(
 
     The formulas are those of `attention_backward`. Its row sum Σ_S d_P ∘ P would need a whole row of P; it equals
     d_out · out, because Σ_S (d_out·v_S) P_S = d_out · Σ_S P_S v_S. Dao (2023), "FlashAttention-2", algorithm 2.
+
+    The order of loops is a choice. Here queries are outside, so d_q of a row is complete when its inner loop ends,
+    while d_k and d_v are added to from every row. A GPU kernel prefers keys outside, since then each thread block owns
+    its d_k and d_v and needs no locks.
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap, block=block)
     tiles = Tiles(q, k, mask, bias, causal, scale, softcap, block)
@@ -166,10 +199,19 @@ def flash_attention_backward(
 
 
 def _tile(table: Real[np.ndarray, "..."] | Mask, T: int, S: int, rows: slice, columns: slice) -> np.ndarray:
-    """The tile of a mask or bias that broadcasts to (…, T, S). The broadcast is a view and takes no memory."""
+    """The tile of a mask or bias that broadcasts to (…, T, S). The broadcast is a view and takes no memory.
+
+    >>> _tile(np.array([[1.0, 2.0, 3.0]]), 4, 3, slice(0, 2), slice(1, 3))
+    array([[2., 3.],
+           [2., 3.]])
+    """
     return np.broadcast_to(table, (*table.shape[:-2], T, S))[..., rows, columns]
 
 
 def _slices(length: int, block: int) -> Iterator[slice]:
-    """0 … block, block … 2·block, up to `length`."""
+    """0 … block, block … 2·block, up to `length`.
+
+    >>> [(part.start, part.stop) for part in _slices(5, 2)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
     return (slice(start, min(start + block, length)) for start in range(0, length, block))

@@ -1,4 +1,8 @@
-"""What is done to gradients before the optimizer sees them."""
+"""What is done to gradients before the optimizer sees them.
+
+In NumPy training (`docs/learn/numpy_training.md`) the steps are: forward, loss, backward, clip, optimizer. Clipping is
+the only one that looks at all gradients together.
+"""
 
 from collections.abc import Sequence
 

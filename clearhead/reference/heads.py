@@ -3,6 +3,22 @@
 A language model scores every token of the vocabulary at every position. A classifier pools the positions to one
 vector first. If a head is tied, its matrix is the embedding's table: the score of a token is the dot product of the
 hidden state with the token's own vector. `table` is passed in for that.
+
+    head              reads                   gives      used by
+    LMHead            every position          B T V      GPT, LLaMA: the logits at t are for token t + 1
+    MaskedLMHead      every position          B T V      BERT: the logits at t are for token t, which was masked
+    FirstToken        the class token         B D        ViT, BERT
+    LastToken         the last real token     B D        classifiers made of causal models
+    MeanPool          all real tokens         B D        sentence embeddings
+    ClassHead         one of the poolers      B C        classifiers
+
+Logits are not probabilities. Softmax of them is, and the loss takes the logits themselves, which is more accurate.
+
+Why tie: a token's input row and output row should mean the same word, and one table of V·D weights is saved. In a tied
+model the table gets gradients from both ends.
+
+Padding matters for poolers. The mean must not count it, and "first" and "last" mean the first and last real token,
+since padding may stand on either side.
 """
 
 from __future__ import annotations
@@ -32,7 +48,12 @@ Hidden = Float[np.ndarray, "B T D"]
 
 @runs(LMHeadConfig)
 def lm_head(config: LMHeadConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B T V"]:
-    """logits = x Wᵀ + b: the logits at position t score token t + 1."""
+    """logits = x Wᵀ + b: the logits at position t score token t + 1.
+
+    In generation only the last position's logits are needed; in training all T are, one prediction for each token,
+    which is why a language model learns from every token of a text in one pass. `softcap` squeezes logits into ±softcap
+    (Gemma 2).
+    """
     weight = table if config.tied and table is not None else context["weight"]
     logits = linear(x, weight, context.get("bias")) * config.scale
     if config.softcap is not None:
@@ -44,7 +65,11 @@ def lm_head(config: LMHeadConfig, x: Hidden, context: Context, table: Table = No
 def masked_lm_head(
     config: MaskedLMHeadConfig, x: Hidden, context: Context, table: Table = None
 ) -> Float[np.ndarray, "B T V"]:
-    """A dense layer, an activation and a norm, then logits: at position t they score token t itself (BERT)."""
+    """A dense layer, an activation and a norm, then logits: at position t they score token t itself (BERT).
+
+    The extra dense layer gives the model room to turn a vector that is good for reading into one that is good for
+    scoring.
+    """
     dense = linear(x, context["dense.weight"], context["dense.bias"])
     x = context.tap("dense", ACTIVATIONS[config.activation](dense))
     x = context.tap("norm", context.run("norm", config.norm, x))
@@ -54,27 +79,40 @@ def masked_lm_head(
 
 @runs(FirstTokenConfig)
 def first_token(config: FirstTokenConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """The first real position's vector: the class token of BERT and ViT."""
+    """The first real position's vector: the class token of BERT and ViT.
+
+    The class token has no content of its own. It attends to all others, and training makes it a summary.
+    """
     return context.tap("pooled", first_real(x, context))
 
 
 @runs(LastTokenConfig)
 def last_token(config: LastTokenConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """The last real position's vector: in a causal model the only one that has read the whole text."""
+    """The last real position's vector: in a causal model the only one that has read the whole text.
+
+    Which token that is differs by row: the argmax runs over the reversed `readable`, so padding at the end is skipped.
+    """
     last = x.shape[1] - 1 - context.readable[:, ::-1].argmax(1)  # argmax finds the first True, from the back
     return context.tap("pooled", x[np.arange(len(x)), last])
 
 
 @runs(MeanPoolConfig)
 def mean_pool(config: MeanPoolConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """The mean over real positions; padding does not count."""
+    """The mean over real positions; padding does not count.
+
+    Two texts of different lengths become comparable vectors. It is a good default if no class token was trained.
+    """
     real = context.readable[:, :, None].astype(x.dtype)
     return context.tap("pooled", (x * real).sum(1) / np.maximum(real.sum(1), 1))
 
 
 @runs(PoolerConfig)
 def pooler(config: PoolerConfig, x: Hidden, context: Context, table: Table = None) -> Float[np.ndarray, "B D"]:
-    """tanh (BERT) or another activation of a dense layer over the first real position."""
+    """tanh (BERT) or another activation of a dense layer over the first real position.
+
+    BERT was trained with this layer on the question whether two sentences follow each other, so a checkpoint has
+    weights for it.
+    """
     activation = np.tanh if config.activation == "tanh" else ACTIVATIONS[config.activation]
     dense = linear(first_real(x, context), context["dense.weight"], context["dense.bias"])
     return context.tap("dense", activation(dense))

@@ -9,6 +9,18 @@ The KV cache holds c and r only: 576 numbers per position in DeepSeek-V2 instead
 separate, because a rotation between W_key and c would depend on the position and could not be absorbed into the query
 (see `docs/learn/latent.md`). DeepSeek-V2, arXiv 2405.04434, section 2.1. This file has the plain form; the PyTorch
 engine also has the absorbed one.
+
+Why a latent. In decoding, the KV cache is read in full for every token, so its size decides the speed. Grouped-query
+attention makes it smaller by giving several query heads the same keys. MLA keeps different keys and values for every
+head, and stores what they have in common: their projection from L numbers. For H = 128 heads of 128 + 64 and 128:
+
+    cache per position and layer       numbers
+    multi-head attention               128 · (192 + 128) = 40,960      (32,768 without the rotary part)
+    MLA                                512 + 64 = 576
+
+Two equal ways to compute it. Plain: k_h = W_key,h c for every cached position, then ordinary attention. Absorbed:
+q_h·(W_key,h c) = (W_key,hᵀ q_h)·c, so the small matrix is applied to the one query instead of to all keys, and the
+cache is read as it is. The first is cheaper for a prompt, the second for decoding.
 """
 
 import numpy as np
@@ -26,7 +38,11 @@ from .run import Context, runs
 def latent_attention(
     config: LatentAttentionConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """Queries; then latents, which the cache keeps; then keys and values of every head from the latents."""
+    """Queries; then latents, which the cache keeps; then keys and values of every head from the latents.
+
+    Shapes, with N = rope_dim and L = latent_dim: q B H T plain+N; latent B T L and rope_key B 1 T N in the cache; k B H
+    S plain+N; v B H S U. The rotary key is one for all heads, and is broadcast to them.
+    """
     # Queries, through a latent of their own in the large models (fewer weights; nothing is cached).
     down = x
     if config.query_latent_dim is not None:

@@ -9,6 +9,23 @@ token, S_t = S_{t−1} + φ(k_t) v_tᵀ: linear attention is a recurrent network
 decides what the scores are: elu(x) + 1 (cheap), or random features that estimate exp(q·k) itself (Performer). Later
 models drop the denominator z and let the state forget (gated) or overwrite (delta rule). Here every weight is written
 out as the definition has it; the PyTorch engine uses the sums.
+
+Where the O(n²) goes. For T queries and S keys, softmax attention needs T·S scores of W multiplications, and the same
+again for the values. If the score is a plain dot product of features, Σ_j (φ(q)·φ(k_j)) v_j = φ(q)·(Σ_j φ(k_j) v_jᵀ):
+the bracket is a W × U matrix that is computed once, and each query then costs W·U. For n = 32,768 and W = U = 64, that
+is 512 times fewer multiplications.
+
+What is lost. Softmax can give one key nearly all of the weight, because exp makes large scores much larger. elu(x) + 1
+grows linearly, so the weights are flatter, and a state of W·U numbers can hold about W key–value pairs before they
+interfere. The variants below answer that in different ways:
+
+    φ = elu(x) + 1      cheap; weights are positive and flat
+    Performer           φ estimates exp(q·k); better the more random features there are
+    gated               S is multiplied by a gate before each write: old pairs fade
+    delta rule          a write first removes what is stored under the same key
+
+Three forms of one computation: all pairs (this file), one step per token (decoding), and chunks with pairs inside a
+chunk and a state between chunks (training). They agree up to rounding, which the tests check.
 """
 
 import math
@@ -32,6 +49,9 @@ def elu_features(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
     """φ(x) = elu(x) + 1: x + 1 above zero, eˣ below. Always positive, so that weights are.
 
     Katharopoulos et al. (2020), "Transformers are RNNs", equation 7.
+
+    >>> elu_features(np.array([-1.0, 0.0, 2.0])).round(3)
+    array([0.368, 1.   , 3.   ])
     """
     return np.where(x > 0, x + 1, np.exp(np.minimum(x, 0)))
 
@@ -50,6 +70,14 @@ def positive_features(
     Over ω ~ N(0, I), E[φ(q)·φ(k)] = E[exp(ω·(q + k))]·exp(−(|q|² + |k|²)/2) = exp(q·k): an unbiased estimate of the
     softmax's exponential, whose error falls with W. All features are positive, so the estimate is stable where the
     true weight is near 0. Choromanski et al. (2021), "Rethinking Attention with Performers", lemma 1.
+
+    With many features the estimate is close:
+
+    >>> q, k = np.array([0.3, -0.2]), np.array([0.5, 0.4])
+    >>> directions = random_directions(20_000, 2, seed=0)
+    >>> estimate = positive_features(q, directions) @ positive_features(k, directions)
+    >>> bool(abs(estimate - np.exp(q @ k)) < 0.02)
+    True
     """
     exponent = x @ directions.T - 0.5 * (x * x).sum(-1, keepdims=True)
     return np.exp(exponent) / math.sqrt(len(directions))
@@ -93,6 +121,11 @@ def linear_attention(
     """Σ_j (q·k_j) v_j / Σ_j q·k_j, where q and k are features already, and positive.
 
     causal: over the keys up to the query's own position; the last query reads the last key.
+
+    With φ(q)·φ(k) equal for all keys the result is their mean:
+
+    >>> linear_attention(np.ones((1, 2)), np.ones((3, 2)), np.array([[1.0], [2.0], [6.0]]))
+    array([[3.]])
     """
     check_linear_attention(q, k, v)
     weights = _products(q, k, causal)
@@ -110,6 +143,8 @@ def linear_attention_backward(
     """d_q, d_k, d_v. With a = q kᵀ the weights and p = a/Σa their shares, and by the quotient rule:
 
     d_v = pᵀ d_out       d_a = (d_out vᵀ − Σ_S d_out vᵀ ∘ p)/Σa       d_q = d_a k       d_k = d_aᵀ q
+
+    A common factor of all weights of a row cancels in the shares, so d_a has no part along a: Σ_S d_a ∘ a = 0.
     """
     check_linear_attention(q, k, v)
     weights = _products(q, k, causal)
@@ -128,7 +163,12 @@ def linear_attention_backward(
 def _products(
     q: Float[np.ndarray, "... T W"], k: Float[np.ndarray, "... S W"], causal: bool
 ) -> Float[np.ndarray, "... T S"]:
-    """q kᵀ, and 0 where a key is in the query's future."""
+    """q kᵀ, and 0 where a key is in the query's future.
+
+    >>> _products(np.ones((2, 1)), np.ones((2, 1)), causal=True)
+    array([[1., 0.],
+           [1., 1.]])
+    """
     weights = q @ k.swapaxes(-1, -2)
     return weights * causal_mask(*weights.shape[-2:]) if causal else weights
 
@@ -157,6 +197,12 @@ def gated_linear_attention(
     (keep), before the new pair is added. gate = 1 is causal linear attention without the denominator; a constant gate
     per head is RetNet; gates computed from the input are GLA (Yang et al. 2024, "Gated Linear Attention Transformers",
     equation 3) and, one per head, Mamba-2.
+
+    A gate of ½, and keys and queries of 1: the memory is a running sum that halves with every token.
+
+    >>> ones = np.ones((3, 1))
+    >>> gated_linear_attention(ones, ones, ones, 0.5 * ones)[:, 0]
+    array([1.  , 1.5 , 1.75])
     """
     check_recurrent(q, k, v, gate=gate)
     return _read_states(q, _gated_states(k, v, gate))
@@ -200,6 +246,12 @@ def delta_linear_attention(
     again is overwritten instead of added up. It is one step of gradient descent, with rate beta, on |Sᵀk − v|²/2.
     Keys should have length 1; then beta = 1 stores v exactly. Schlag et al. (2021), "Linear Transformers Are Secretly
     Fast Weight Programmers", equation 24; Yang et al. (2024), "Parallelizing Linear Transformers with the Delta Rule".
+
+    The same key written twice: the second value replaces the first, where a sum would give 12.
+
+    >>> one = np.ones((2, 1))
+    >>> delta_linear_attention(one, one, np.array([[5.0], [7.0]]), np.ones(2))[:, 0]
+    array([5., 7.])
     """
     check_recurrent(q, k, v, beta=beta)
     return _read_states(q, _delta_states(k, v, beta)[0])
@@ -239,7 +291,10 @@ def delta_linear_attention_backward(
 
 
 def _gated_states(k: np.ndarray, v: np.ndarray, gate: np.ndarray) -> Float[np.ndarray, "... T K U"]:
-    """S after every token: S ← gate ∘ S + k vᵀ."""
+    """S after every token: S ← gate ∘ S + k vᵀ.
+
+    Unrolled, S_t = Σ_{j≤t} (gate_{j+1} ∘ … ∘ gate_t) ∘ k_j v_jᵀ: each pair has faded by all gates since it was written.
+    """
     states = k[..., :, None] * v[..., None, :]
     for t in range(1, k.shape[-2]):
         states[..., t, :, :] += gate[..., t, :, None] * states[..., t - 1, :, :]
@@ -247,7 +302,11 @@ def _gated_states(k: np.ndarray, v: np.ndarray, gate: np.ndarray) -> Float[np.nd
 
 
 def _delta_states(k: np.ndarray, v: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, Float[np.ndarray, "... T U"]]:
-    """S after every token, and the error v − Sᵀk of every token: S ← S + beta · k errorᵀ."""
+    """S after every token, and the error v − Sᵀk of every token: S ← S + beta · k errorᵀ.
+
+    With |k| = 1 and beta = 1: Sᵀk after the write is Sᵀk + (v − Sᵀk) = v, whatever was stored before. With beta < 1 it
+    moves a part of the way, which averages values that are written under similar keys.
+    """
     states = np.zeros((*k.shape, v.shape[-1]), np.result_type(k, v))
     errors = np.zeros_like(v)
     state = np.zeros((*k.shape[:-2], k.shape[-1], v.shape[-1]), states.dtype)
@@ -264,7 +323,10 @@ def _read_states(q: np.ndarray, states: Float[np.ndarray, "... T K U"]) -> Float
 
 
 def _states_before(states: Float[np.ndarray, "... T K U"]) -> Float[np.ndarray, "... T K U"]:
-    """S before every token: one place later, with zeros in front."""
+    """S before every token: one place later, with zeros in front.
+
+    The memory that token t corrects or gates is the one that token t − 1 left.
+    """
     return np.concatenate((np.zeros_like(states[..., :1, :, :]), states[..., :-1, :, :]), -3)
 
 
@@ -309,6 +371,8 @@ def features(
 
     The features exp(ω·x − |x|²/2) of a long vector leave the range of floats, so they are kept as exponents. The
     softmax of attention is of q·k/√K, so q and k are divided by √√K each. The constant 1/√W cancels in the shares.
+
+    Why the logarithm: for |x| = 10, exp(−|x|²/2) is 2·10⁻²², and in float16 it is 0. As an exponent it is −50.
     """
     if isinstance(kernel, EluConfig):
         return elu_features(x)
@@ -330,6 +394,9 @@ def pair_weights(
     The Performer's shares are softmax_j(log Σ_w exp(log φ_w(q) + log φ_w(k_j))). The inner sum is stabilised by the
     largest exponent of each pair, the outer one by the softmax, so no query loses all its keys however long q and k
     are.
+
+    The dot kernel has no denominator: weights may be negative and need not sum to 1, so layers that use it normalise
+    their output instead (RetNet, GLA).
     """
     if isinstance(kernel, FavorConfig):
         return softmax(np.where(allowed, log_products(q, k), -np.inf))

@@ -4,6 +4,18 @@
     global   the first tokens read all positions, by a second set of projections q′, k′, v′
 
 Information crosses the window through the global tokens in two steps. Beltagy et al. (2020), "Longformer".
+
+    window of 5, one global token:        ■ reads      □ reads by the second set of projections
+
+        □ □ □ □ □ □ □ □          token 0 is global: its row reads all positions
+        ■ ■ ■ ■ · · · ·          and its column is read by all
+        ■ ■ ■ ■ ■ · · ·
+        ■ ■ ■ ■ ■ ■ · ·
+        ■ · ■ ■ ■ ■ ■ ·
+        ■ · · ■ ■ ■ ■ ■
+
+The second set exists because a global token asks another kind of question: "what is this text about?", not "what stands
+next to me?". For classification the class token is global; for question answering all tokens of the question are.
 """
 
 from dataclasses import replace
@@ -20,7 +32,10 @@ from .run import Context, runs
 
 @runs(LongformerConfig)
 def longformer(config: LongformerConfig, x: Float[np.ndarray, "B T D"], context: Context) -> Float[np.ndarray, "B T D"]:
-    """Attention of all tokens by q, k, v; then the rows of the global tokens are replaced."""
+    """Attention of all tokens by q, k, v; then the rows of the global tokens are replaced.
+
+    Cost: T·(2w + g) scores instead of T², with a window of w on either side and g global tokens.
+    """
     width = config.width(x.shape[-1])
     parts = np.split(context.tap("qkv", linear(x, context["qkv.weight"], context.get("qkv.bias"))), 3, axis=-1)
     names = ("query", "key", "value")
@@ -34,7 +49,11 @@ def longformer(config: LongformerConfig, x: Float[np.ndarray, "B T D"], context:
 def replace_global_rows(
     config: LongformerConfig, local: Float[np.ndarray, "B H T K"], x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B H T K"]:
-    """The rows of the global tokens, which read every position with their own projections; `local` in all others."""
+    """The rows of the global tokens, which read every position with their own projections; `local` in all others.
+
+    Steps: find the global tokens of each row (their number may differ), project them to q′ and all positions to k′ and
+    v′, attend without a window, and put the results into the rows of the global tokens.
+    """
     dim, width = x.shape[-1], local.shape[-1]
     is_global = (context.positions < config.tokens) & context.readable  # B T
     # The places of the global tokens of each row: sorting ~is_global puts them first, in order.

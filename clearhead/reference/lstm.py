@@ -7,6 +7,16 @@
 
 Everything about the past passes through h and c, whose size is fixed. Token t needs h_{t−1}, so tokens cannot be
 computed in parallel; attention can, and that is why it won. Hochreiter & Schmidhuber (1997); forget gate Gers (2000).
+
+Why gates. A plain recurrent layer h_t = tanh(W x + R h) multiplies its gradient by R at every step, so over n steps by
+about Rⁿ: it vanishes or explodes. The cell c is changed by addition instead, and its gradient is multiplied by the
+forget gate f only. If f is near 1 the cell is a conveyor belt, on which a fact can travel for hundreds of tokens.
+
+    shapes, with I hidden units     x … T D     W 4I × D     R 4I × I     h, c … I     gates … 4I
+
+Cost: 8·I·(D + I) FLOPs per token, about that of a feed-forward layer, but one token after the other. On hardware that
+is fast only at large products, that is the slow part. The state has 2·I numbers; everything that is to be remembered
+has to fit into them.
 """
 
 import numpy as np
@@ -27,6 +37,10 @@ def lstm(
     """h of every token, starting from h = c = 0.
 
     The rows of the weights are those of the gates i, f, g, o stacked, in torch's order: 4·I rows.
+
+    >>> rng = np.random.default_rng(0)
+    >>> lstm(rng.normal(size=(5, 3)), rng.normal(size=(8, 3)), rng.normal(size=(8, 2))).shape      # 4·I = 8, so I = 2
+    (5, 2)
     """
     start = np.zeros((*x.shape[:-2], recurrent_weight.shape[1]), x.dtype)
     return lstm_from(linear(x, input_weight, bias), recurrent_weight, start, start)[0]
@@ -103,19 +117,31 @@ def lstm_from(
 
 
 def gate_values(gates: Float[np.ndarray, "... I4"]) -> tuple[Float[np.ndarray, "... I"], ...]:
-    """i, f, g and o: how far each gate is open, and g, what would be stored."""
+    """i, f, g and o: how far each gate is open, and g, what would be stored.
+
+    >>> [float(x[0]) for x in gate_values(np.zeros(4))]            # half open, and nothing to store
+    [0.5, 0.5, 0.0, 0.5]
+    """
     i, f, g, o = np.split(gates, 4, -1)
     return sigmoid(i), sigmoid(f), np.tanh(g), sigmoid(o)
 
 
 def sigmoid(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """1/(1 + e⁻ˣ) = (1 + tanh(x/2))/2; tanh does not overflow."""
+    """1/(1 + e⁻ˣ) = (1 + tanh(x/2))/2; tanh does not overflow.
+
+    >>> sigmoid(np.array([-1000.0, 0.0, 1000.0]))
+    array([0. , 0.5, 1. ])
+    """
     return 0.5 * (1 + np.tanh(0.5 * x))
 
 
 @runs(LSTMConfig)
 def lstm_part(config: LSTMConfig, x: Float[np.ndarray, "B T D"], context: Context) -> Float[np.ndarray, "B T D"]:
-    """`lstm` over the real tokens of each document, and a projection back to width D. Padding has h = 0."""
+    """`lstm` over the real tokens of each document, and a projection back to width D. Padding has h = 0.
+
+    Taps: `gates` B T 4·I before their curves, `hidden` B T I, `out` B T D. A row's state after the call is that of its
+    last real token, so padding on either side changes nothing.
+    """
     gates = context.tap("gates", linear(x, context["input.weight"], context["input.bias"]))
     recurrent = context["recurrent.weight"]
     hidden = np.zeros((*x.shape[:2], recurrent.shape[1]), x.dtype)

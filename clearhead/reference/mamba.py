@@ -8,6 +8,32 @@
 Δ, B and C are computed from x, which is what "selective" means. A large Δ forgets the past and stores this token; Δ = 0
 skips the token. h has a fixed size, so decoding costs the same at token 10 and at token 100,000, and training is O(n).
 Gu & Dao (2023), "Mamba", equations 2a, 2b and 4.
+
+From a differential equation to the recurrence. A state-space model is h′(t) = A h(t) + B x(t), y(t) = C h(t): a linear
+system that is driven by x. Sampled with a step Δ it becomes h_t = exp(ΔA) h_{t−1} + ΔB x_t. With A diagonal and
+negative every channel is Z leaky integrators, each with its own time constant −1/A. Here A, B and C may change per
+token.
+
+Compare with attention over n tokens of width D:
+
+                      attention                    Mamba
+    one token reads   all n keys                   a state of Z·I numbers
+    training          O(n²·D)                      O(n·I·Z)
+    decoding          O(n·D), a growing cache      O(I·Z), a constant state
+    recall            any earlier token, exactly   what the state has room for
+
+Attention can look up a phone number from 50,000 tokens ago. A state of fixed size must have decided to keep it. Hybrids
+with a few attention layers get most of both.
+
+What each weight does:
+
+    input     D → 2·I      the channels to be mixed, and a gate
+    filter    O+1 × I      a short convolution, so that the scan sees pairs and triples of tokens
+    select    I → J+2·Z    B, C and, in J numbers, Δ
+    step      J → I        Δ of every channel
+    decay     Z × I        log(−A)
+    skip      I            D
+    out       I → D        back to the residual stream
 """
 
 import numpy as np
@@ -32,6 +58,12 @@ def selective_scan(
 
     `decay` must be negative, so that exp(step·decay) is a share between 0 and 1. The skip term D∘x is added by the
     layer.
+
+    One channel, one state, decay ln ½: each step of size 1 halves what is there and adds the new input.
+
+    >>> ones = np.ones((3, 1))
+    >>> selective_scan(ones, ones, np.log([[0.5]]), ones, ones)[:, 0]
+    array([1.  , 1.5 , 1.75])
     """
     check_same_shape(x, step=step)
     start = np.zeros((*x.shape[:-2], *decay.shape), x.dtype)
@@ -86,7 +118,11 @@ def hidden_states(
     write: Float[np.ndarray, "... T Z"],
     h: Float[np.ndarray, "... Z I"],
 ) -> Float[np.ndarray, "... T Z I"]:
-    """h of every token, continuing from the h before the first."""
+    """h of every token, continuing from the h before the first.
+
+    The loop is the definition. Because the recurrence is linear in h, it can also be computed by a parallel scan, or in
+    chunks, as `clearhead.functional.mamba` does.
+    """
     found = np.zeros((*x.shape[:-1], *decay.shape), x.dtype)
     for t in range(x.shape[-2]):
         added = (step[..., t, :] * x[..., t, :])[..., None, :] * write[..., t, :, None]  # … Z I
@@ -96,7 +132,11 @@ def hidden_states(
 
 
 def softplus(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """log(1 + eˣ): positive for every x, and about x for large x. It makes a step size of any number."""
+    """log(1 + eˣ): positive for every x, and about x for large x. It makes a step size of any number.
+
+    >>> softplus(np.array([-20.0, 0.0, 20.0])).round(3)
+    array([ 0.   ,  0.693, 20.   ])
+    """
     return np.logaddexp(x, 0).astype(x.dtype)
 
 

@@ -6,6 +6,20 @@
 
 The model has the weights of E experts and the cost of A. Here every token reaches all of its chosen experts: there is
 no capacity limit, so no token is dropped.
+
+Why. A feed-forward network's knowledge grows with its weights, and its cost too. If each token uses only A of E
+networks, the weights grow by E and the cost by A. Mixtral 8×7B has 46.7 billion weights, of which 12.9 billion are used
+for a token (E = 8, A = 2).
+
+What is hard is the choice. Taking the largest A is a step function, so the router gets a gradient only through the
+weights p_e of the experts that were chosen. Nothing pulls a token towards an expert that was never tried. Balance has
+to be encouraged: by a loss (`load_balancing_loss`), or by a bias b that is raised for idle experts and lowered for busy
+ones without any gradient (DeepSeek-V3, `grouped_choice`).
+
+    router     x · Wᵀ            B T D → B T E         one score for each expert
+    choice     p, rank           B T E                 the weight of an expert, and what it is ranked by
+    which      top A of rank     B T A                 numbers of the chosen experts
+    out        Σ p · expert(x)   B T D
 """
 
 from __future__ import annotations
@@ -34,7 +48,12 @@ from .softmax import softmax
 def mixture_of_experts(
     config: MoEConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """Σ over the chosen experts e of p_e·expert_e(x), plus the shared expert."""
+    """Σ over the chosen experts e of p_e·expert_e(x), plus the shared expert.
+
+    Whether the chosen weights are renormalised to sum to 1 differs between families and must match the checkpoint:
+    Mixtral does, DeepSeek-V2 multiplies by a constant instead. A mistake here changes every output a little, and
+    only a comparison with another implementation shows it.
+    """
     scores = linear(x, context["router.weight"], context.get("router.bias"))
     p, rank = context.run("choice", config.choice, scores)  # each B T E
     # Stable sorting of −rank: of equal experts the first wins, as in torch.topk.
@@ -53,7 +72,13 @@ def mixture_of_experts(
 def softmax_choice(
     config: SoftmaxChoiceConfig, scores: Float[np.ndarray, "B T E"], context: Context
 ) -> Float[np.ndarray, "2 B T E"]:
-    """The weight of each expert and the number it is ranked by: both are its probability (Mixtral)."""
+    """The weight of each expert and the number it is ranked by: both are its probability (Mixtral).
+
+    >>> config = SoftmaxChoiceConfig()
+    >>> p, rank = softmax_choice(config, np.array([[[0.0, 0.0]]]), None)
+    >>> p, bool((p == rank).all())
+    (array([[[0.5, 0.5]]]), True)
+    """
     p = softmax(scores)
     return np.stack((p, p))
 
@@ -126,6 +151,12 @@ def load_balancing_loss(router: Float[np.ndarray, "... E"], active: int) -> Floa
     A router left alone soon sends everything to a few experts, which then learn most. This loss is added to the
     model's own: it is `active` if all experts are used alike, and grows as tokens crowd on the favourites.
     Fedus et al. (2022), "Switch Transformers", equations 4 to 6.
+
+    Both factors are needed. f alone has no gradient, and P alone would be lowest for any distribution that sums to 1.
+
+    >>> even, crowded = np.array([[0.6, 0.4], [0.4, 0.6]]), np.array([[0.9, 0.1], [0.9, 0.1]])
+    >>> [float(load_balancing_loss(router, active=1)) for router in (even, crowded)]
+    [1.0, 1.8]
     """
     check_active(router, active)
     mean = router.reshape(-1, router.shape[-1]).mean(0) if router.size else np.zeros(router.shape[-1])

@@ -6,6 +6,22 @@
 Residual branches add up, so without a norm the numbers grow with depth. The norm gives every sublayer inputs of about
 unit size; γ (and β) let the model undo that where it wants to. ε keeps a vector of zeros from being divided by 0, and
 belongs inside the root. Statistics are computed in float32 or wider.
+
+A worked vector, x = (1, 2, 3, 6): the mean is 3, the variance (4 + 1 + 0 + 9)/4 = 3.5, so the layer norm without γ and
+β is (−1.07, −0.53, 0, 1.60). The mean square is 12.5, so the RMS norm is (0.28, 0.57, 0.85, 1.70).
+
+Geometry: the layer norm removes the part of x along (1, 1, …, 1) and scales the rest to length √D. The RMS norm only
+scales. Both forget how long x was, which is why a pre-norm block can add small updates to a residual stream of any
+size. Neither mixes positions, so, unlike batch norm, they do the same in training and in decoding, for any batch.
+
+Where the norm stands in a block is decided in `stack.py`, not here.
+
+Mistakes that run without an error:
+
+    ε outside the root        x/(√var + ε): close, but not equal; differs most for small vectors
+    variance over D − 1       the unbiased one; off by √((D − 1)/D), and no longer equal to any checkpoint's norm
+    wrong axis                statistics over positions instead of features; tokens then influence each other
+    half precision            the sum of 4,096 squares of numbers near 30 is more than float16 can hold
 """
 
 import numpy as np
@@ -33,6 +49,9 @@ def layer_norm(
     """(x − mean) / √(var + eps) · weight + bias.
 
     The variance is the biased one, Σ(x − μ)²/D. Ba, Kiros & Hinton (2016), "Layer Normalization", equation 4.
+
+    >>> layer_norm(np.array([1.0, 2.0, 3.0, 6.0]), np.ones(4), np.zeros(4)).round(2)
+    array([-1.07, -0.53,  0.  ,  1.6 ])
     """
     normed, _ = _standardize(x, eps)
     out = normed * widen(weight)
@@ -51,6 +70,9 @@ def layer_norm_backward(
     Every xᵢ also moves the mean and the variance. Those two paths are the two means that are subtracted: after them
     d_x has no component along (1, …, 1) and none along n, because adding a constant to x or scaling x changes nothing.
     d_weight = Σ d_out ∘ n and d_bias = Σ d_out, summed over positions.
+
+    Read it as three corrections to g: without the mean of g, because a common shift of x changes nothing; without its
+    part along n, because scaling x changes nothing; and divided by the standard deviation, because x is.
     """
     check_gradient(d_out, *x.shape)
     normed, inverse_std = _standardize(x, eps)
@@ -66,6 +88,9 @@ def rms_norm(
     """x / √(mean(x²) + eps) · weight: a layer norm that neither subtracts the mean nor adds a bias.
 
     It trains as well and costs less. Zhang & Sennrich (2019), "Root Mean Square Layer Normalization", equation 4.
+
+    >>> rms_norm(np.array([1.0, 2.0, 3.0, 6.0]), np.ones(4)).round(2)
+    array([0.28, 0.57, 0.85, 1.7 ])
     """
     normed, _ = _to_unit_square(x, eps)
     return narrow(normed * widen(weight), x)
@@ -110,7 +135,12 @@ def offset_rms_norm_part(
 def _standardize(
     x: Float[np.ndarray, "... D"], eps: float
 ) -> tuple[Float[np.ndarray, "... D"], Float[np.ndarray, "... 1"]]:
-    """x with mean 0 and variance 1 (up to eps), and the factor 1/√(var + eps)."""
+    """x with mean 0 and variance 1 (up to eps), and the factor 1/√(var + eps).
+
+    >>> normed, inverse_std = _standardize(np.array([1.0, 3.0]), 0.0)
+    >>> normed, inverse_std
+    (array([-1.,  1.]), array([1.]))
+    """
     wide = widen(x)
     centred = wide - wide.mean(-1, keepdims=True)
     return _to_unit_square(centred, eps)  # the mean square of a centred vector is its variance
@@ -134,7 +164,11 @@ def _sum_positions(x: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "D"]:
 def run_projection_norm(
     config: ProjectionNormConfig, x: Float[np.ndarray, "B H T K"], context: Context
 ) -> Float[np.ndarray, "B H T K"]:
-    """The norm over all heads of a position together: heads side by side, normed, and apart again."""
+    """The norm over all heads of a position together: heads side by side, normed, and apart again.
+
+    With one norm per head, a head that is much smaller than the others is scaled up to their size. With one norm over
+    all heads (OLMo 2), heads keep their relative sizes. The gain has H·K numbers instead of K.
+    """
     B, H, T, K = x.shape
     joint = context.run("norm", config.norm, x.transpose(0, 2, 1, 3).reshape(B, T, H * K))
     return joint.reshape(B, T, H, K).transpose(0, 2, 1, 3)

@@ -3,6 +3,17 @@
 Attention alone does not know order: permute the tokens and the outputs are permuted alike. Position enters in one of
 three places: added to the embedding (sinusoidal, learned), by rotating queries and keys (see `rotary.py`), or added to
 the scores (ALiBi).
+
+Why order has to be added. For a permutation P of the tokens, attention without positions satisfies f(Px) = P f(x):
+"dog bites man" and "man bites dog" give the same vectors in another order. A causal mask breaks the symmetry a little,
+since the first token reads one key and the last reads all; causal models without positions learn some order from it
+(Haviv et al. 2022).
+
+    where               how                        known examples           beyond the trained length
+    the input           table, learned             GPT-2, BERT, ViT         impossible: there is no row
+    the input           sinusoids                  the Transformer of 2017  defined, works badly
+    queries and keys    rotation                   LLaMA, most since 2021   works with scaling (YaRN, NTK)
+    the scores          −slope · distance          BLOOM, MPT               works
 """
 
 from math import log2
@@ -21,6 +32,11 @@ def sinusoidal_positions(
     for every pos: "k places back" is one linear map, which attention can learn.
     An odd D has one more sine than cosines. Layout "halves" stores all sines, then all cosines, as Marian does.
     Vaswani et al. (2017), "Attention Is All You Need", section 3.5.
+
+    >>> sinusoidal_positions(3, 4).round(2)
+    array([[ 0.  ,  1.  ,  0.  ,  1.  ],
+           [ 0.84,  0.54,  0.01,  1.  ],
+           [ 0.91, -0.42,  0.02,  1.  ]])
     """
     sines = (dim + 1) // 2
     angles = np.arange(length)[:, None] * base ** (-2 * np.arange(sines) / max(dim, 1))  # length × sines
@@ -42,6 +58,9 @@ def alibi_bias(heads: int, queries: int, keys: int) -> Float[np.ndarray, "{heads
     A key d positions away loses slope·d before the softmax, so its weight falls by exp(−slope·d). Heads with a small
     slope read far, heads with a large slope read near. The last query stands at the last key.
     Press, Smith & Lewis (2022), "Train Short, Test Long", section 3.
+
+    >>> alibi_bias(2, 1, 4)[0, 0]                      # head 0 has slope 1/16; the query stands at key 3
+    array([-0.1875, -0.125 , -0.0625, -0.    ])
     """
     if heads < 1:
         raise ValueError(f"alibi_bias needs at least one head, not {heads}")

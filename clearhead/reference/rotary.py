@@ -5,6 +5,30 @@
 A rotation by m of q and by n of k leaves the dot product depending on m − n only: (R_m q)·(R_n k) = q·(R_{n−m} k).
 So scores know relative positions although only absolute ones were used, and nothing has to be learned. Fast pairs tell
 neighbours apart, slow pairs tell the beginning of a text from its end. Values are never rotated.
+
+Why a rotation. We want the score of a query at position m and a key at position n to depend on n − m only. Take two
+coordinates as one complex number. Multiplying q by e^(imφ) and k by e^(inφ) turns their product q·k̄ into
+q·k̄·e^(i(m−n)φ): only the difference is left. K/2 such pairs, each with its own φ, are K/2 clocks that run at different
+speeds, from one radian per position down to one radian per 10,000.
+
+    pair i       0        K/8      K/4      3K/8     K/2 − 1
+    frequency    1        0.1      0.01     0.001    0.0001         θ = 10,000
+    turn         6        63       628      6,283    62,832         positions for one full turn
+
+Longer contexts than the model was trained on show the slow clocks angles they have never shown. Scaling (linear, NTK,
+YaRN, Llama 3: see `configs/rotary.py`) slows the clocks so that every angle stays within what was trained. θ itself is
+larger in newer models, 500,000 in Llama 3.
+
+What is rotated: queries and keys, after their projection and norm, before the scores. Keys are rotated once and cached
+in rotated form. Lengths do not change, so the size of scores stays what it was.
+
+Mistakes that run without an error:
+
+    the other layout       "halves" for "interleaved": a model loads and writes nonsense after a few tokens
+    the other direction    −φ for φ: works alone, but disagrees with every checkpoint
+    rotated values         positions leak into what is copied
+    positions from 0       in decoding, where a query continues at position S: all distances are wrong
+    angles in float32      long contexts lose the fast clocks: 100,000 · 1 mod 2π needs more digits than it has
 """
 
 from typing import Any
@@ -31,6 +55,18 @@ def rotate(
     (LLaMA as released, GPT-J). The two differ by a permutation of the weights, so checkpoints of either kind load.
     positions is (T,), or broadcasts against the leading dimensions and T of x.
     Su et al. (2021), "RoFormer", equation 34.
+
+    A quarter turn: the pair (1, 0) at an angle of π/2 becomes (0, 1).
+
+    >>> rotate(np.array([[1.0, 0.0]]), np.array([np.pi / 2])).round(6)
+    array([[0., 1.]])
+
+    Scores depend on the distance alone: positions (2, 5) and (12, 15) give the same dot product.
+
+    >>> q, k = np.array([[0.3, 0.8, -0.5, 0.1]]), np.array([[0.9, -0.2, 0.4, 0.7]])
+    >>> near, far = ((rotate(q, np.array([m])) * rotate(k, np.array([m + 3]))).sum() for m in (2.0, 12.0))
+    >>> bool(np.isclose(near, far))
+    True
     """
     check_rotary(x, positions, frequencies, layout)
     K = x.shape[-1]
@@ -50,7 +86,10 @@ def rotate_backward(
     frequencies: Float[np.ndarray, "K//2"] | None = None,
     layout: str = "halves",
 ) -> Float[np.ndarray, "... T K"]:
-    """Rotate d_out back: a rotation matrix is orthogonal, so its transpose is its inverse."""
+    """Rotate d_out back: a rotation matrix is orthogonal, so its transpose is its inverse.
+
+    For one pair: the matrix (c −s; s c) has the transpose (c s; −s c), which is the rotation by −φ.
+    """
     check_rotary(x, positions, frequencies, layout)
     check_gradient(d_out, *x.shape)
     back = -np.asarray(positions, np.float64)
@@ -100,7 +139,10 @@ def rotate_by_backward(
 
 
 def _sum_repeated(d_x: Float[np.ndarray, "..."], x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """The backward of broadcasting: sum over the axes along which x was repeated."""
+    """The backward of broadcasting: sum over the axes along which x was repeated.
+
+    cos and sin are used by every head and row, so their gradients are sums over them.
+    """
     d_x = d_x.sum(tuple(range(d_x.ndim - x.ndim)))
     return narrow(d_x.sum(tuple(axis for axis in range(x.ndim) if x.shape[axis] == 1), keepdims=True), x)
 
@@ -108,7 +150,12 @@ def _sum_repeated(d_x: Float[np.ndarray, "..."], x: Float[np.ndarray, "..."]) ->
 def apply_rotary(
     config: RotaryConfig, x: Float[np.ndarray, "B H T K"], positions: Int[np.ndarray, "B T"]
 ) -> Float[np.ndarray, "B H T K"]:
-    """A layer's rotation: its frequencies (scaled for long contexts), its share of the head, YaRN's magnitude."""
+    """A layer's rotation: its frequencies (scaled for long contexts), its share of the head, YaRN's magnitude.
+
+    Partial rotation: GPT-NeoX rotates a quarter of each head and leaves the rest free of position, so that some
+    coordinates can match content at any distance. YaRN multiplies what is rotated by a magnitude slightly above 1,
+    which sharpens the softmax over very long contexts.
+    """
     width = config.width(x.shape[-1])  # the first `width` coordinates; some models leave the rest unrotated
     frequencies = config.frequencies(x.shape[-1], int(positions.max(initial=0)) + 1)  # the length matters to a few
     rotated = rotate(x[..., :width], positions[:, None], frequencies=frequencies, layout=config.layout)
@@ -138,7 +185,11 @@ def rotary_keys(
 
 
 def pair_slices(K: int, layout: str) -> tuple[slice, slice]:
-    """Where the first and the second coordinates of the pairs are."""
+    """Where the first and the second coordinates of the pairs are.
+
+    >>> pair_slices(6, "halves"), pair_slices(6, "interleaved")
+    ((slice(0, 3, None), slice(3, 6, None)), (slice(0, 6, 2), slice(1, 6, 2)))
+    """
     if layout == "halves":
         return slice(0, K // 2), slice(K // 2, K)
     return slice(0, K, 2), slice(1, K, 2)

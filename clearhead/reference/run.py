@@ -5,6 +5,24 @@ model the part is: its weights, the positions of queries and keys, and where int
 
     logits = run(config, weights, tokens)                  weights: name -> array, as `config.weights()` lists them
     record = {}; run(config, weights, tokens, record=record)      record["stack.blocks.0.mixer.weights"]: B H T S
+
+How a model runs, top down. `run` makes a `Context` and calls `sequence_model` or `encoder_decoder`. Those call
+`context.run(name, config, x)` for each child, which looks up the function of the child's config and passes a context
+whose path is one name longer. A part never knows where it is in the model, only its own weights' names:
+
+    run                              path ""
+      embedding                      embedding                      reads embedding.tokens.weight
+      stack                          stack
+        block 0                      stack.blocks.0
+          mixer                      stack.blocks.0.mixer           reads stack.blocks.0.mixer.qkv.weight
+          ffn                        stack.blocks.0.ffn
+      head                           head
+
+The same names are the PyTorch engine's `state_dict`, the rows of `clearhead trace`, and the keys of `record`. So a
+value can be compared between the engines by its name, and a checkpoint works in both.
+
+Nothing is kept on a part. Positions, masks and the KV cache travel in the context; the caller owns the `DecodeState`.
+Two requests can run with the same weights at the same time.
 """
 
 from __future__ import annotations
@@ -32,7 +50,13 @@ PARTS: dict[type[Config], Callable[..., np.ndarray]] = {}
 
 
 def runs(config: type[Config]) -> Callable[[Callable[..., np.ndarray]], Callable[..., np.ndarray]]:
-    """Function decorator: register this function as what that config computes."""
+    """Function decorator: register this function as what that config computes.
+
+        @runs(LSTMConfig)
+        def lstm_part(config, x, context): …
+
+    The function's file is named like the config's, so `part` can import it when a model first needs it.
+    """
 
     def register(part: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         PARTS[config] = part
@@ -50,6 +74,9 @@ class DecodeState:
         state = DecodeState()
         for token in tokens.T:
             logits = run(config, weights, token[:, None], state=state)
+
+    Attention layers append keys and values, so the state grows with the text. Recurrent layers overwrite a state of
+    fixed size. Either way the result equals that of one pass over the whole text, which the tests check piece by piece.
     """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)  # by path, such as stack.blocks.0.mixer.key
@@ -67,6 +94,13 @@ class Context:
     """What a part knows besides x: its weights, who may read whom, and where to record values.
 
     `context["qkv.weight"]` is the part's own weight of that name, wherever in the model the part is.
+
+        positions       where the T new tokens stand in their text; the queries
+        key_positions   where the S keys stand: the same, the cache in decoding, or the source in cross-attention
+        readable        False at padding, which nobody may read
+        documents       several texts may share a row; a token reads its own text only
+
+    Masks are functions of positions, so all of this is decided in one place: `attention_mask`.
     """
 
     weights: Mapping[str, np.ndarray]
@@ -100,7 +134,11 @@ class Context:
         return self.weights.get(self.path_of(name))
 
     def tap(self, name: str, value: np.ndarray) -> np.ndarray:
-        """Record an intermediate value under the name that `trace` and the PyTorch taps use, and return it."""
+        """Record an intermediate value under the name that `trace` and the PyTorch taps use, and return it.
+
+        The NumPy engine only records. The PyTorch engine can also replace a value at the same name, as ablation and
+        patching do.
+        """
         if self.record is not None:
             self.record[self.path_of(name)] = value
         return value
@@ -119,7 +157,11 @@ class Context:
             self.state.values[self.path_of(name)] = value
 
     def sequences(self) -> Iterator[tuple[int, Int[np.ndarray, "W"]]]:
-        """The sequences a recurrence runs through: (row, places of one document's real tokens in it)."""
+        """The sequences a recurrence runs through: (row, places of one document's real tokens in it).
+
+        A recurrence must not carry its state from one document into the next, and must skip padding. So it runs along
+        each document of each row separately. With a state, a row is one document that continues.
+        """
         batch, length = self.positions.shape
         documents = np.zeros((batch, length), int) if self.documents is None else self.documents
         readable = self.readable[:, self.readable.shape[1] - length :]
@@ -132,7 +174,11 @@ class Context:
         return x if config is None else part(config)(config, x, self.at(name), **more)
 
     def attention_mask(self, mask: Mask) -> Bool[np.ndarray, "B 1 T S"]:
-        """True where query t may read key s: the mask allows it, s is no padding, and both are of one document."""
+        """True where query t may read key s: the mask allows it, s is no padding, and both are of one document.
+
+        A mask is called with positions and not with indices, because the two differ in decoding (one query, many keys),
+        with padding on the left, and in packed documents.
+        """
         allowed = mask(self.positions[:, None, :, None], self.key_positions[:, None, None, :])
         allowed = allowed & self.readable[:, None, None, :]
         if self.documents is not None:
@@ -213,7 +259,11 @@ def encoder_decoder(
     state: DecodeState | None,
     record: dict[str, np.ndarray] | None,
 ) -> np.ndarray:
-    """source -> encoder; target -> decoder, which reads the encoder's output by cross-attention -> head."""
+    """source -> encoder; target -> decoder, which reads the encoder's output by cross-attention -> head.
+
+    The encoder runs once per source and reads in both directions. The decoder is causal in the target, and its
+    cross-attention may read the whole source. In decoding, the encoder's output is kept in the state under "memory".
+    """
     reader = make_context(weights, len(source), source.shape[1], source_readable, None, None, record)
     if state is not None and "memory" in state.values:  # the source is encoded once
         memory = state.values["memory"]
@@ -250,7 +300,11 @@ def make_context(
     state: DecodeState | None,
     record: dict[str, np.ndarray] | None,
 ) -> Context:
-    """The context of a whole model: the new tokens come after what the state holds, and padding is not counted."""
+    """The context of a whole model: the new tokens come after what the state holds, and padding is not counted.
+
+    Positions count real tokens: a row padded on the left by three starts at position 0 after them. The state's
+    positions and padding are extended here, once per call, before any layer reads them.
+    """
     for name, given in {"readable": readable, "positions": positions}.items():
         if given is not None and given.shape != (batch, length):
             raise ValueError(f"{name} is {given.shape}, but there are {batch} rows of {length} tokens")
@@ -271,7 +325,11 @@ def make_context(
 
 
 def check_weights(config: ModelConfig, weights: Mapping[str, np.ndarray]) -> None:
-    """Raise one clear sentence if weights are missing or have the wrong shape."""
+    """Raise one clear sentence if weights are missing or have the wrong shape.
+
+    Without this check a missing weight would fail in the middle of the model, with a name that says little. NumPy would
+    even broadcast some wrong shapes.
+    """
     wanted = config.weights()
     missing = [name for name in wanted if name not in weights]
     wrong = [n for n, shape in wanted.items() if n in weights and weights[n].shape != shape]

@@ -4,6 +4,11 @@
     out = W_out · (read ∘ conv(write ∘ x))
 
 `write` decides what of a token enters the convolution, `read` what of its result is passed on.
+
+Both gates depend on the token itself, so the convolution is switched on and off by content. Compared with attention it
+reaches O tokens back and no further; LFM2 alternates it with a few attention layers, which look far.
+
+    input    D → 3·D        conv    a filter of O + 1 numbers for each of D channels        out    D → D
 """
 
 import numpy as np

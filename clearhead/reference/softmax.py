@@ -8,6 +8,18 @@ Computed like this it overflows: exp(89) is already too large for float32. Shift
 nothing, because exp(xᵢ − c) = exp(xᵢ)/exp(c) and the factor cancels in the quotient. With c = max x the largest
 exponent is 0, so nothing overflows, and the denominator is at least 1, so nothing is divided by 0.
 (Goodfellow et al. 2016, "Deep Learning", section 4.1.)
+
+Three facts about softmax explain much of the rest of the package:
+
+    it only sees differences      softmax(x + c) = softmax(x), so a score has no meaning alone
+    it is a soft argmax           softmax(x/τ) tends to one-hot as τ → 0, and to uniform as τ → ∞
+    it saturates                  once one share is near 1, its gradient p(1 − p) is near 0
+
+The first is why scores can be shifted for stability. The second is the temperature of sampling. The third is why
+attention divides its scores by √K: without that, wide heads start saturated and hardly learn.
+
+A worked row, x = (1, 2, 3): subtract the maximum, (−2, −1, 0); exponentials, (0.135, 0.368, 1); their sum is 1.503;
+shares, (0.090, 0.245, 0.665). Each step of 1 in a score multiplies the share by e ≈ 2.72.
 """
 
 import numpy as np
@@ -23,6 +35,12 @@ def softmax(x: Real[np.ndarray, "..."], axis: int = -1) -> Float[np.ndarray, "..
 
     >>> softmax(np.array([1.0, 2.0, 3.0])).round(2)
     array([0.09, 0.24, 0.67])
+
+    Any axis works. Along the last axis of scores T × S, each query's row becomes a distribution over the keys.
+
+    >>> softmax(np.array([[0.0, 0.0], [0.0, -np.inf]]))
+    array([[0.5, 0.5],
+           [1. , 0. ]])
     """
     wide = widen(x)
     top = wide.max(axis, keepdims=True, initial=-np.inf)  # `initial` gives an axis of length 0 a maximum
@@ -41,6 +59,12 @@ def softmax_backward(
     The Jacobian of softmax is ∂pᵢ/∂xⱼ = pᵢ·(δᵢⱼ − pⱼ), as a matrix diag(p) − p pᵀ. Multiplying d_out by it gives the
     formula. The sum is the mean of d_out under p: only what differs from the mean moves x, because raising all scores
     together changes nothing.
+
+    Rows of d_x sum to 0, as they must: a common shift of x has no effect, so the gradient has no part along it.
+
+    >>> d_x = softmax_backward(np.array([1.0, 0.0, 0.0]), np.array([0.0, 0.0, 0.0]))
+    >>> d_x.round(3), bool(abs(d_x.sum()) < 1e-12)
+    (array([ 0.222, -0.111, -0.111]), True)
     """
     check_gradient(d_out, *x.shape)
     p, d_p = softmax(widen(x), axis), widen(d_out)
@@ -53,11 +77,19 @@ def softmax_backward(
 
 
 def widen(x: Real[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """The type to compute in: float32 for float16 and bfloat16, a float for integers, otherwise x unchanged."""
+    """The type to compute in: float32 for float16 and bfloat16, a float for integers, otherwise x unchanged.
+
+    >>> widen(np.array([1], np.float16)).dtype, widen(np.array([1], np.float64)).dtype
+    (dtype('float32'), dtype('float64'))
+    """
     return x.astype(np.result_type(x.dtype, np.float32), copy=False)
 
 
 def narrow(x: Float[np.ndarray, "..."], *like: Real[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """Back to the common type of `like`, the arguments that the caller gave, unless that is an integer type."""
+    """Back to the common type of `like`, the arguments that the caller gave, unless that is an integer type.
+
+    >>> narrow(np.ones(2, np.float32), np.ones(2, np.float16)).dtype
+    dtype('float16')
+    """
     given = np.result_type(*(array.dtype for array in like))
     return x if given.kind in "biu" else x.astype(given, copy=False)

@@ -8,6 +8,17 @@ The residual stream x runs through the whole model. Each sublayer reads it, comp
 
 With "pre" the stream itself is never normalised, so gradients reach the first block unchanged and deep models train
 without warm-up; the stack then needs a final norm. "post" is the original Transformer of 2017.
+
+The residual stream. x runs through the whole model and every branch adds to it. Three consequences:
+
+    gradients     ∂(x + f(x))/∂x = 1 + f′(x): the 1 carries the gradient to the first layer, however deep the model is
+    iteration     each block refines what is there, so the output of a middle block can already be decoded (logit lens)
+    size          variances of the branches add up, so the stream grows with depth, and norms keep the branches' inputs
+                  at unit size
+
+Pre or post. With the norm after the sum (post, 2017) the stream itself is rescaled at every layer, which shrinks the
+path of the gradient; such models need a learning-rate warm-up. With the norm inside the branch (pre) the path stays
+clean, and a final norm is needed before the head. Sandwich and inside norms also bound what a branch may add.
 """
 
 from dataclasses import replace
@@ -27,6 +38,15 @@ def block(config: BlockConfig, x: Float[np.ndarray, "B T D"], context: Context) 
     The mixer moves information between positions, the feed-forward layer works on each position alone. pre: `before`
     is the norm (GPT-2, LLaMA); post: `after` is (2017, BERT); sandwich: `before` and `inside` (Gemma 2);
     inside: `inside` alone (OLMo 2).
+
+    A pre-norm block of two branches, line by line:
+
+        h = mixer(norm₁(x))       B T D     each position collects what it needs from others
+        x = x + h
+        h = ffn(norm₂(x))         B T D     each position computes on what it has collected
+        x = x + h
+
+    In a decoder with cross-attention there is a third branch between them, whose keys and values come from the encoder.
     """
     for name, branch in config.branches().items():
         places = dict.fromkeys(config.places(name), config.norm)
@@ -65,6 +85,9 @@ def stack(config: StackConfig, x: Float[np.ndarray, "B T D"], context: Context) 
 
     In a shared stack (ALBERT) several layers use the weights of one block: layer i then finds them under that block's
     name.
+
+    Depth and width: the weights of one block are about 12·D², so L blocks have 12·L·D². GPT-3 with L = 96 and D =
+    12,288 has 174 billion of its 175 billion weights here.
     """
     if config.score_bias is not None:
         table = context.tap("score_bias", context["score_bias.weight"])

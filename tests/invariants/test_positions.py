@@ -71,7 +71,7 @@ def test_partial_rotary_leaves_the_rest() -> None:
     with torch.no_grad():
         sequence_model("interleaved, partial rotary; pre")(ids(BATCH, LENGTH), taps=taps)
     for name in ("query", "key"):
-        plain, turned = (taps.values[f"stack.blocks.0.mixer.{name}{suffix}"] for suffix in ("", "_turned"))
+        plain, turned = (taps.values[f"stack.blocks.0.mixer.{name}{suffix}"] for suffix in ("", "_rotated"))
         assert torch.equal(turned[..., 6:], plain[..., 6:])
         assert torch.equal(turned[:, :, 0], plain[:, :, 0]), "position 0 does not turn"
         assert (turned[..., 1:, :6] - plain[..., 1:, :6]).abs().amax(-1).min() > 1e-4

@@ -19,8 +19,8 @@ def test_every_text_and_name_follows_the_voice() -> None:
     ("text", "found"),
     [
         ("# the tokens that it is to foretell\n", "foretell"),
-        ("def told(x): ...\n", "told"),
-        ("x = 1  # 65,536 targets (unless told)\n", "unless told"),
+        ("def shown(x): ...\n", "shown"),
+        ("x = 1  # 65,536 targets (unless told)\n", "told"),
     ],
 )
 def test_an_odd_text_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, found: str) -> None:
@@ -57,7 +57,7 @@ def docstrings(source: str) -> Iterator[ast.Constant]:
             yield node.value
 
 
-@pytest.mark.parametrize(("folder", "least"), [("nn", 0.2), ("reference", 0.3)])
+@pytest.mark.parametrize(("folder", "least"), [("nn", 0.3), ("reference", 0.6)])
 def test_engines_explain_themselves(folder: str, least: float) -> None:
     """The NumPy engine is a text to learn from, so it has about as many lines of explanation as of code."""
     assert comment_ratio(folder) >= least
