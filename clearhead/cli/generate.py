@@ -108,13 +108,15 @@ def command(
 
     draft_model = None if draft is None else Draft(load_writer(draft), draft_tokens)
     generator = TextGenerator.of(loaded, draft=draft_model, **options)
+    grammar = None
     if json_schema is not None or regex is not None:
-        from clearhead.serve.constrained import constrained_generate, read_grammar
+        from clearhead.generate.grammar import read_grammar
 
         if draft_model is not None or generator.config.beams > 1:
             raise click.UsageError("--json-schema and --regex do not work with --draft or --beams; drop one of them")
-        found = constrained_generate(generator, wanted, read_grammar(generator, json_schema, regex), logprobs)
-    elif len(wanted) == 1 and generator.config.n == generator.config.beams == 1 and not as_json:
+        grammar = read_grammar(generator, json_schema, regex)
+    single = len(wanted) == 1 and generator.config.n == generator.config.beams == 1
+    if single and not as_json and grammar is None:
         echo_text(wanted[0] if echo else "", nl=False)
         ids = generator.encode(wanted[0])
         row = generator.row(0, ids)
@@ -123,9 +125,8 @@ def command(
         click.echo()
         print_acceptance([row])
         return
-    else:
-        options["seed"] = generator.config.seed
-        found = generate(loaded, wanted, draft=draft_model, logprobs=logprobs, batch=batch, **options)
+    options["seed"] = generator.config.seed
+    found = generate(loaded, wanted, draft=draft_model, logprobs=logprobs, batch=batch, grammar=grammar, **options)
     print_acceptance(found)
     if as_json:
         seed = {"seed": generator.config.seed} if generator.config.sampling else {}

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from clearhead.extras import install_command
+from clearhead.memory import memory_budget
 
 from .options import cache_option, device_option, load_writer, weights_option
 
 if TYPE_CHECKING:
     from clearhead.configs import Cache
+    from clearhead.models.model import Model
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
@@ -29,7 +31,27 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 @click.option("--rows", type=click.IntRange(min=1), default=8, show_default=True, help="Texts written at once.")
 @click.option("--context", type=click.IntRange(min=2), default=None, help="Tokens per text.  [default: the model's]")
 @click.option("--queue", type=click.IntRange(min=1), default=64, show_default=True, help="Requests that may wait.")
-@click.option("--memory", type=float, default=0.25, show_default=True, help="GB of the prefix cache; 0 turns it off.")
+@click.option(
+    "--memory",
+    type=click.FloatRange(min=0, min_open=True),
+    default=None,
+    metavar="GB",
+    help="Memory for the KV cache and the prefix cache of each model.  [default: a quarter of this machine's, shared]",
+)
+@click.option("--no-prefix-cache", is_flag=True, help="Read every prompt from its first token.")
+@click.option(
+    "--draft",
+    default=None,
+    metavar="MODEL",
+    help="A smaller model with the same tokenizer that proposes tokens (speculative decoding). Same answers, faster.",
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(1, 16),
+    default=4,
+    show_default=True,
+    help="How many tokens the draft proposes at a time.",
+)
 @click.option("--timeout", type=float, default=None, help="Seconds after which a request fails.  [default: none]")
 @click.option("--grace", type=float, default=30.0, show_default=True, help="Seconds to finish requests on SIGTERM.")
 @click.option("--log-prompts", is_flag=True, help="Log the bodies of requests. By default nothing of them is logged.")
@@ -45,7 +67,10 @@ def command(
     rows: int,
     context: int | None,
     queue: int,
-    memory: float,
+    memory: float | None,
+    no_prefix_cache: bool,
+    draft: str | None,
+    draft_tokens: int,
     timeout: float | None,
     grace: float,
     log_prompts: bool,
@@ -62,10 +87,12 @@ def command(
     clearhead serve runs/mine
     clearhead serve small=runs/mine big=path/to/llama --port 9000 --rows 16
     clearhead serve path/to/model --host 0.0.0.0 --api-key-file key.txt
+    clearhead serve path/to/model --weights int8 --draft path/to/small-model
     """
     try:
         import uvicorn
 
+        from clearhead.generate.speculate import Draft
         from clearhead.serve.run import ServeOptions, build_server, listen
     except ModuleNotFoundError as error:
         raise click.UsageError(f"serving needs {error.name}: {install_command('serve')}") from None
@@ -78,16 +105,31 @@ def command(
         name, path = split_name(given)
         if name in loaded:
             raise click.UsageError(f"two models are named {name}; write NAME=PATH to tell them apart")
-        loaded[name] = load_writer(path, weights or "float32" if needs_matrices(path, weights) else weights, cache)
-    options: dict[str, Any] = {"rows": rows, "length": context, "queue": queue, "cache_bytes": int(memory * 1e9)}
+        loaded[name] = load_served(path, weights, cache)
+    if draft is not None and len(models) > 1:
+        raise click.UsageError("--draft works with one MODEL; start a second server for the others")
+    options: dict[str, Any] = {
+        "rows": rows,
+        "length": context,
+        "queue": queue,
+        "memory": share_of_memory(len(loaded)) if memory is None else int(memory * 1e9),
+        "prefix_cache": not no_prefix_cache,
+        "draft": None if draft is None else Draft(load_served(draft, weights, None), draft_tokens),
+    }
     server = build_server(loaded, timeout=timeout, **options)
     settings = ServeOptions(host, port, key, origins, grace, log_prompts)
     listen(server, settings, lambda text: click.echo(text, err=True))
 
 
-def needs_matrices(path: str, weights: str | None) -> bool:
-    """Whether to store the matrices for the kernels, whose results do not depend on the batch."""
-    return weights is None and not path.endswith(".gguf")
+def load_served(path: str, weights: str | None, cache: Cache | None) -> Model:
+    """Load a model with its matrices in the form that the kernels read: their results do not depend on the batch."""
+    return load_writer(path, weights or (None if path.endswith(".gguf") else "float32"), cache)
+
+
+def share_of_memory(models: int) -> int | None:
+    """A quarter of this machine's memory, divided among the models; None if unknown."""
+    budget = memory_budget()
+    return None if budget is None else budget // 4 // models
 
 
 def split_name(given: str) -> tuple[str, str]:

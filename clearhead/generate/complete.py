@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from clearhead.configs import ConfigError, DecodingConfig, LMHeadConfig, TokenEmbeddingConfig
 from clearhead.configs.base import nearest
@@ -19,9 +19,14 @@ from clearhead.tokenize.older import READERS
 
 from .beam import beam_search
 from .defaults import context_length, default_decoding
+from .job import Delta, JobOptions
 from .loop import decode, prefill
 from .row import Detokenizer, Reason, Row
 from .speculate import Draft, speculate
+
+if TYPE_CHECKING:
+    from .engine import EngineCore
+    from .grammar import Grammar
 
 NEW_TOKENS = 256
 BATCH = 16
@@ -108,6 +113,11 @@ class TextGenerator:
         read = 1 if isinstance(self.model, EncoderDecoder) else len(ids)
         return wanted if self.context is None else min(wanted, self.context - read + 1)
 
+    @property
+    def uses_engine(self) -> bool:
+        """Whether the engine writes the texts: those of language models, without beams and without a draft."""
+        return not isinstance(self.model, EncoderDecoder) and self.config.beams == 1 and self.draft is None
+
     def row(self, number: int, ids: Sequence[int], sample: int = 0) -> Row:
         """A new text that continues prompt `number`."""
         before = () if isinstance(self.model, EncoderDecoder) else ids
@@ -123,6 +133,7 @@ def generate(
     draft: Draft | None = None,
     logprobs: bool = False,
     batch: int = BATCH,
+    grammar: Grammar | None = None,
     **options: Unpack[DecodingOptions],
 ) -> list[Completion]:
     """Generate completions for each prompt: `n` for the first prompt, then `n` for the second, and so on.
@@ -131,13 +142,18 @@ def generate(
     tokenizer  needed only if the model was not loaded from a folder with a tokenizer
     draft      a smaller model that proposes tokens; the output has the same distribution as without it
     logprobs   also return the log-probability of every token
-    batch      prompts per batch; does not change the text
+    batch      prompts that are continued at once; does not change the text
+    grammar    a JSON schema or regular expression that the text must fit
     options    the fields of `configs.DecodingConfig`: temperature, top_k, beams, n, seed, stop, …
     """
     if batch < 1:
         raise ValueError(f"batch is {batch}, but must be at least 1")
     generator = TextGenerator.of(model, tokenizer, draft, **options)
     ids = [generator.encode(prompt) for prompt in as_list(prompts)]
+    if generator.uses_engine:
+        return complete_all(generator, ids, logprobs=logprobs, batch=batch, grammar=grammar)
+    if grammar is not None:
+        raise ValueError("structured output works with language models, without beams and without a draft model")
     found: list[Completion] = []
     for first in range(0, len(ids), batch):
         found += complete_batch(generator, list(enumerate(ids[first : first + batch], first)), logprobs)
@@ -162,7 +178,68 @@ def stream(
 
 def stream_text(generator: TextGenerator, ids: Sequence[int], row: Row) -> Iterator[str]:
     """The pieces of text of one row."""
+    if generator.uses_engine:
+        return (delta.text for delta in stream_job(generator, ids) if delta.text)
     return (piece for _, piece in decode_rows(generator, [ids], [row], False) if piece)
+
+
+def start_engine(generator: TextGenerator, prompts: Sequence[Sequence[int]], rows: int) -> EngineCore:
+    """An engine for these prompts, `rows` texts at a time."""
+    from .engine import EngineCore, EngineOptions
+
+    length = max((len(ids) + generator.limit(ids) for ids in prompts), default=1)
+    options = EngineOptions(rows=rows, length=length, queue=len(prompts), prefix_cache=False, offline=True)
+    return EngineCore(generator, options)
+
+
+def stream_job(generator: TextGenerator, ids: Sequence[int]) -> Iterator[Delta]:
+    """The news of one text as they come."""
+    core = start_engine(generator, [ids], 1)
+    job = core.submit(ids, JobOptions(config=generator.config, limit=generator.limit(ids)))
+    while core.step():
+        yield from job.take()
+    yield from job
+
+
+def complete_all(
+    generator: TextGenerator, prompts: Sequence[list[int]], *, logprobs: bool, batch: int, grammar: Grammar | None
+) -> list[Completion]:
+    """`n` completions of each prompt, by the same engine that `clearhead serve` runs."""
+    choices = generator.config.n
+    core = start_engine(generator, prompts, choices * min(batch, len(prompts)))
+    jobs = [
+        core.submit(
+            ids,
+            JobOptions(
+                config=generator.config,
+                limit=generator.limit(ids),
+                choices=choices,
+                logprobs=0 if logprobs else None,
+                grammar=grammar,
+            ),
+        )
+        for ids in prompts
+    ]
+    while core.step():
+        pass
+    found = []
+    for number, job in enumerate(jobs):
+        deltas: list[list[Delta]] = [[] for _ in range(choices)]
+        for delta in job:
+            deltas[delta.choice].append(delta)
+        found += [completion_of(number, mine, logprobs) for mine in deltas]
+    return found
+
+
+def completion_of(prompt: int, deltas: Sequence[Delta], logprobs: bool) -> Completion:
+    scores = [score for delta in deltas for score in delta.tokens]
+    return Completion(
+        prompt,
+        "".join(delta.text for delta in deltas),
+        [score.token for score in scores],
+        deltas[-1].reason,
+        [score.logprob or 0.0 for score in scores] if logprobs else None,
+    )
 
 
 def decode_rows(

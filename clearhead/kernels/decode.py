@@ -63,7 +63,7 @@ class KernelAttention(MultiHeadAttention):
         slots, dtype = allocator.slots_for(self.ring), allocator.kv_dtype or allocator.dtype
         if slots.pages is None:
             rows, size = slots.positions.shape
-            slots.pages = Pages(rows, size, allocator.device)
+            slots.pages = Pages(rows, size, allocator.device, None if slots.ring else allocator.pages)
         key, value = (torch.empty(slots.pages.count, self.groups, PAGE, width, dtype=dtype) for width in self.widths)
         return PagedKVCache(slots, key, value)
 

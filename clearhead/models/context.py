@@ -44,11 +44,13 @@ def make_context(
     return Context(positions, positions, readable, documents, aligned=aligned, taps=taps, fused=fused)
 
 
-def make_state(stack: Stack, batch: int, length: int, spare: int, precision: Precision | None) -> DecodeState:
+def make_state(
+    stack: Stack, batch: int, length: int, spare: int, precision: Precision | None, pages: int | None = None
+) -> DecodeState:
     """Allocate an empty KV cache for `batch` rows of up to `length` tokens."""
     weight = next(stack.parameters())
     kv_dtype = None if precision is None else getattr(torch, precision.cache)
-    allocator = StateAllocator(batch, length, weight.dtype, weight.device, spare, kv_dtype)
+    allocator = StateAllocator(batch, length, weight.dtype, weight.device, spare, kv_dtype, pages)
     blocks: list[BlockState] = stack.init_state(allocator)
     return DecodeState(
         blocks, list(allocator.slots.values()), torch.zeros(batch, dtype=torch.long, device=weight.device)

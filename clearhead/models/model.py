@@ -150,9 +150,13 @@ class SequenceModel(ModelBase):
         assert self.head is not None, "only a model with a head predicts tokens"
         return self.head(x, context.at("head"), self.embedding.table)[:, 0]
 
-    def init_state(self, batch: int, length: int, *, spare: int = 0) -> DecodeState:
-        """An empty KV cache for `batch` rows of up to `length` tokens; the last `spare` tokens can be removed again."""
-        return make_state(self.stack, batch, length, spare, self.precision)
+    def init_state(self, batch: int, length: int, *, spare: int = 0, pages: int | None = None) -> DecodeState:
+        """An empty KV cache for `batch` rows of up to `length` tokens.
+
+        spare  how many of the last tokens can be removed again
+        pages  pages of 32 tokens that all rows share; default: enough for every row
+        """
+        return make_state(self.stack, batch, length, spare, self.precision, pages)
 
 
 class EncoderDecoder(ModelBase):

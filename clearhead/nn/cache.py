@@ -310,6 +310,7 @@ class StateAllocator:
     device: torch.device
     spare: int = 0  # positions that `rewind` must be able to take back
     kv_dtype: torch.dtype | None = None  # of a paged KV cache; None: dtype
+    pages: int | None = None  # pages that all rows share; None: enough for every row
     slots: dict[tuple[int, bool], Slots] = field(default_factory=dict)
 
     def slots_for(self, reach: int | None) -> Slots:

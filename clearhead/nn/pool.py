@@ -22,9 +22,9 @@ PAGE = 32  # slots of a page
 class Pages:
     """The page table of a batch. A page with several users is never written: a row that writes takes a copy."""
 
-    def __init__(self, rows: int, slots: int, device: torch.device) -> None:
+    def __init__(self, rows: int, slots: int, device: torch.device, count: int | None = None) -> None:
         self.width = -(-slots // PAGE)  # pages of a full row
-        self.count = rows * self.width  # pages that every buffer must have
+        self.count = rows * self.width if count is None else count  # pages that every buffer must have
         self.table = torch.full((rows, self.width), -1, dtype=torch.long, device=device)
         self.users = torch.zeros(self.count, dtype=torch.long, device=device)
         self.free = list(range(self.count - 1, -1, -1))
@@ -90,6 +90,35 @@ class Pages:
         self.release(target)
         self.table[target] = self.table[source]
         self.users[self.table[source][self.table[source] >= 0]] += 1
+
+    def adopt(self, row: int, pages: list[int]) -> None:
+        """Let an empty row begin with pages that others hold."""
+        held = torch.tensor(pages, device=self.table.device)
+        self.table[row, : len(pages)] = held
+        self.users[held] += 1
+
+    def hold(self, pages: list[int]) -> None:
+        """Keep pages although their rows end, as the prefix cache does."""
+        self.users[torch.tensor(pages, device=self.users.device)] += 1
+
+    def drop(self, pages: list[int]) -> None:
+        """Undo `hold`."""
+        held = torch.tensor(pages, device=self.users.device)
+        self.users[held] -= 1
+        self.free += held[self.users[held] == 0].tolist()
+
+    def wanted(self, first: int, last: int, lengths: Int[Tensor, "B"], count: int) -> int:
+        """How many pages a pass takes at most if rows first … last−1 write `count` tokens after their `lengths`."""
+        found = 0
+        for row, length in enumerate(lengths.tolist(), first):
+            pages = self.table[row, length // PAGE : (length + count - 1) // PAGE + 1]
+            found += int(((pages < 0) | (self.users[pages] > 1)).sum())
+        return found
+
+    @property
+    def unshared(self) -> int:
+        """Pages that no row uses: free ones, and those that only the prefix cache holds."""
+        return self.count - len(self.table[self.table >= 0].unique())
 
     def take(self, row: int, count: int) -> Int[Tensor, "C"]:
         """Give an empty row its first `count` pages."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from clearhead.generate.job import Job, TokenScore
 from clearhead.tokenize import Tokenizer
-
-from .job import Job, TokenScore
 
 
 def token_text(tokenizer: Tokenizer | None, token: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from .job import Job
+from clearhead.generate.job import Job
 
 SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -24,7 +24,10 @@ class Metrics:
         self.whole = self.histogram("request_seconds", "Seconds from a request to its end")
         self.running = self.gauge("running_texts", "Texts being written")
         self.waiting = self.gauge("waiting_requests", "Requests in the queue")
-        self.cache = self.gauge("prefix_cache_bytes", "Bytes of the prefix cache")
+        self.pages = self.gauge("kv_pages", "Pages of the KV cache, 32 tokens each")
+        self.free = self.gauge("kv_pages_free", "Pages that neither a text nor the prefix cache uses")
+        self.chunks = self.gauge("prefix_cache_chunks", "Chunks of 64 tokens in the prefix cache")
+        self.preempted = self.gauge("preempted_requests", "Requests that had to wait again because memory was full")
 
     def counter(self, name: str, text: str, labels: list[str]) -> Counter:
         return Counter(f"clearhead_{name}", text, labels, registry=self.registry)
@@ -53,5 +56,9 @@ class Metrics:
     def render(self, engines: Sequence[Any]) -> bytes:
         self.running.set(sum(len(engine.core.texts) for engine in engines))
         self.waiting.set(sum(len(engine.core.waiting) + engine.pending for engine in engines))
-        self.cache.set(sum(engine.core.prefix.size for engine in engines))
+        pools = [pool for engine in engines for pool in engine.core.memory.pools]
+        self.pages.set(sum(pool.count for pool in pools))
+        self.free.set(sum(len(pool.free) for pool in pools))
+        self.chunks.set(sum(len(engine.core.prefix) for engine in engines))
+        self.preempted.set(sum(engine.core.preempted for engine in engines))
         return generate_latest(self.registry)

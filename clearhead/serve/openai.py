@@ -20,15 +20,16 @@ from starlette.routing import Route
 from clearhead.configs import LMHeadConfig
 from clearhead.generate.complete import own_tokenizer, vocabulary_size
 from clearhead.generate.conversation import with_turn_end
+from clearhead.generate.engine import QueueFull
+from clearhead.generate.grammar import Grammar, GrammarError
+from clearhead.generate.job import Delta, Job, JobError, JobOptions, TokenScore
 from clearhead.generate.template import ChatTemplate, TemplateError
 from clearhead.models.model import Model, SequenceModel
 
 from .answer import chat_logprobs, completion_logprobs, usage_json
 from .app import EventStream, json_response, read_json, until_disconnect
-from .engine import Engine, QueueFull
+from .engine import Engine
 from .errors import ApiError, invalid
-from .grammar import Grammar, GrammarError
-from .job import Delta, Job, JobError, JobOptions, TokenScore
 from .metrics import Metrics
 from .request import (
     TOP_LOGPROBS,
@@ -397,6 +398,11 @@ def model_json(served: ServedModel) -> dict[str, Any]:
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "clearhead"}
 
 
+def finish_reason(delta: Delta) -> str | None:
+    """Why a choice ended, in OpenAI's words; an end token counts as "stop"."""
+    return "stop" if delta.reason == "end" else delta.reason
+
+
 def encode_vector(vector: Any, form: str) -> Any:
     return base64.b64encode(vector.astype("<f4").tobytes()).decode() if form == "base64" else vector.tolist()
 
@@ -457,7 +463,7 @@ class Answer:
             async for delta in job:
                 texts[delta.choice] += delta.text
                 tokens[delta.choice] += delta.tokens
-                reasons[delta.choice] = delta.reason or reasons[delta.choice]
+                reasons[delta.choice] = finish_reason(delta) or reasons[delta.choice]
             found += list(zip(texts, tokens, reasons, strict=True))
         return found
 
@@ -531,7 +537,7 @@ class CompletionAnswer(Answer):
                 text, scores = self.prompt_text(number) + text, (*job.prompt_scores, *scores)
             started.add(index)
             logprobs = self.logprobs(job, scores, 0)
-            choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": delta.reason}
+            choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(delta)}
             yield self.head() | {"choices": [choice]} | extra
         if self.usage_wanted:
             yield self.head() | {"choices": [], "usage": self.usage()}
@@ -571,11 +577,11 @@ class ChatAnswer(Answer):
             news: dict[str, Any] = {} if delta.choice in started else {"role": "assistant"}
             started.add(delta.choice)
             held[delta.choice] += delta.text
-            finish: str | None = delta.reason
+            finish = finish_reason(delta)
             if not holds:
                 news["content"] = delta.text
             elif delta.reason is not None:
-                message, finish = self.message(held[delta.choice], delta.reason)
+                message, finish = self.message(held[delta.choice], finish)
                 calls = message.get("tool_calls", [])
                 news |= {"tool_calls": [{"index": i} | call for i, call in enumerate(calls)]} if calls else message
             logprobs = self.logprobs(delta.tokens)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -43,8 +44,9 @@ class ServeOptions:
 
 
 def build_server(models: Mapping[str, Model], *, timeout: float | None = None, **options: Any) -> Server:
-    """A server with an engine for each model; `options` are those of `EngineOptions`."""
-    served = {name: serve_model(name, model, **options) for name, model in models.items()}
+    """A server with an engine for each model; `options` are those of `Engine`. The engines take turns."""
+    lock = threading.Lock()
+    served = {name: serve_model(name, model, lock=lock, **options) for name, model in models.items()}
     return Server(served, Metrics(), timeout)
 
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from typing import ClassVar
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 import clearhead
 from clearhead.configs import precision
 from clearhead.generate.complete import TextGenerator
+from clearhead.generate.engine import CHUNK, EngineCore, EngineOptions, QueueFull
+from clearhead.generate.job import JobError, JobOptions
+from clearhead.generate.plan import Ticket, next_ticket, passes
+from clearhead.generate.speculate import Draft
 from clearhead.models.quantize import quantize
 from clearhead.serve import Engine
-from clearhead.serve.engine import CHUNK, EngineCore, EngineOptions
-from clearhead.serve.job import JobError, JobOptions
-from clearhead.serve.plan import Ticket, next_ticket, passes
 
 from .tools import small_model
 
@@ -33,16 +36,42 @@ def disturbed(preset: str, weights: str | None):
     return model if weights is None else quantize(model, precision(weights))
 
 
-def answers(model, prompts, rows: int, cache: int, limit: int = 8, length: int = 256, **options):
-    core = EngineCore(model, None, EngineOptions(rows=rows, length=length, cache_bytes=cache))
-    config = TextGenerator.of(model, None, **options).config
-    jobs = [core.new_job(ids, JobOptions(config=config, limit=limit, logprobs=2)) for ids in prompts]
-    for job in jobs:
-        core.add(job)
+def run_all(core: EngineCore, prompts, limit: int = 8, choices: int = 1, **options) -> list:
+    config = TextGenerator.of(core.model, None, **options).config
+    wanted = JobOptions(config=config, limit=limit, logprobs=2, choices=choices)
+    jobs = [core.submit(ids, wanted) for ids in prompts]
     while core.step():
-        pass
-    assert core.memory.state.lengths[:-1].sum() == 0  # every row is free again
-    return [[(score.token, score.logprob, score.top) for delta in job for score in delta.tokens] for job in jobs], jobs
+        check_pages(core)
+    return jobs
+
+
+def answers(model, prompts, rows: int, cache: bool, limit: int = 8, length: int = 256, draft=None, **options):
+    core = EngineCore(TextGenerator.of(model, None, draft), EngineOptions(rows=rows, length=length, prefix_cache=cache))
+    jobs = run_all(core, prompts, limit, **options)
+    return [scores_of(job) for job in jobs], jobs
+
+
+def scores_of(job) -> list:
+    return [(delta.choice, score.token, score.logprob, score.top) for delta in job for score in delta.tokens]
+
+
+def check_pages(core: EngineCore) -> None:
+    """Every page is free, or used as often as rows and the prefix cache refer to it; idle rows have none."""
+    nodes = list(core.prefix.order)
+    for number, reader in enumerate(core.readers):
+        memory = reader.memory
+        active = [*range(len(core.texts)), *([memory.staging] if core.prefill is not None else [])]
+        idle = [row for row in range(memory.rows + 1) if row not in active]
+        assert (memory.state.lengths[idle] == 0).all()
+        for i, pool in enumerate(memory.pools):
+            assert (pool.table[idle] == -1).all()
+            held = [page for node in nodes for page in node.value[number].pages[i]]
+            in_rows = pool.table[pool.table >= 0]
+            users = torch.bincount(torch.cat((in_rows, torch.tensor(held, dtype=torch.long))), minlength=pool.count)
+            assert users.equal(pool.users)
+            assert sorted(pool.free) == (users == 0).nonzero()[:, 0].tolist()
+            for row in active:  # no page beyond what a row has read, but those that a draft was ahead
+                assert int((pool.table[row] >= 0).sum()) <= -(-(int(memory.state.lengths[row]) + core.ahead) // 32) + 1
 
 
 def random_prompts(*lengths: int) -> list[list[int]]:
@@ -50,31 +79,83 @@ def random_prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(0, 100, (length,)).tolist() for length in lengths]
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "float16", "int8", "int4"])
-@pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "seed": 3}])
+WEIGHTS = ("float32", "bfloat16", "float16", "int8", "int4")
+SAMPLING = ({"temperature": 0.0}, {"temperature": 1.0, "top_p": 0.9, "seed": 3})
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("sampling", SAMPLING)
 def test_answer_is_bit_identical_alone_and_in_company(weights: str, sampling: dict) -> None:
-    """Text and log-probabilities, with the prefix cache on and off."""
+    """Text and log-probabilities, with the prefix cache on and off, with 1 and 2 threads."""
     model, prompts = disturbed("tiny-llama", weights), random_prompts(3, 150, 30, 70, 2, 150, 65, 64)
-    alone = [answers(model, [prompt], 1, 0, **sampling)[0][0] for prompt in prompts]
-    together, _ = answers(model, prompts, 8, 0, **sampling)
-    cached, jobs = answers(model, prompts * 2, 3, 1 << 26, **sampling)
-    assert together == alone
+    alone = [answers(model, [prompt], 1, False, **sampling)[0][0] for prompt in prompts]
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            together, _ = answers(model, prompts, 8, False, **sampling)
+            assert together == alone
+    finally:
+        torch.set_num_threads(before)
+    cached, jobs = answers(model, prompts * 2, 3, True, **sampling)
     assert cached == alone * 2
     assert jobs[9].usage.cached == 2 * CHUNK
 
 
+@pytest.mark.parametrize("weights", [None, "float16", "int4"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_mixer_writes_the_same_text_in_company(preset: str) -> None:
-    """Eight at once, with the prefix cache, against plain `generate`."""
-    model, prompts = disturbed(preset, None), random_prompts(3, 17, 30, 5, 31, 2, 9, 30)
-    together, _ = answers(model, prompts * 2, 8, 1 << 26, length=48, temperature=0.0)
-    plain = [model.generate([prompt], max_new_tokens=8, temperature=0)[0].tokens for prompt in prompts]
-    assert [[token for token, *_ in one] for one in together] == plain * 2
+def test_every_mixer_is_bit_identical_in_company(preset: str, weights: str | None) -> None:
+    """Eight at once, each prompt twice, against one by one without the prefix cache."""
+    model, prompts = disturbed(preset, weights), random_prompts(3, 17, 30, 5, 31, 2, 9, 30)
+    sampling = {"temperature": 1.0, "seed": 4}
+    together, _ = answers(model, prompts * 2, 8, True, length=48, **sampling)
+    alone = [answers(model, [prompt], 1, False, length=48, **sampling)[0][0] for prompt in prompts]
+    assert together == alone * 2
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-mistral", "tiny-mamba", "tiny-lstm", "tiny-deepseek"])
+def test_cached_prefix_changes_nothing(preset: str) -> None:
+    """Attention shares pages; windows, recurrent and latent states are restored from snapshots and copies."""
+    model, (start,) = disturbed(preset, "float32"), random_prompts(600)
+    prompts = [start[:200], [*start[:200], 7, 8], start, [*start[:130], 9], [*start, 5]]
+    cached, jobs = answers(model, prompts, 1, True, length=700, temperature=0.0)
+    plain, _ = answers(model, prompts, 1, False, length=700, temperature=0.0)
+    assert cached == plain
+    assert [job.usage.cached for job in jobs[:2]] == [0, 3 * CHUNK]
+    assert jobs[4].usage.cached == 9 * CHUNK
+
+
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_preempted_requests_write_the_same_text(sampling: dict) -> None:
+    """A pool for one and a half texts: the youngest request waits and is written again."""
+    model, prompts = disturbed("tiny-llama", "float16"), random_prompts(40, 60, 3, 70)
+    wanted = [answers(model, [prompt], 1, False, limit=90, **sampling)[0][0] for prompt in prompts]
+    page = 2 * 2 * 32 * 8 * 2 * 2  # layers, key and value, slots, head width, heads, bytes
+    core = EngineCore(TextGenerator.of(model, None), EngineOptions(rows=4, length=160, memory=8 * page))
+    assert core.memory.pools[0].count == 8
+    jobs = run_all(core, prompts, 90, **sampling)
+    assert core.preempted > 0
+    assert [scores_of(job) for job in jobs] == wanted
+    assert [job.usage.completion for job in jobs] == [len(one) for one in wanted]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("sampling", SAMPLING)
+def test_draft_changes_the_speed_and_not_the_answer(weights: str, sampling: dict) -> None:
+    model, other = disturbed("tiny-llama", weights), disturbed("tiny-llama", "int4")
+    prompts = random_prompts(3, 150, 30, 70)
+    plain, _ = answers(model, prompts * 2, 4, False, limit=20, **sampling)
+    for draft in (Draft(other, 3), Draft(model, 4)):
+        core = EngineCore(TextGenerator.of(model, None, draft), EngineOptions(rows=4, length=256))
+        jobs = run_all(core, prompts * 2, 20, **sampling)
+        assert [scores_of(job) for job in jobs] == plain
+        if draft.model is model:
+            assert core.steps < 2 * (20 / 4 + 5) + 8
 
 
 def test_logprobs_are_those_of_the_model() -> None:
     model, (prompt,) = disturbed("tiny-llama", None), random_prompts(70)
-    ((first, *_),), _ = answers(model, [prompt], 2, 0, temperature=0.0)
+    (((_, *first), *_),), _ = answers(model, [prompt], 2, False, temperature=0.0)
     with torch.no_grad():
         own = model(torch.tensor([prompt]))[0, -1].log_softmax(0)
     assert first[0] == int(own.argmax())
@@ -83,7 +164,7 @@ def test_logprobs_are_those_of_the_model() -> None:
 
 def test_prompt_scores_are_those_of_the_model() -> None:
     model, (prompt,) = disturbed("tiny-llama", None), random_prompts(70)
-    core = EngineCore(model, None, EngineOptions(rows=2))
+    core = EngineCore(TextGenerator.of(model, None), EngineOptions(rows=2))
     config = TextGenerator.of(model, None).config
     job = core.new_job(prompt, JobOptions(config=config, limit=0, logprobs=1, echo_logprobs=True))
     core.add(job)
@@ -174,24 +255,28 @@ def test_passes_cover_every_row_once(active: int, largest: int) -> None:
 
 
 class EngineMachine(RuleBasedStateMachine):
-    """Whatever happens, rows and the prefix cache are accounted for, and finished answers are right."""
+    """Whatever happens, every page is accounted for, and finished answers are those of the request alone."""
 
     model = small_model()
+    draft = Draft(small_model(seed=1), 2)
+    alone: ClassVar[dict] = {}  # what each request gives alone
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.core = EngineCore(self.model, None, EngineOptions(rows=3, length=200, queue=4, cache_bytes=60_000))
-        self.config = TextGenerator.of(self.model, None, temperature=0.0).config
+    @initialize(drafted=st.booleans(), pages=st.sampled_from([10, 30]))
+    def start(self, drafted: bool, pages: int) -> None:
+        page = 2 * 2 * 32 * 8 * 2 * 4
+        options = EngineOptions(rows=3, length=200, queue=4, memory=pages * page)
+        self.core = EngineCore(TextGenerator.of(self.model, None, self.draft if drafted else None), options)
         self.jobs: list = []
 
-    @rule(start=st.integers(0, 2), length=st.integers(1, 150), limit=st.integers(1, 6), choices=st.integers(1, 3))
+    @rule(start=st.integers(0, 2), length=st.integers(1, 150), limit=st.integers(1, 40), choices=st.integers(1, 3))
     def submit(self, start: int, length: int, limit: int, choices: int) -> None:
         ids = [(start * 7 + i) % 50 for i in range(length)]
-        job = self.core.new_job(ids, JobOptions(config=self.config, limit=limit, choices=choices, logprobs=0))
-        self.core.add(job)
-        self.jobs.append(job)
+        config = TextGenerator.of(self.model, None, temperature=1.0, seed=start).config
+        wanted = JobOptions(config=config, limit=limit, choices=choices, logprobs=0)
+        with contextlib.suppress(JobError):  # it does not fit the pool
+            self.jobs.append(self.core.submit(ids, wanted))
 
-    @rule(steps=st.integers(1, 5))
+    @rule(steps=st.integers(1, 9))
     def step(self, steps: int) -> None:
         for _ in range(steps):
             self.core.step()
@@ -203,35 +288,49 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule()
     def evict(self) -> None:
-        limit, self.core.prefix.limit = self.core.prefix.limit, 1
         self.core.prefix.evict()
-        self.core.prefix.limit = limit
+
+    @rule()
+    def fail(self) -> None:
+        """As `Engine` does after an exception in a pass."""
+        for job in self.core.running():
+            self.core.remove(job)
+            job.cancel()
 
     @invariant()
-    def rows_belong_to_texts(self) -> None:
-        lengths = self.core.memory.state.lengths
-        active = len(self.core.texts)
-        assert (lengths[:active] > 0).all()
-        assert (lengths[active : self.core.memory.rows] == 0).all()
-        assert len({(id(text.job), text.choice) for text in self.core.texts}) == active <= 3
+    def pages_and_rows_are_accounted_for(self) -> None:
+        check_pages(self.core)
+        assert len({(id(text.job), text.choice) for text in self.core.texts}) == len(self.core.texts) <= 3
 
     @invariant()
-    def cache_is_within_its_limit(self) -> None:
-        prefix = self.core.prefix
-        assert prefix.size <= prefix.limit
-        pending, size = list(prefix.root.children.values()), 0
-        while pending:
-            node = pending.pop()
-            pending += node.children.values()
-            size += node.saved.size
-        assert size == prefix.size
+    def no_page_has_two_writers(self) -> None:
+        """A page that a row has written after its prompt belongs to that row alone."""
+        for reader in self.core.readers:
+            lengths, table = reader.memory.state.lengths, reader.memory.pools[0].table
+            for row, text in enumerate(self.core.texts):
+                if int(lengths[row]) > len(text.job.ids):
+                    assert (table == table[row, (int(lengths[row]) - 1) // 32]).sum() == 1
+
+    def expected(self, job) -> list:
+        key = (tuple(job.ids), job.options.limit, job.options.choices, job.options.config.seed)
+        if key not in self.alone:
+            core = EngineCore(TextGenerator.of(self.model, None), EngineOptions(rows=3, length=200, prefix_cache=False))
+            one = core.submit(job.ids, job.options)
+            while core.step():
+                pass
+            self.alone[key] = sorted(scores_of(one))
+        return self.alone[key]
 
     def teardown(self) -> None:
         while self.core.step():
             pass
+        check_pages(self.core)
         assert not self.core.texts
-        assert all(job.done for job in self.jobs)
-        assert (self.core.memory.state.lengths[:-1] == 0).all()
+        for job in self.jobs:
+            assert job.done
+            if not job.cancelled:
+                with contextlib.suppress(QueueFull):
+                    assert sorted(scores_of(job)) == self.expected(job)
 
 
 TestEngineMachine = EngineMachine.TestCase

@@ -8,9 +8,8 @@ from itertools import product
 import jsonschema
 import pytest
 
-from clearhead.generate.complete import TextGenerator
-from clearhead.serve.constrained import constrained_generate
-from clearhead.serve.grammar import Grammar, GrammarError
+from clearhead.generate.complete import TextGenerator, complete_all
+from clearhead.generate.grammar import Grammar, GrammarError
 
 from ..parity.test_chat import make_tokenizer
 from .tools import small_model
@@ -67,7 +66,7 @@ def test_every_schema_yields_valid_json(generator: TextGenerator) -> None:
     for schema in schemas():
         grammar = Grammar.from_schema(tokenizer, schema, tokenizer.vocabulary, generator.config.ends)
         for each in (generator, sampled):
-            (found,) = constrained_generate(each, ["Hi"], grammar)
+            (found,) = complete_all(each, [each.encode("Hi")], logprobs=False, batch=1, grammar=grammar)
             assert found.reason == "end", (schema, found.text)
             jsonschema.validate(json.loads(found.text), schema)
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -15,8 +16,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from clearhead.configs import LMHeadConfig
 from clearhead.extras import install_command
 from clearhead.tokenize import Tokenizer
+
+if TYPE_CHECKING:
+    from .complete import TextGenerator
 
 
 class GrammarError(ValueError):
@@ -72,6 +77,23 @@ class Matcher:
 
     def accept(self, token: int) -> None:
         self.inner.consume_token(token)
+
+
+def read_grammar(generator: TextGenerator, schema_file: str | None, regex: str | None) -> Grammar:
+    """The grammar of a schema file or of an expression."""
+    head, tokenizer = generator.model.config.head, generator.tokenizer
+    if tokenizer is None or not isinstance(head, LMHeadConfig):
+        raise GrammarError("structured output needs a language model with a tokenizer")
+    if schema_file is not None and regex is not None:
+        raise GrammarError("give --json-schema or --regex, not both")
+    if regex is not None:
+        return Grammar.from_regex(tokenizer, regex, head.vocabulary, generator.config.ends)
+    assert schema_file is not None
+    try:
+        schema = json.loads(Path(schema_file).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise GrammarError(f"cannot read the JSON schema in {schema_file}: {error}") from None
+    return Grammar.from_schema(tokenizer, schema, head.vocabulary, generator.config.ends)
 
 
 def import_llguidance() -> Any:

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from clearhead.generate.filters import (
+from .filters import (
     Filter,
     apply_filters,
     build_filters,
@@ -18,9 +18,8 @@ from clearhead.generate.filters import (
     sample_generator,
     uniform_numbers,
 )
-from clearhead.generate.row import Row
-
 from .job import JobOptions, TokenScore
+from .row import Row
 
 
 @dataclass
@@ -31,38 +30,48 @@ class Chooser:
     sample: int
     prompt: list[int]
     counts: dict[int, int] = field(default_factory=dict)  # tokens written, for the penalties
-    matcher: object = None
+    written: int = 0
 
-    @cached_property
-    def filters(self) -> tuple[Filter, ...]:
-        return build_filters(self.options.config)
+    def __post_init__(self) -> None:
+        options = self.options
+        self.filters: tuple[Filter, ...] = build_filters(options.config)
+        self.matcher = None if options.grammar is None else options.grammar.matcher()
+        changed = options.presence or options.frequency or options.bias or options.grammar or self.filters
+        self.plain = not changed and not options.config.sampling and options.logprobs is None
+        """Whether the choice is the argmax of the logits, and nobody asks for log-probabilities."""
+        self.numbers: list[Tensor] = []
 
     @cached_property
     def generator(self) -> torch.Generator:
         return sample_generator(self.options.config.seed or 0, self.sample)
 
-    @property
-    def plain(self) -> bool:
-        """Whether the choice is the argmax of the logits, and nobody asks for log-probabilities."""
-        options = self.options
-        changed = options.presence or options.frequency or options.bias or options.grammar or self.filters
-        return not changed and not options.config.sampling and options.logprobs is None
+    def number(self, place: int) -> Float[Tensor, "1"]:
+        """The uniform number that draws the token at a place of the text."""
+        while len(self.numbers) <= place:
+            self.numbers.append(uniform_numbers(self.generator, 1))
+        return self.numbers[place]
 
     def choose(self, logits: Float[Tensor, "V"]) -> TokenScore:
         """Choose a token. Log-probabilities are the model's own, before any change."""
         own = logits.float()
-        changed = self.adjust(own)[None]
+        return score(own, self.pick(self.adjust(own), self.written), self.options.logprobs)
+
+    def guess(self, logits: Float[Tensor, "V"], ahead: int) -> int:
+        """The token that these logits of a draft would choose `ahead` tokens later, without penalties and grammar.
+
+        It is drawn with the same random number as the model's own token, so that the two often agree.
+        """
+        return int(logits.argmax()) if self.plain else self.pick(logits.float(), self.written + ahead)
+
+    def pick(self, logits: Float[Tensor, "V"], place: int) -> int:
+        changed = logits[None]
+        seen = torch.zeros_like(changed, dtype=torch.bool)
         if self.options.config.repetition_penalty != 1:
-            seen = torch.zeros_like(changed, dtype=torch.bool)
             seen[0, [*self.prompt, *self.counts]] = True
-        else:
-            seen = torch.zeros(1, 0, dtype=torch.bool)
         changed = apply_filters(changed, seen, self.filters)
-        if self.options.config.sampling:
-            token = int(draw(probabilities(changed, True), uniform_numbers(self.generator, 1).to(changed.device)))
-        else:
-            token = int(changed.argmax())
-        return score(own, token, self.options.logprobs)
+        if not self.options.config.sampling:
+            return int(changed.argmax())
+        return int(draw(probabilities(changed, True), self.number(place).to(changed.device)))
 
     def adjust(self, logits: Float[Tensor, "V"]) -> Float[Tensor, "V"]:
         """Penalties, bias and grammar. Presence and frequency count the tokens written so far, not the prompt."""
@@ -76,14 +85,15 @@ class Chooser:
             for token, bias in options.bias:
                 logits[token] += bias
         if self.matcher is not None:
-            logits = self.matcher.mask(logits)  # type: ignore[attr-defined]
+            logits = self.matcher.mask(logits)
         return logits
 
     def accept(self, token: int, row: Row) -> str:
         """Add a chosen token to the text; returns the text that it completes."""
         self.counts[token] = self.counts.get(token, 0) + 1
+        self.written += 1
         if self.matcher is not None and token not in self.options.config.ends:
-            self.matcher.accept(token)  # type: ignore[attr-defined]
+            self.matcher.accept(token)
         return row.append(token, None, self.options.config.ends)
 
 

@@ -7,11 +7,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING
 
 from clearhead.configs import DecodingConfig
 
-Finish = Literal["stop", "length"]
+from .row import Reason
+
+if TYPE_CHECKING:
+    from .grammar import Grammar
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Delta:
     choice: int
     text: str = ""
     tokens: tuple[TokenScore, ...] = ()
-    reason: Finish | None = None
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class JobOptions:
     presence: float = 0.0
     frequency: float = 0.0
     bias: tuple[tuple[int, float], ...] = ()
-    grammar: Any = None  # `grammar.Grammar`
+    grammar: Grammar | None = None
     user: str = ""
     deadline: float | None = None  # time.monotonic() at which the request fails
 
@@ -57,7 +60,7 @@ class Usage:
     completion: int = 0
 
 
-class JobError(Exception):
+class JobError(ValueError):
     """The engine could not finish a request."""
 
     def __init__(self, message: str, code: str = "server_error") -> None:
@@ -77,12 +80,16 @@ class Job:
     arrived: float = field(default_factory=time.monotonic)
     first_token: float | None = None
     cancelled: bool = False
-    open_choices: int = 0
+    unfinished: list[int] = field(default_factory=list)  # choices that have not ended
+    sent: list[int] = field(default_factory=list)  # tokens of each choice that were handed over
     _news: list[Delta] = field(default_factory=list)
     _error: JobError | None = None
     _done: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _notify: Callable[[], object] | None = None
+
+    def __post_init__(self) -> None:
+        self.unfinished, self.sent = list(range(self.options.choices)), [0] * self.options.choices
 
     @property
     def done(self) -> bool:
@@ -108,6 +115,11 @@ class Job:
         self._changed.notify_all()
         if self._notify is not None:
             self._notify()
+
+    def take(self) -> list[Delta]:
+        """The unread news; none if there is nothing new yet."""
+        with self._changed:
+            return self._take()[0]
 
     def _take(self) -> tuple[list[Delta], bool]:
         """Unread news, and whether more will come."""
