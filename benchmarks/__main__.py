@@ -19,6 +19,7 @@ NAMES = (
     "mixers",
     "generation",
     "serving",
+    "storms",
     "translating",
 )
 

@@ -93,13 +93,14 @@ def command(
         import uvicorn
 
         from clearhead.generate.speculate import Draft
-        from clearhead.serve.run import ServeOptions, build_server, listen
+        from clearhead.serve.run import ServeOptions, bind, build_server, listen
     except ModuleNotFoundError as error:
         raise click.UsageError(f"serving needs {error.name}: {install_command('serve')}") from None
     assert uvicorn
     key = read_key(api_key_file)
     if host not in LOOPBACK and key is None:
         raise click.UsageError(f"--host {host} opens the server to other machines; protect it with --api-key-file FILE")
+    bound = bind(host, port)
     loaded = {}
     for given in models:
         name, path = split_name(given)
@@ -118,7 +119,7 @@ def command(
     }
     server = build_server(loaded, timeout=timeout, **options)
     settings = ServeOptions(host, port, key, origins, grace, log_prompts)
-    listen(server, settings, lambda text: click.echo(text, err=True))
+    listen(server, settings, bound, lambda text: click.echo(text, err=True))
 
 
 def load_served(path: str, weights: str | None, cache: Cache | None) -> Model:

@@ -29,7 +29,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.models.model import SequenceModel
-from clearhead.nn.cache import MambaState, PagedKVCache
+from clearhead.nn.cache import PagedKVCache
 
 from .choose import Chooser, score
 from .job import Delta, Job, JobError, JobOptions, TokenScore
@@ -64,7 +64,7 @@ class Text:
     choice: int
     row: Row
     chooser: Chooser
-    token: int = 0  # chosen, not read yet
+    token: int = 0  # sampled, not yet fed to the model
 
 
 @dataclass
@@ -431,9 +431,9 @@ class EngineCore:
 def rows_are_independent(model: SequenceModel, memory: RowMemory) -> bool:
     """Whether a decode pass gives each row the same bits for any number of rows.
 
-    The kernels do: packed matrices, attention over pages, Mamba. A dense matrix is multiplied by torch, which rounds
-    differently for each number of rows.
+    The kernels do: packed matrices, attention over pages. A dense matrix, such as the router of a mixture of experts,
+    is multiplied by torch, which rounds differently for each number of rows.
     """
-    known = all(isinstance(block.mixer, PagedKVCache | MambaState) for block in memory.state.blocks)
+    known = all(isinstance(block.mixer, PagedKVCache) for block in memory.state.blocks)
     linear = (part for part in model.modules() if isinstance(part, nn.Linear))
     return known and model.precision is not None and all(part._parameters.get("weight") is None for part in linear)

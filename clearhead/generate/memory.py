@@ -92,7 +92,7 @@ class RowMemory:
         """Whether there are too few free pages for rows first … last−1 to write `count` tokens each."""
         most = (last - first) * (-(-count // PAGE) + 1)
         lengths = self.state.lengths[first:last]
-        return any(len(pool.free) < most and len(pool.free) < pool.wanted(first, last, lengths, count)
+        return any(len(pool.free) < most and len(pool.free) < pool.pages_to_write(first, last, lengths, count)
                    for pool in self.pools)  # fmt: skip
 
     def has_room(self, tokens: int, rows: int) -> bool:

@@ -107,7 +107,7 @@ class Pages:
         self.users[held] -= 1
         self.free += held[self.users[held] == 0].tolist()
 
-    def wanted(self, first: int, last: int, lengths: Int[Tensor, "B"], count: int) -> int:
+    def pages_to_write(self, first: int, last: int, lengths: Int[Tensor, "B"], count: int) -> int:
         """How many pages a pass takes at most if rows first … last−1 write `count` tokens after their `lengths`."""
         found = 0
         for row, length in enumerate(lengths.tolist(), first):

@@ -32,6 +32,7 @@ from starlette.types import ASGIApp, Lifespan, Message, Receive, Scope, Send
 from .errors import ApiError
 
 BODY = 4 * 1024 * 1024
+BODY_SECONDS = 30.0  # that a client has to send its body
 BODY_METHODS = ("POST", "PUT", "PATCH")
 log = logging.getLogger("clearhead.serve")
 Result = TypeVar("Result")
@@ -195,9 +196,14 @@ async def send_server_error(request: Request, error: Exception) -> Response:
 
 
 async def read_json(request: Request) -> Any:
-    """The JSON body of a request."""
+    """The JSON body of a request, which must arrive within BODY_SECONDS."""
     try:
-        return json.loads(await request.body())
+        async with asyncio.timeout(BODY_SECONDS):
+            body = await request.body()
+    except TimeoutError:
+        raise ApiError(408, f"the body did not arrive within {BODY_SECONDS:g} s", code="slow_request") from None
+    try:
+        return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the body is not valid JSON: {error}", code="invalid_json") from None
 

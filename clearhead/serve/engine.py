@@ -59,24 +59,24 @@ class Engine:
         ids = generator.encode(prompt)
         limit = min(generator.limit(ids), self.core.length - len(ids) + 1)
         wanted = JobOptions(config=generator.config, limit=limit, choices=generator.config.n, logprobs=logprobs)
-        return self.submit_job(ids, wanted)
+        return self.submit_jobs([ids], wanted)[0]
 
-    def submit_job(self, ids: Sequence[int], options: JobOptions) -> Job:
-        """Start a request with all its options; raises `JobError` if it can never run or the queue is full."""
+    def submit_jobs(self, prompts: Sequence[Sequence[int]], options: JobOptions) -> list[Job]:
+        """Start one job per prompt, all or none; raises `JobError` if one can never run or the queue is full."""
         if self.failure is not None or self.stopping:
             raise JobError("the engine has stopped", "stopped")
         with self.counting:
-            job = self.core.new_job(ids, options)
+            jobs = [self.core.new_job(ids, options) for ids in prompts]
             if self.pending + len(self.core.waiting) >= self.core.options.queue:
                 raise QueueFull(self.core.options.queue)
-            self.pending += 1
-        self.commands.put(lambda: self.take(job))
-        return job
+            self.pending += len(jobs)
+        self.commands.put(lambda: self.take(jobs))
+        return jobs
 
-    def take(self, job: Job) -> None:
+    def take(self, jobs: list[Job]) -> None:
         with self.counting:
-            self.pending -= 1
-            self.core.waiting.append(job)
+            self.pending -= len(jobs)
+            self.core.waiting += jobs
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
         """Run other work on the engine's thread, between two steps."""

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from clearhead.generate.job import Delta, Job, JobError, JobOptions, TokenScore
 from clearhead.generate.template import ChatTemplate, TemplateError
 from clearhead.models.model import Model, SequenceModel
 
-from .answer import chat_logprobs, completion_logprobs, usage_json
+from .answer import TokenTexts, chat_logprobs, completion_logprobs, usage_json
 from .app import EventStream, json_response, read_json, until_disconnect
 from .engine import Engine
 from .errors import ApiError, invalid
@@ -45,11 +46,13 @@ from .request import (
     read,
 )
 from .schema import openapi
-from .tools import check_tools, parse_tool_calls, tool_schema
+from .tools import check_tools, parse_arguments, parse_tool_calls, tool_schema
 
 CHAT_TOKENS = 1024  # new tokens of a chat answer, if the request sets no limit
 log = logging.getLogger("clearhead.serve")
 PROMPTS = 256  # prompts or inputs of one request
+MESSAGE_FIELDS = ("role", "content", "name", "tool_calls", "tool_call_id", "refusal")
+EMBEDDING = 16  # requests for embeddings at a time
 
 
 @dataclass
@@ -69,15 +72,20 @@ class ServedModel:
             )
         return self.engine
 
+    @cached_property
+    def token_texts(self) -> TokenTexts:
+        return TokenTexts(self.writer.core.tokenizer)
+
     @property
     def template(self) -> ChatTemplate:
         tokenizer = self.writer.core.tokenizer
-        if tokenizer is None or self.model.origin is None:
-            raise ApiError(400, f"{self.name} has no chat template; use /v1/completions", param="messages")
         try:
-            return ChatTemplate.load(self.model.origin, tokenizer)
-        except TemplateError as error:
-            raise ApiError(400, f"{error}", param="messages", code="no_chat_template") from None
+            if tokenizer is not None and self.model.origin is not None:
+                return ChatTemplate.load(self.model.origin, tokenizer)
+        except TemplateError:
+            pass  # its message names a folder of this machine
+        message = f"{self.name} has no chat template; use /v1/completions"
+        raise ApiError(400, message, param="messages", code="no_chat_template")
 
 
 @dataclass
@@ -90,6 +98,7 @@ class Server:
     ready: bool = True
     draining: bool = False
     log_prompts: bool = False
+    embedding: int = 0  # requests for embeddings that are running
 
     def find(self, name: str | None) -> ServedModel:
         if name is None:
@@ -112,23 +121,15 @@ class Server:
         return None if self.timeout is None else time.monotonic() + self.timeout
 
     def submit(self, served: ServedModel, prompts: Sequence[list[int]], options: JobOptions, param: str) -> list[Job]:
-        """Start one job per prompt; if one is refused, cancel the others."""
-        jobs: list[Job] = []
+        """Start one job per prompt, all of them or none."""
         try:
-            for ids in prompts:
-                jobs.append(served.writer.submit_job(ids, options))
+            jobs = served.writer.submit_jobs(prompts, options)
         except QueueFull as error:
-            for job in jobs:
-                job.cancel()
             raise ApiError(429, str(error), code="queue_full", headers={"Retry-After": "1"}) from None
         except JobError as error:
-            for job in jobs:
-                job.cancel()
             status = 503 if error.code == "stopped" else 400
             raise ApiError(status, str(error), param="n" if error.code == "n" else param, code=error.code) from None
         except ValueError as error:
-            for job in jobs:
-                job.cancel()
             code = "context_length_exceeded" if "context is" in str(error) else "invalid_value"
             raise invalid(str(error), param, code) from None
         self.metrics.start(jobs)
@@ -138,6 +139,11 @@ class Server:
 
     async def completions(self, request: Request) -> Response:
         asked: CompletionRequest = await self.read(CompletionRequest, request)
+        jobs, answer = await asyncio.to_thread(self.start_completion, asked)
+        return await self.respond(request, asked, jobs, answer)
+
+    def start_completion(self, asked: CompletionRequest) -> tuple[list[Job], Answer]:
+        """Check a request, encode its prompts and submit them. Runs in a thread, as a long prompt takes time."""
         served = self.find(asked.model)
         core = served.writer.core
         if asked.suffix is not None:
@@ -163,8 +169,7 @@ class Server:
             **self.common_options(asked, served),
         )
         jobs = self.submit(served, ids, options, "prompt")
-        answer = CompletionAnswer(self, served, asked, jobs, prompts=prompts)
-        return await self.respond(request, asked, jobs, answer)
+        return jobs, CompletionAnswer(self, served, asked, jobs, prompts=prompts)
 
     def encode(self, served: ServedModel, prompt: str | list[int], param: str) -> list[int]:
         try:
@@ -215,6 +220,11 @@ class Server:
 
     async def chat(self, request: Request) -> Response:
         asked: ChatRequest = await self.read(ChatRequest, request)
+        jobs, answer = await asyncio.to_thread(self.start_chat, asked)
+        return await self.respond(request, asked, jobs, answer)
+
+    def start_chat(self, asked: ChatRequest) -> tuple[list[Job], Answer]:
+        """Check a request, render its messages and submit it. Runs in a thread, as templates and grammars take time."""
         served = self.find(asked.model)
         core = served.writer.core
         for name in ("max_tokens", "max_completion_tokens"):
@@ -247,7 +257,7 @@ class Server:
             **shared,
         )
         jobs = self.submit(served, [ids], options, "messages")
-        return await self.respond(request, asked, jobs, ChatAnswer(self, served, asked, jobs))
+        return jobs, ChatAnswer(self, served, asked, jobs)
 
     # ---- answers
 
@@ -294,18 +304,7 @@ class Server:
         texts = [one for one in inputs if isinstance(one, str)]
         if len(texts) < len(inputs):
             raise invalid("input must be text; token ids are not supported for embeddings", "input")
-        from clearhead.tasks.texts import TextReader, embed
-
-        def work() -> tuple[list[Any], int]:
-            count = sum(len(TextReader.of(served.model).ids(text)) for text in texts)
-            return [vector.float().numpy() for vector in embed(served.model, texts)], count
-
-        try:
-            vectors, count = await (
-                asyncio.wrap_future(served.engine.call(work)) if served.engine else asyncio.to_thread(work)
-            )
-        except ValueError as error:
-            raise invalid(str(error), "input") from None
+        vectors, count = await until_disconnect(request, self.embed(served, texts), lambda: None)
         width = len(vectors[0])
         if asked.dimensions is not None:
             check_range(asked, "dimensions", 1, width)
@@ -317,13 +316,44 @@ class Server:
         usage = {"prompt_tokens": count, "total_tokens": count}
         return json_response({"object": "list", "data": data, "model": served.name, "usage": usage})
 
+    async def embed(self, served: ServedModel, texts: list[str]) -> tuple[list[Any], int]:
+        """The vectors of texts and the number of tokens, a few texts at a time between two steps of the engine."""
+        from clearhead.tasks.texts import TextReader, embed
+
+        def work(some: list[str]) -> tuple[list[Any], int]:
+            count = sum(len(TextReader.of(served.model).ids(text)) for text in some)
+            return [vector.float().numpy() for vector in embed(served.model, some)], count
+
+        if self.embedding >= EMBEDDING:
+            message = f"{EMBEDDING} requests for embeddings are running already; try again later"
+            raise ApiError(429, message, code="queue_full", headers={"Retry-After": "1"})
+        vectors: list[Any] = []
+        total, size = 0, 16 if served.engine is None else 1
+        self.embedding += 1
+        try:
+            for first in range(0, len(texts), size):
+                some = texts[first : first + size]
+                running = (
+                    asyncio.to_thread(work, some)
+                    if served.engine is None
+                    else asyncio.wrap_future(served.engine.call(partial(work, some)))
+                )
+                found, count = await running
+                vectors += found
+                total += count
+        except ValueError as error:
+            raise invalid(str(error), "input") from None
+        finally:
+            self.embedding -= 1
+        return vectors, total
+
     async def tokenize(self, request: Request) -> Response:
         asked: TokenizeRequest = await self.read(TokenizeRequest, request)
         tokenizer = own_tokenizer(self.find(asked.model).model)
         if tokenizer is None:
             raise invalid("this model has no tokenizer", "model")
         try:
-            ids = tokenizer.prompt(asked.prompt, around=asked.add_special_tokens)
+            ids = await asyncio.to_thread(partial(tokenizer.prompt, asked.prompt, around=asked.add_special_tokens))
         except ValueError as error:
             raise invalid(str(error), "prompt") from None
         return json_response({"tokens": ids, "count": len(ids)})
@@ -408,21 +438,27 @@ def encode_vector(vector: Any, form: str) -> Any:
 
 
 def flatten_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages with plain text: content that is a list of text parts is joined; other parts are refused."""
+    """Messages with plain text, as chat templates read them.
+
+    Content that is a list of text parts is joined; other parts are refused. The arguments of a tool call are parsed.
+    """
     found = []
     for number, message in enumerate(messages):
-        role, content = message.get("role"), message.get("content")
+        role, content, place = message.get("role"), message.get("content"), f"messages[{number}]"
+        if odd := [name for name in message if name not in MESSAGE_FIELDS]:
+            raise invalid(f"{place} has the unknown field {odd[0]!r}", "messages")
         if role not in ("system", "developer", "user", "assistant", "tool"):
-            raise invalid(
-                f"messages[{number}].role is {role!r}, but must be system, user, assistant or tool", "messages"
-            )
+            raise invalid(f"{place}.role is {role!r}, but must be system, user, assistant or tool", "messages")
         if isinstance(content, list):
             if not all(isinstance(part, dict) and part.get("type") == "text" for part in content):
-                raise invalid(f"messages[{number}].content has a part that is not text", "messages")
+                raise invalid(f"{place}.content has a part that is not text", "messages")
             content = "".join(str(part.get("text", "")) for part in content)
         if not isinstance(content, str | None):
-            raise invalid(f"messages[{number}].content must be text", "messages")
-        found.append(message | {"content": content or "", "role": "system" if role == "developer" else role})
+            raise invalid(f"{place}.content must be text", "messages")
+        plain = message | {"content": content or "", "role": "system" if role == "developer" else role}
+        if message.get("tool_calls") is not None:
+            plain["tool_calls"] = parse_arguments(message["tool_calls"], place)
+        found.append(plain)
     return found
 
 
@@ -515,7 +551,7 @@ class CompletionAnswer(Answer):
     def logprobs(self, job: Job, scores: Sequence[TokenScore], offset: int) -> dict[str, Any] | None:
         if self.asked.logprobs is None:
             return None
-        return completion_logprobs(self.served.writer.core.tokenizer, scores, offset)
+        return completion_logprobs(self.served.token_texts, scores, offset)
 
     async def whole(self) -> dict[str, Any]:
         choices = []
@@ -530,13 +566,16 @@ class CompletionAnswer(Answer):
 
     async def stream(self) -> AsyncIterator[Any]:
         extra: dict[str, Any] = {"usage": None} if self.usage_wanted else {}
-        started: set[int] = set()
+        offsets: dict[int, int] = {}  # where the next token of each choice begins in its text
         async for number, delta in self.merge():
             index, job, text, scores = number * self.count + delta.choice, self.jobs[number], delta.text, delta.tokens
-            if self.asked.echo and index not in started:
-                text, scores = self.prompt_text(number) + text, (*job.prompt_scores, *scores)
-            started.add(index)
-            logprobs = self.logprobs(job, scores, 0)
+            if index not in offsets:
+                offsets[index] = 0 if self.asked.echo else len(self.prompt_text(number))
+                if self.asked.echo:
+                    text, scores = self.prompt_text(number) + text, (*job.prompt_scores, *scores)
+            logprobs = self.logprobs(job, scores, offsets[index])
+            if logprobs is not None:
+                offsets[index] += sum(map(len, logprobs["tokens"]))
             choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(delta)}
             yield self.head() | {"choices": [choice]} | extra
         if self.usage_wanted:
@@ -549,7 +588,7 @@ class ChatAnswer(Answer):
         return {"id": f"chatcmpl-{self.name}", "object": kind, "created": self.created, "model": self.served.name}
 
     def logprobs(self, scores: Sequence[TokenScore]) -> dict[str, Any] | None:
-        return chat_logprobs(self.served.writer.core.tokenizer, scores) if self.asked.logprobs else None
+        return chat_logprobs(self.served.token_texts, scores) if self.asked.logprobs else None
 
     async def whole(self) -> dict[str, Any]:
         choices = []
@@ -566,6 +605,8 @@ class ChatAnswer(Answer):
         calls = parse_tool_calls(text) if self.asked.tools and self.asked.tool_choice != "none" else []
         if not calls:
             return message, reason
+        if self.asked.parallel_tool_calls is False:
+            calls = calls[:1]
         return message | {"content": None, "tool_calls": calls}, "tool_calls"
 
     async def stream(self) -> AsyncIterator[Any]:

@@ -137,8 +137,9 @@ def check_sampling(request: Sampling) -> None:
         raise invalid(f"stop must be at most {STOPS} strings, none of them empty", "stop")
     if request.stream_options is not None and not request.stream:
         raise invalid("stream_options needs stream=true", "stream_options")
-    if request.store:
-        raise invalid("this server does not store answers; leave store out", "store")
+    for name in ("store", "metadata"):
+        if getattr(request, name):
+            raise invalid(f"this server does not store answers; leave {name} out", name)
 
 
 def stop_strings(request: Sampling) -> tuple[str, ...]:

@@ -82,16 +82,20 @@ class DrainingServer(uvicorn.Server):
         self._captured_signals.clear()  # an orderly end exits with 0
 
 
-def listen(server: Server, options: ServeOptions, say: Callable[[str], object]) -> None:
-    """Serve until a signal comes."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
+def bind(host: str, port: int) -> socket.socket:
+    """A socket on this address, before any model is loaded: a port in use is an error at once."""
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        bound.bind((options.host, options.port))
+        bound.bind((host, port))
     except OSError as error:
         bound.close()
-        raise ValueError(f"cannot listen on {options.host}:{options.port}: {error.strerror}; try --port 0") from None
+        raise ValueError(f"cannot listen on {host}:{port}: {error.strerror}; try --port 0") from None
+    return bound
+
+
+def listen(server: Server, options: ServeOptions, bound: socket.socket, say: Callable[[str], object]) -> None:
+    """Serve until a signal comes."""
     port = bound.getsockname()[1]
     shown = f"[{options.host}]" if ":" in options.host else options.host
     names = list(server.models)

@@ -63,6 +63,24 @@ def tool_schema(asked: ChatRequest) -> dict[str, Any] | None:
     return calls[0] if len(calls) == 1 else {"anyOf": calls}
 
 
+def parse_arguments(calls: Any, place: str) -> list[dict[str, Any]]:
+    """Tool calls of an earlier message, their arguments as an object: OpenAI sends them as JSON text."""
+    if not isinstance(calls, list) or not all(
+        isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls
+    ):
+        raise invalid(f"{place}.tool_calls must be a list of function calls", "messages")
+    found = []
+    for call in calls:
+        function = dict(call["function"])
+        if isinstance(function.get("arguments"), str):
+            try:
+                function["arguments"] = json.loads(function["arguments"])
+            except (ValueError, RecursionError):
+                raise invalid(f"{place}.tool_calls has arguments that are not JSON", "messages") from None
+        found.append(call | {"function": function})
+    return found
+
+
 def parse_tool_calls(text: str) -> list[dict[str, Any]]:
     """Calls written as <tool_call>{…}</tool_call> or as one JSON object with name and arguments."""
     found = CALL.findall(text) or [text.strip()]
