@@ -90,10 +90,10 @@ def intervene(model: Model, text: Any) -> Any:
 
 def train(run: str | Path) -> Any:
     """Curves, samples and heads of a run, live."""
-    import clearhead.studio.jobs  # noqa: F401  registers its questions
+    import clearhead.studio.runs  # noqa: F401  registers its questions
 
     folder = Path(run)
-    return make_widget(Session({}, runs=folder.parent), "train")
+    return make_widget(Session({}, runs=folder.parent, only_run=folder.name), "train")
 
 
 def check(thing: Callable[..., Any] | type | str) -> Any:

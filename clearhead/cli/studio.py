@@ -42,7 +42,7 @@ def command(
 
     from .lab import describe_experiments
 
-    session = Session(find_models(models, runs), text, runs, describe_experiments())
+    session = Session(find_models(models, runs), text, runs, trains=True, experiments=describe_experiments())
     sock = open_socket(port)
     number = sock.getsockname()[1]
     app, token = make_app(session, number, lang or "")

@@ -65,6 +65,14 @@ RATE_FIELD = "optimizer.lr"
 @click.option("--plot", is_flag=True, help="Draw the loss curve in the terminal while training.")
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard event files to DIR/tensorboard.")
 @click.option(
+    "--probe-every",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Every N steps, write the attention heads of a text and the gradient of each block to DIR/probes.",
+)
+@click.option("--probe", default="", metavar="TEXT", help="The text that probes look at.  [default: held-out data]")
+@click.option(
     "--sample",
     default=None,
     metavar="TEXT",
@@ -94,6 +102,8 @@ def command(
     compiling: bool,
     plot: bool,
     tensorboard: bool,
+    probe_every: int,
+    probe: str,
     sample: str | None,
 ) -> None:
     """Train a model. RECIPE is a name from `clearhead recipes`, a recipe.json, or a model's clearhead.json.
@@ -130,7 +140,14 @@ def command(
     from .train_display import show_progress
 
     first = os.environ.get("RANK", "0") == "0"  # the process that prints
-    execution = Execution(device=requested_device(), shard=shard, recompute=recompute, compile=compiling)
+    execution = Execution(
+        device=requested_device(),
+        shard=shard,
+        recompute=recompute,
+        compile=compiling,
+        probe_every=probe_every,
+        probe_text=probe,
+    )
     tensorboard_folder = folder if tensorboard and first else None
     with show_progress(wanted.steps, first, plot) as callbacks, tensorboard_events(tensorboard_folder, callbacks):
         try:

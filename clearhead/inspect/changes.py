@@ -5,11 +5,13 @@
 {"kind": "head", "place": "stack", "layer": 3, "head": 1, "do": "scale", "by": 2}  … to a multiple
 {"kind": "branch", "place": "stack", "layer": 3, "part": "ffn", "do": "zero"}      a whole mixer or FFN branch
 {"kind": "patch", "place": "stack", "layer": 3, "position": 5, "text": "…"}        the stream of another text
+{"kind": "token", "position": 5, "token": "dog"}                                   another token in the input
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from clearhead.nn.tap import Taps
 
 from .inspection import Inspection
 from .interventions import check_same_length
-from .model_input import block_output_tap
+from .model_input import ModelInput, block_output_tap
 
 Change = Mapping[str, Any]
 ACTIONS = ("zero", "mean", "scale")
@@ -27,13 +29,36 @@ Other = Callable[[str], Inspection]
 """The recorded pass of another text."""
 
 
+def run_changed(changes: Sequence[Change], inspection: Inspection, other: Other) -> Tensor:
+    """The logits of the model with every change: tokens are replaced in the input, the rest in the pass."""
+    inside = [change for change in changes if change.get("kind") != "token"]
+    taps = make_taps(inside, inspection, other)
+    return replace_tokens(changes, inspection.model_input).run(taps)
+
+
+def replace_tokens(changes: Sequence[Change], given: ModelInput) -> ModelInput:
+    """The input with the tokens that changes of the kind `token` ask for."""
+    edits = [change for change in changes if change.get("kind") == "token"]
+    if not edits:
+        return given
+    if given.image is not None:
+        raise ValueError("an image has no tokens to replace")
+    ids = given.inputs.clone()
+    for change in edits:
+        position = int(change.get("position", -1))
+        if not 0 <= position < ids.shape[1]:
+            raise ValueError(f"position {position} does not exist; there are {ids.shape[1]}")
+        ids[0, position] = given.find_token(str(change.get("token")))
+    return replace(given, inputs=ids)
+
+
 def make_taps(changes: Sequence[Change], inspection: Inspection, other: Other) -> Taps:
     """Taps that apply every change, in the given order."""
-    replace: dict[str, Callable[[Tensor], Tensor]] = {}
+    functions: dict[str, Callable[[Tensor], Tensor]] = {}
     for change in changes:
         path, function = make_change(change, inspection, other)
-        replace[path] = chain(replace.get(path), function)
-    return Taps(replace=replace)
+        functions[path] = chain(functions.get(path), function)
+    return Taps(replace=functions)
 
 
 def chain(first: Callable[[Tensor], Tensor] | None, then: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -72,7 +97,7 @@ def make_change(change: Change, inspection: Inspection, other: Other) -> tuple[s
             return x
 
         return tap, put
-    raise ValueError(f"the kind of a change is {kind!r}, but must be head, branch or patch")
+    raise ValueError(f"the kind of a change is {kind!r}, but must be head, branch, patch or token")
 
 
 def act(change: Change, select: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -101,6 +126,6 @@ def mean_over_positions(x: Tensor) -> Tensor:
 
 
 def python_code(changes: Sequence[Change]) -> str:
-    """Python that builds the same taps, for `copy as Python`."""
-    lines = ["from clearhead.inspect.changes import make_taps", f"changes = {list(map(dict, changes))!r}"]
-    return "\n".join([*lines, "taps = make_taps(changes, inspection, model.inspect)"])
+    """Python that makes the same changes, for `copy as Python`."""
+    lines = ["from clearhead.inspect.changes import run_changed", f"changes = {list(map(dict, changes))!r}"]
+    return "\n".join([*lines, "logits = run_changed(changes, inspection, model.inspect)"])

@@ -54,12 +54,16 @@ def ablate(replay: Replay, maps: Sequence[Map], logits: Tensor, token: str | int
     )
 
 
-def ablate_layer(replay: Replay, map: Map, token: int, row: int) -> np.ndarray:
-    """log p(token) at `row` without each head of one layer. Only this block and later ones run."""
+def ablate_layer(replay: Replay, map: Map, token: int, row: int, heads: Sequence[int] | None = None) -> np.ndarray:
+    """log p(token) at `row` without each head of one layer, or of some heads. Only this block and later ones run."""
     path, out = attention_path(map), []
     stack, row = path.partition(".")[0], resolve_indices([row], len(replay.model_input.labels), "row", "positions")[0]
-    for heads in split_batches(range(len(map.heads)), len(replay.model_input.labels)):
-        chosen = [map.heads[n] for n in heads]
+    for head in heads or ():
+        if head not in map.heads:
+            raise ValueError(f"layer {map.layer} has no head {head}; it has {len(map.heads)}")
+    wanted = map.heads if heads is None else heads
+    for batch in split_batches(range(len(wanted)), len(replay.model_input.labels)):
+        chosen = [wanted[n] for n in batch]
         taps = Taps(replace={f"{path}.mixed": replace_in_copies(chosen, 0)})
         logits = replay.logits_from(stack, map.layer, row, taps, len(chosen))
         out.append(logits.double().log_softmax(-1)[:, token].numpy())

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from clearhead.files import write_atomically
 
 from .bundle import as_json, bundle, one_file, style
-from .explain import StepValues
 from .grid import Grid
 from .questions import Session, encode, map_answer
 
@@ -48,7 +47,7 @@ def first_state(inspection: Inspection) -> dict[str, Any]:
 
 def enclose(inspection: Inspection, room: int, grids: Sequence[Grid]) -> dict[str, list[Entry]]:
     """Answers by question, each with the arguments it fits."""
-    session = session_of(inspection)
+    session = Session.of_inspection(inspection)
     name = inspection.model_input.name
     notes = [f"{grid.title}: {grid.note}" if grid.note else grid.title for grid in grids]
     answers: dict[str, list[Entry]] = {"head": [], "step": [], "cell": [], "predictions": []}
@@ -88,16 +87,6 @@ def enclose(inspection: Inspection, room: int, grids: Sequence[Grid]) -> dict[st
             answers[question].append((arguments, answer))
     info = {"models": [name], "text": session.text, "runs": False, "notes": notes}
     return answers | {"models": [({}, info)]}
-
-
-def session_of(inspection: Inspection) -> Session:
-    """A session that answers from one recorded pass."""
-    given = inspection.model_input
-    ids = None if given.image is not None else (given.inputs if given.source is None else given.source)[0].tolist()
-    text = "" if ids is None else " ".join(map(str, ids)) if given.tokenizer is None else given.tokenizer.decode(ids)
-    session = Session.of_model(given.model, text, given.name)
-    session.recorded[given.name, text] = inspection, StepValues(inspection)
-    return session
 
 
 def atlas_of(inspection: Inspection) -> dict[str, Any]:

@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from clearhead.configs import EncoderDecoderConfig, PatchEmbeddingConfig
-from clearhead.generate.complete import own_tokenizer
+from clearhead.configs import EncoderDecoderConfig, PatchEmbeddingConfig, Step
+from clearhead.generate.complete import TextGenerator, own_tokenizer
+from clearhead.generate.conversation import Conversation
 from clearhead.generate.defaults import context_length, default_decoding
 from clearhead.generate.filters import Filter, MinP, Temperature, TopK, TopP
+from clearhead.generate.template import ChatTemplate
 from clearhead.measure.trace import trace
 from clearhead.models.load import load
 from clearhead.models.model import Model, build
@@ -32,7 +34,12 @@ from .inspection import Inspection, inspect
 from .interventions import ablate_layer
 from .lens import logits_at, residual_stream
 from .maps import Map
+from .model_input import ModelInput, token_labels
 
+STRIP = (48, 96)  # the most rows and columns of a small picture
+MAP_COLUMNS = 4096  # the widest map
+LENS_POSITIONS = 64  # positions of a lens
+LOGIT_COLUMNS = 64  # tokens of a map of logits
 KEPT_BYTES = 512_000_000  # recorded passes that stay in memory
 SLICE_BYTES = 4_000_000  # the most that one answer carries of one value
 SOURCE_TOKENS = 24  # target tokens that an encoder–decoder generates to look at
@@ -60,6 +67,8 @@ class Session:
     sources: dict[str, Path | str]  # a checkpoint folder, or the name of a preset
     text: str = ""
     runs: Path | None = None
+    only_run: str | None = None  # the one run that a widget follows
+    trains: bool = False  # whether jobs can be started
     experiments: list[dict[str, Any]] = field(default_factory=list)
     loaded: dict[str, Model] = field(default_factory=dict)
     recorded: OrderedDict[tuple[str, str], tuple[Inspection, StepValues]] = field(default_factory=OrderedDict)
@@ -71,6 +80,17 @@ class Session:
         origin = model.origin
         session = cls({name: name if origin is None else origin}, str(text))
         session.loaded[name] = model
+        return session
+
+    @classmethod
+    def of_inspection(cls, inspection: Inspection) -> Session:
+        """A session that answers from one recorded pass."""
+        given = inspection.model_input
+        ids = None if given.image is not None else (given.inputs if given.source is None else given.source)[0].tolist()
+        words = "" if ids is None else " ".join(map(str, ids))
+        text = words if ids is None or given.tokenizer is None else given.tokenizer.decode(ids)
+        session = cls.of_model(given.model, text, given.name)
+        session.recorded[given.name, session.text or DEFAULT_TEXT] = inspection, StepValues(inspection)
         return session
 
     def ask(self, name: str, arguments: Mapping[str, Any] | None = None) -> Answer:
@@ -200,7 +220,12 @@ def encode(value: Any) -> Any:
 @question
 def models(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """The models that can be opened, and where to start."""
-    return {"models": list(session.sources), "text": session.text or DEFAULT_TEXT, "runs": session.runs is not None}
+    return {
+        "models": list(session.sources),
+        "text": session.text or DEFAULT_TEXT,
+        "runs": session.runs is not None,
+        "train": session.trains and session.runs is not None,
+    }
 
 
 @question
@@ -218,8 +243,8 @@ def model(session: Session, arguments: Mapping[str, Any]) -> Answer:
         "vocabulary": getattr(head, "vocabulary", None),
         "context": context_length(opened),
         "kind": type(opened).__name__,
-        "mixers": sorted({block.mixer.kind() for block in stack.blocks}),
-        "writes": head is not None and head.kind() == "LMHead",
+        "heads": max((getattr(block.mixer, "heads", 0) for block in stack.blocks), default=0),
+        "branches": [part for part in ("mixer", "cross", "ffn") if any(getattr(b, part, None) for b in stack.blocks)],
     }
 
 
@@ -238,8 +263,30 @@ def tokens(session: Session, arguments: Mapping[str, Any]) -> Answer:
         "image": given.image,
         "generated": given.generated,
         "predicts": given.prediction_kind if given.has_predictions else None,
+        "chances": token_chances(inspection),
+        "chat": chat_template(given) is not None,
         "python": session.opening(arguments) + "\nprint(inspection.model_input.labels)",
     }
+
+
+def token_chances(inspection: Inspection) -> list[float]:
+    """How likely each token was by the tokens before it; -1 for the first. Empty if the model predicts none."""
+    given = inspection.model_input
+    if not given.has_predictions or given.prediction_kind != "next token":
+        return []
+    ids = given.inputs[0].to(inspection.logits.device)
+    found = inspection.logits[0, :-1].float().softmax(-1).gather(-1, ids[1:, None])[:, 0]
+    return [-1.0, *found.tolist()]
+
+
+def chat_template(given: ModelInput) -> ChatTemplate | None:
+    folder = given.model.origin
+    if given.tokenizer is None or folder is None:
+        return None
+    try:
+        return ChatTemplate.load(folder, given.tokenizer)
+    except (ValueError, OSError):
+        return None
 
 
 # ---- attention
@@ -259,8 +306,7 @@ def atlas(session: Session, arguments: Mapping[str, Any]) -> Answer:
 
 def map_answer(each: Map) -> Answer:
     small = each.thumbnails
-    top = 1.0 if each.normalized else float(np.abs(small).max(initial=0)) or 1.0
-    shades = np.ceil(small * 255) if each.normalized else np.rint(128 + 127 * small / top)
+    shades, top = shade_heads(small, each.normalized)
     return {
         "place": each.place,
         "layer": each.layer,
@@ -268,7 +314,7 @@ def map_answer(each: Map) -> Answer:
         "pool": [-(-n // max(m, 1)) for n, m in zip(each.shape, small.shape[1:], strict=True)],
         "signed": not each.normalized,
         "top": top,
-        "thumbnails": shades.astype(np.uint8),
+        "thumbnails": shades,
         "heads": [
             {
                 "head": one.head,
@@ -280,6 +326,13 @@ def map_answer(each: Map) -> Answer:
             for one in each.head_summaries
         ],
     }
+
+
+def shade_heads(small: np.ndarray, normalized: bool) -> tuple[np.ndarray, float]:
+    """Small pictures as bytes, and the value of the darkest: 0 to 1, or around 128 if values have signs."""
+    top = 1.0 if normalized else float(np.abs(small).max(initial=0)) or 1.0
+    shades = np.ceil(small * 255) if normalized else np.rint(128 + 127 * small / top)
+    return shades.astype(np.uint8), top
 
 
 def find_map(inspection: Inspection, arguments: Mapping[str, Any]) -> Map:
@@ -326,10 +379,6 @@ def row(session: Session, arguments: Mapping[str, Any]) -> Answer:
 def flow(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """Every step that the model computes, in order, with its true shape."""
     inspection, _ = session.pass_of(arguments)
-    given = inspection.model_input
-    lengths: dict[str, Any] = {"length": len(given.labels)}
-    if given.source is not None:
-        lengths["source_length"] = given.source.shape[1]
     steps = [
         {
             "name": step.name,
@@ -338,7 +387,7 @@ def flow(session: Session, arguments: Mapping[str, Any]) -> Answer:
             "shape": list(step.shape),
             "part": step.part,
         }
-        for step in trace(given.model.config, **lengths).steps
+        for step in flow_steps(inspection)
     ]
     code = (
         "\ntrace = clearhead.trace(model.config, length=len(inspection.model_input.labels))"
@@ -347,10 +396,50 @@ def flow(session: Session, arguments: Mapping[str, Any]) -> Answer:
     return {"steps": steps, "python": session.opening(arguments) + code}
 
 
+def flow_steps(inspection: Inspection) -> list[Step]:
+    given = inspection.model_input
+    lengths: dict[str, Any] = {"length": len(given.labels)}
+    if given.source is not None:
+        lengths["source_length"] = given.source.shape[1]
+    return list(trace(given.model.config, **lengths).steps)
+
+
+@question
+def strips(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """A small picture of every step of one section: a block (`stack.blocks.0`), or what stands outside the blocks."""
+    inspection, values = session.pass_of(arguments)
+    section, head = str(arguments.get("section", "")), int(arguments.get("head", 0))
+    block = section.split(".")[1:2] == ["blocks"]
+    found = {}
+    for each in flow_steps(inspection):
+        if each.name.startswith(section + ".") if block else ".blocks." not in each.name:
+            try:
+                value = values[each.name]
+            except KeyError:
+                continue
+            matrix = value[min(head, len(value) - 1)] if value.dim() == 3 else value
+            found[each.name] = strip(matrix.reshape(-1, matrix.shape[-1]), each.name.endswith(("weights", "router")))
+    return {"strips": found}
+
+
+def strip(matrix: torch.Tensor, positive: bool) -> Answer:
+    """A matrix as at most 48 × 96 bytes; a byte stands for the value of the largest size in its cell."""
+    array = matrix.float().nan_to_num(0, 0, 0).cpu().numpy()
+    sizes = [-(-n // most) for n, most in zip(array.shape, STRIP, strict=True)]
+    padded = np.pad(array, [(0, -n % size) for n, size in zip(array.shape, sizes, strict=True)])
+    cells = (
+        padded.reshape(len(padded) // sizes[0], sizes[0], -1, sizes[1]).swapaxes(1, 2).reshape(-1, sizes[0] * sizes[1])
+    )
+    pooled = np.take_along_axis(cells, np.abs(cells).argmax(1)[:, None], 1).reshape(len(padded) // sizes[0], -1)
+    top = 1.0 if positive else float(np.quantile(np.abs(array), 0.995)) or 1.0
+    shades = 255 * pooled if positive else 128 + 127 * np.clip(pooled / top, -1, 1)
+    return {"values": np.rint(np.clip(shades, 0, 255)).astype(np.uint8), "signed": not positive}
+
+
 @question
 def step(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """The values of one step: a matrix of positions by numbers, for one head where there are heads."""
-    _, values = session.pass_of(arguments)
+    inspection, values = session.pass_of(arguments)
     path = str(arguments.get("path", ""))
     try:
         value = values[path]
@@ -365,7 +454,11 @@ def step(session: Session, arguments: Mapping[str, Any]) -> Answer:
     shown = value[None] if value.dim() == 1 else value
     array = shown.float().cpu().numpy()
     finite = array[np.isfinite(array)]
-    cut = array[:, : max(1, SLICE_BYTES // 4 // max(len(array), 1))]
+    cut = array[:, : max(1, min(MAP_COLUMNS, SLICE_BYTES // 4 // max(len(array), 1)))]
+    some: Answer = {}
+    if path == "head.logits":
+        ids = logit_columns(array, arguments.get("include"))
+        cut, some = array[:, ids], {"ids": ids, "names": [inspection.model_input.token_text(id) for id in ids]}
     index = f"[0, {which}]" if heads > 1 else "[0]"
     code = tap_code(path, index)
     return {
@@ -378,7 +471,14 @@ def step(session: Session, arguments: Mapping[str, Any]) -> Answer:
         "least": float(finite.min()) if finite.size else 0.0,
         "most": float(finite.max()) if finite.size else 0.0,
         "python": session.opening(arguments) + code,
-    }
+    } | some
+
+
+def logit_columns(logits: np.ndarray, include: Any) -> list[int]:
+    """The tokens that a map of logits shows: the likeliest at the last position, and one that was asked for."""
+    order = np.argsort(-logits[-1], kind="stable")[:LOGIT_COLUMNS].tolist()
+    wanted = include if isinstance(include, int) and 0 <= include < logits.shape[1] else None
+    return order if wanted is None or wanted in order else [*order[:-1], wanted]
 
 
 def tap_code(path: str, index: str) -> str:
@@ -390,15 +490,30 @@ def tap_code(path: str, index: str) -> str:
 @question
 def cell(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """The arithmetic of one number."""
-    _, values = session.pass_of(arguments)
-    path, index = str(arguments.get("path", "")), [int(i) for i in arguments.get("index", ())]
+    inspection, values = session.pass_of(arguments)
+    path, index = str(arguments.get("path", "")), [int(i) for i in arguments.get("index") or ()]
     try:
         found = explain(values, path, index)
     except KeyError:
         raise QuestionError(f"this model has no step {path!r}") from None
     at = ", ".join(map(str, (0, *index)))
     code = tap_code(path, f"[{at}]")
-    return found.to_dict() | {"python": session.opening(arguments) + code}
+    return found.to_dict() | {
+        "labels": cell_labels(inspection.model_input, path, index),
+        "python": session.opening(arguments) + code,
+    }
+
+
+def cell_labels(given: ModelInput, path: str, index: list[int]) -> list[str]:
+    """The tokens that a cell belongs to: the query and the key of a score or weight, or one position."""
+    source = given.source_labels or given.labels
+    rows = source if path.startswith(("encoder", "source")) else given.labels
+    if path.endswith(("scores", "weights")) and len(index) == 3:
+        keys = source if ".cross." in path else rows
+        return [rows[index[1]], keys[index[2]]] if index[1] < len(rows) and index[2] < len(keys) else []
+    at = index[1] if len(index) == 3 else index[0] if index else -1
+    names = [rows[at]] if 0 <= at < len(rows) else []
+    return [*names, given.token_text(index[-1])] if path == "head.logits" else names
 
 
 # ---- lens
@@ -412,8 +527,9 @@ def lens(session: Session, arguments: Mapping[str, Any]) -> Answer:
     given.check_predictions()
     stream = residual_stream(given, inspection.values)
     length = len(next(iter(stream.values())))
-    last = int(arguments.get("positions", 64))
-    at = list(range(max(0, length - last), length)) if given.predicts_tokens else [0]
+    count = int(arguments.get("count", LENS_POSITIONS))
+    first = max(0, min(int(arguments.get("from", length)), length - count))
+    at = list(range(first, min(first + count, length))) if given.predicts_tokens else [0]
     wanted = arguments.get("token")
     id = None if wanted in (None, "") else given.find_token(wanted if isinstance(wanted, int) else str(wanted))
     lines, ranks, chances = [], [], []
@@ -437,7 +553,7 @@ def lens(session: Session, arguments: Mapping[str, Any]) -> Answer:
         "labels": [given.labels[i] for i in at] if given.predicts_tokens else ["·"],
         "top": lines,
         "norms": np.stack([x[at].float().norm(dim=-1).cpu().numpy() for x in stream.values()]),
-        "python": session.opening(arguments) + "\nprint(inspection.lens().texts)",
+        "python": session.opening(arguments) + f"\nprint(inspection.lens(rows={at}).texts)",
     }
     if id is not None:
         answer |= {"token": [given.token_text(id), id], "ranks": np.stack(ranks), "chances": np.stack(chances)}
@@ -478,7 +594,10 @@ def attribution(session: Session, arguments: Mapping[str, Any]) -> Answer:
         "offset": offset,
         "sum": total,
         "logit": float(at[id]),
-        "exact": abs(total - float(at[id])) < 1e-3 * max(1.0, abs(float(at[id]))),
+        "python": session.opening(arguments)
+        + "\nfrom clearhead.inspect.questions import Session\n"
+        + f"\nfound = Session.of_inspection(inspection).ask('attribution', {{'row': {row}, 'token': {id}}})"
+        + "\nfor term in found['terms']:\n    print(term['layer'], term['part'], term['value'])",
     }
 
 
@@ -517,7 +636,12 @@ def predictions(session: Session, arguments: Mapping[str, Any]) -> Answer:
     at = logits_at(given, inspection.logits, place)
     answer = prediction_answer(given, at, arguments)
     code = f"\nfor text, id, probability in inspection.next({place}, 10):\n    print(repr(text), id, probability)"
-    return answer | {"heading": given.describe_position(place), "python": session.opening(arguments) + code}
+    return answer | position_words(given, place) | {"python": session.opening(arguments) + code}
+
+
+def position_words(given: ModelInput, row: int) -> Answer:
+    """What a list of predictions is about, for the page to put into words."""
+    return {"label": given.labels[row] if given.predicts_tokens else "", "predicts": given.prediction_kind}
 
 
 def prediction_answer(given: Any, at: torch.Tensor, arguments: Mapping[str, Any]) -> Answer:
@@ -576,8 +700,6 @@ def generate(session: Session, arguments: Mapping[str, Any]) -> Answer:
             opened(torch.tensor([whole]))[0, len(whole) - len(found.tokens) - 1 : -1].float() if found.tokens else []
         )
     steps = []
-    from .model_input import token_labels
-
     labels = token_labels(given.tokenizer, whole)[-len(found.tokens) :] if found.tokens else []
     for label, id, line in zip(labels, found.tokens, logits, strict=True):
         chance = line.softmax(-1)
@@ -600,11 +722,45 @@ def generate(session: Session, arguments: Mapping[str, Any]) -> Answer:
 
 
 @question
+def chat(session: Session, arguments: Mapping[str, Any]) -> Answer:
+    """The model's answer to the last message of a conversation."""
+    opened = session.model(session.model_name(arguments))
+    *earlier, last = [{"role": str(one["role"]), "content": str(one["content"])} for one in arguments["messages"]]
+    options = {name: arguments[name] for name in ("temperature", "top_k", "top_p", "min_p") if arguments.get(name)}
+    options |= {"max_new_tokens": min(int(arguments.get("count", 200)), 1024), "seed": int(arguments.get("seed", 0))}
+    generator = TextGenerator.of(opened, **options)
+    if opened.origin is None or generator.tokenizer is None:
+        raise QuestionError("this model has no chat template")
+    conversation = Conversation(generator, ChatTemplate.load(opened.origin, generator.tokenizer))
+    conversation.messages = earlier
+    said = ", ".join(f"{name}={value!r}" for name, value in options.items())
+    code = f"""from pathlib import Path
+
+import clearhead
+from clearhead.generate.complete import TextGenerator
+from clearhead.generate.conversation import Conversation
+from clearhead.generate.template import ChatTemplate
+
+model = clearhead.load({str(opened.origin)!r})
+generator = TextGenerator.of(model, {said})
+conversation = Conversation(generator, ChatTemplate.load(Path({str(opened.origin)!r}), generator.tokenizer))
+conversation.messages = {earlier!r}
+print("".join(conversation.reply({last["content"]!r})))"""
+    return {"text": "".join(conversation.reply(last["content"])).strip(), "python": code}
+
+
+@question
 def continue_with(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """The text followed by chosen tokens, for going on from an alternative."""
     inspection, _ = session.pass_of(arguments)
     given = inspection.model_input
     before, chosen = given.inputs[0].tolist(), [int(id) for id in arguments.get("ids", ())]
+    row = int(arguments.get("row", -1))
+    if 0 <= row < len(before) - 1:  # go on from an earlier position
+        kept = before[: row + 1]
+        if given.tokenizer is not None:
+            return {"text": given.tokenizer.decode([*kept, *chosen])}
+        before = kept
     if given.tokenizer is None:
         return {"text": " ".join(map(str, [*before, *chosen]))}
     whole = given.tokenizer.decode([*before, *chosen])
@@ -620,28 +776,30 @@ def intervene(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """The predictions at one position before and after a list of changes."""
     inspection, _ = session.pass_of(arguments)
     given, place = inspection.model_input, int(arguments.get("row", -1))
-    wanted = arguments.get("changes", [])
-    taps = interventions.make_taps(wanted, inspection, lambda text: session.pass_of({**arguments, "text": text})[0])
+    wanted = list(arguments.get("changes", []))
+
+    def other(text: str) -> Inspection:
+        return session.pass_of({**arguments, "text": text})[0]
+
     before = logits_at(given, inspection.logits, place)
-    after = logits_at(given, given.run(taps), place) if wanted else before
+    after = logits_at(given, interventions.run_changed(wanted, inspection, other), place) if wanted else before
     code = (
         "\n"
         + interventions.python_code(wanted)
-        + f"\nlogits = inspection.model_input.run(taps)\nprint(logits[0, {place}].softmax(-1).topk(5))"
+        + f"\nprint(logits[{f'0, {place}' if given.predicts_tokens else 0}].softmax(-1).topk(5))"
     )
     divergence = (before.softmax(-1) * (before.log_softmax(-1) - after.log_softmax(-1))).sum()
     return {
         "before": prediction_answer(given, before, {"top": 12})["tokens"],
         "after": prediction_answer(given, after, {"top": 12})["tokens"],
         "divergence": float(divergence),
-        "heading": given.describe_position(place),
         "python": session.opening(arguments) + code,
-    }
+    } | position_words(given, place)
 
 
 @question
 def ablate(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    """The effect of each head of one layer on log p(token); the page asks layer by layer."""
+    """The effect of removing one head on log p(token); the page asks head by head, so that it can stop."""
     inspection, _ = session.pass_of(arguments)
     each, place, token = find_map(inspection, arguments), int(arguments.get("row", -1)), arguments.get("token")
     at = logits_at(inspection.model_input, inspection.logits, place)[0].double().log_softmax(-1)
@@ -650,8 +808,8 @@ def ablate(session: Session, arguments: Mapping[str, Any]) -> Answer:
         if token in (None, "")
         else inspection.model_input.find_token(token if isinstance(token, int) else str(token))
     )
-    effect = ablate_layer(inspection.replay, each, id, place) - float(at[id])
-    return {"effects": effect, "heads": list(each.heads), "token": [inspection.model_input.token_text(id), id]}
+    effect = ablate_layer(inspection.replay, each, id, place, [int(arguments.get("head", 0))]) - float(at[id])
+    return {"effect": float(effect[0]), "token": [inspection.model_input.token_text(id), id]}
 
 
 # ---- two texts or two models
@@ -673,9 +831,12 @@ def compare(session: Session, arguments: Mapping[str, Any]) -> Answer:
     answer: Answer = {"first": a, "second": b, "labels": [one.names(each), two.names(other)]}
     if a.shape == b.shape:
         answer["difference"] = b - a
-    if one.model_input.has_predictions and two.model_input.has_predictions:
-        answer["next"] = [[[text, chance] for text, _, chance in found.next(-1, 8)] for found in (one, two)]
-    return answer
+    which = f"({each.layer}, {number}, {each.place!r}).values"
+    both = [
+        session.opening(arguments).replace("inspection =", "one ="),
+        session.opening(second).replace("inspection =", "two ="),
+    ]
+    return answer | {"python": "\n".join([*both, f"print(two.map{which} - one.map{which})"])}
 
 
 @question

@@ -16,6 +16,7 @@ from clearhead.inspect.bundle import WEB
 from clearhead.inspect.questions import QuestionError, Session, encode
 from clearhead.serve.app import Guards, build_app
 
+from . import design, instruments, jobs, runs  # noqa: F401  each registers its questions
 from .guard import BODY_BYTES, TokenGuard
 
 PAGE = """<!doctype html>
@@ -81,7 +82,7 @@ def open_socket(port: int) -> socket.socket:
     return sock
 
 
-def find_models(names: tuple[str, ...], runs: Path | None) -> dict[str, Path | str]:
+def find_models(names: tuple[str, ...], folder: Path | None) -> dict[str, Path | str]:
     """Models by the name that the page shows: folders, files, presets, and trained runs."""
     from clearhead.models.presets import PRESETS
 
@@ -96,8 +97,8 @@ def find_models(names: tuple[str, ...], runs: Path | None) -> dict[str, Path | s
             raise ValueError(
                 f"there is no model {name!r}: give a folder, a GGUF file or a preset (`clearhead presets`)"
             )
-    if runs is not None and runs.is_dir():
-        for folder in sorted(runs.iterdir()):
-            if (folder / "config.json").exists():
-                found.setdefault(folder.name, folder.resolve())
+    if folder is not None and folder.is_dir():
+        for run in sorted(folder.iterdir()):
+            if (run / "config.json").exists():
+                found.setdefault(run.name, run.resolve())
     return found or {"small": SMALL_MODEL}

@@ -16,21 +16,22 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from clearhead.inspect.questions import DEFAULT_TEXT, Answer, QuestionError, Session, map_answer, question
+from clearhead.checker.exercises import ENGINES, starters, titles
+from clearhead.inspect.questions import Answer, QuestionError, Session, question
+from clearhead.training.recipes import RECIPES
 
 OUTPUT = 20_000  # characters of a child's output that are kept
-FRAMES = 20  # checkpoints of a run that the studio starts
-FRAME_STORE: dict[str, dict[int, Answer]] = {}
+SAMPLES = 8  # evaluations of a run that the studio starts
+FRAMES = 40  # probes of a run that the studio starts
 SECONDS = 60.0  # after which a check is stopped
-JOBS: dict[str, StudioJob] = {}
+JOBS: dict[str, Job] = {}
 
 
 @dataclass
-class StudioJob:
+class Job:
     """A child process and the folder it works in."""
 
     id: str
@@ -58,16 +59,21 @@ class StudioJob:
 
 def start_child(
     kind: str, arguments: list[str], run: str = "", limit: float | None = None, folder: Path | None = None
-) -> StudioJob:
+) -> Job:
     folder = folder or Path(tempfile.mkdtemp(prefix="clearhead-"))
     with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "clearhead", *arguments], stdout=out, stderr=err, stdin=subprocess.DEVNULL,
             start_new_session=True, text=True,
         )  # fmt: skip
-    job = StudioJob(f"job{len(JOBS) + 1}", kind, process, folder, run, limit=limit)
+    job = Job(f"job{len(JOBS) + 1}", kind, process, folder, run, limit=limit)
     JOBS[job.id] = job
     return job
+
+
+def find_job(run: str) -> Job | None:
+    """The last child that trained a run."""
+    return next((job for job in reversed(JOBS.values()) if job.run == run), None)
 
 
 def stop_all() -> None:
@@ -118,37 +124,44 @@ def start(session: Session, arguments: Mapping[str, Any]) -> Answer:
     return {"id": job.id}
 
 
-def start_training(session: Session, arguments: Mapping[str, Any]) -> StudioJob:
+def start_training(session: Session, arguments: Mapping[str, Any]) -> Job:
     folder = run_folder(session, arguments.get("name"))
     if arguments.get("resume"):
-        return start_child("train", ["train", "--out", str(folder), "--resume", *data_of(folder)], run=folder.name)
+        if not (folder / "recipe.json").exists():
+            raise QuestionError(f"there is no run {folder.name!r} to resume")
+        return start_child(
+            "train", ["train", "--out", str(folder), "--resume", *START.get(folder.name, [])], folder.name
+        )
     recipe = str(arguments.get("recipe", "chars"))
     if arguments.get("config"):
         design_file = Path(tempfile.mkdtemp(prefix="clearhead-")) / "clearhead.json"
         design_file.write_text(str(arguments["config"]), encoding="utf-8")
         recipe = str(design_file)
-    elif recipe not in recipes(session, {})["recipes"]:
-        raise QuestionError(f"there is no recipe {recipe!r}")
+    elif recipe not in RECIPES:
+        raise QuestionError(f"there is no recipe {recipe!r}; there are {', '.join(RECIPES)}")
     if folder.exists():
         raise QuestionError(f"there is a run {folder.name!r} already; choose another name")
-    data = [str(arguments["data"])] if arguments.get("data") else []
-    steps = int(arguments.get("steps", 200))
-    command = ["train", recipe, "--out", str(folder), "--steps", str(steps)]
-    command += ["--set", f"save_every={max(1, steps // FRAMES)}"]  # a frame for each checkpoint
-    for path in data:
-        if path.startswith("-"):
-            raise QuestionError("data is a file or a folder")
-        command += ["--data", path]
-    DATA[folder.name] = data
-    return start_child("train", command, run=folder.name)
+    steps, data, text = int(arguments.get("steps", 200)), str(arguments.get("data") or ""), arguments.get("probe") or ""
+    if steps < 1:
+        raise QuestionError(f"the number of steps is {steps}, but must be at least 1")
+    if data.startswith("-"):
+        raise QuestionError("data is a file or a folder")
+    again = [f"--probe-every={max(1, steps // FRAMES)}"]
+    again += [f"--data={data}"] if data else []
+    again += [f"--probe={text}"] if text else []
+    START[folder.name] = again
+    pace = [f"evaluate_every={max(1, steps // SAMPLES)}"]
+    return start_child(
+        "train", ["train", recipe, "--out", str(folder), f"--steps={steps}", *sets(pace), *again], folder.name
+    )
 
 
-DATA: dict[str, list[str]] = {}
+def sets(changes: list[str]) -> list[str]:
+    return [part for change in changes for part in ("--set", change)]
 
 
-def data_of(folder: Path) -> list[str]:
-    """The data a run was started with here."""
-    return [part for path in DATA.get(folder.name, []) for part in ("--data", path)]
+START: dict[str, list[str]] = {}
+"""How a run was started here, so that Resume goes on in the same way."""
 
 
 @question
@@ -181,152 +194,6 @@ def stop(session: Session, arguments: Mapping[str, Any]) -> Answer:
 
 
 @question
-def recipes(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    from clearhead.training.recipes import RECIPES
-
-    return {"recipes": list(RECIPES)}
-
-
-@question
-def runs(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    """All runs under --runs, newest first, not only those that the studio started."""
-    if session.runs is None:
-        return {"runs": []}
-    found = []
-    folders = (
-        [path for path in session.runs.iterdir() if (path / "recipe.json").exists()] if session.runs.is_dir() else []
-    )
-    for folder in sorted(folders, key=lambda path: -path.stat().st_mtime):
-        try:
-            steps = int(json.loads((folder / "recipe.json").read_text(encoding="utf-8"))["steps"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        points = read_points(folder / "metrics.jsonl", 0)[0]
-        step = points[-1]["step"] if points else 0
-        own = next((job for job in reversed(JOBS.values()) if job.run == folder.name), None)
-        busy = own is not None and not own.ended
-        recent = (folder / "metrics.jsonl").exists() and time.time() - (folder / "metrics.jsonl").stat().st_mtime < 20
-        done = any(folder.glob("model*.safetensors"))
-        state = (
-            "done" if done and not busy else "running" if busy or (recent and own is None and not done) else "stopped"
-        )
-        if done:
-            session.sources.setdefault(folder.name, folder.resolve())
-        found.append(
-            {
-                "name": folder.name,
-                "step": step,
-                "steps": steps,
-                "state": state,
-                "frames": take_frames(session, folder),
-                "job": own.id if busy and own is not None else None,
-            }
-        )
-    return {"runs": found}
-
-
-def take_frames(session: Session, folder: Path) -> list[int]:
-    """Record the heads of the probe text for each new checkpoint, and return the steps of all frames.
-
-    Checkpoints are only read, so probing changes no bit of a run. Old checkpoints go; their frames stay here.
-    """
-    frames = FRAME_STORE.setdefault(folder.name, {})
-    for path in sorted((folder / "checkpoints").glob("step-*")):
-        step = int("".join(filter(str.isdigit, path.name)) or 0)
-        if step not in frames and (path / "state.json").exists():
-            try:
-                frames[step] = {"maps": [map_answer(each) for each in open_checkpoint(session, folder, path).maps]}
-            except (
-                OSError,
-                ValueError,
-                KeyError,
-                RuntimeError,
-            ):
-                continue  # it was deleted while being read
-    return sorted(frames)
-
-
-def open_checkpoint(session: Session, folder: Path, path: Path) -> Any:
-    """The recorded pass of a checkpoint's model over the probe text."""
-    from safetensors import safe_open
-
-    from clearhead.configs import read
-    from clearhead.inspect.inspection import inspect
-    from clearhead.models.model import build
-    from clearhead.tokenize import Tokenizer
-
-    recipe: Any = read(folder / "recipe.json")
-    with safe_open(str(path / "state.safetensors"), "pt") as file:
-        weights = {
-            name.removeprefix("weights."): file.get_tensor(name)
-            for name in list(file.keys())
-            if name.startswith("weights.")
-        }
-    config = recipe.model
-    if "embedding.tokens.weight" in weights:  # the data decides the vocabulary of a recipe of characters
-        size = weights["embedding.tokens.weight"].shape[0]
-        config = config.with_values({"embedding.vocabulary": size, "head.vocabulary": size})
-    model = build(config).eval()
-    model.load_state_dict(weights, strict=False)
-    holder = next((place for place in (folder, folder / "best") if (place / "tokenizer.json").exists()), None)
-    if holder is None:  # the tokenizer is written with the first model; until then, probe with the run's own data
-        return inspect(model, first_tokens(folder, config))
-    tokenizer = Tokenizer.load(holder)
-    text = session.text or DEFAULT_TEXT
-    known = text if tokenizer.alphabet is None else "".join(letter for letter in text if letter in tokenizer.alphabet)
-    return inspect(model, known or "the", tokenizer=tokenizer)
-
-
-def first_tokens(folder: Path, config: Any) -> list[int]:
-    """The first tokens that a run is validated on."""
-    import numpy as np
-
-    path = next(iter(sorted((folder / "tokens").glob("*/tokens-*.bin"))), None)
-    size = getattr(getattr(config, "embedding", None), "vocabulary", 0)
-    if path is None or not size:
-        raise ValueError("this run keeps no tokens to probe with")
-    return np.fromfile(path, np.uint16 if size <= 65536 else np.uint32, 24).astype(int).tolist()
-
-
-def read_points(path: Path, since: int) -> tuple[list[dict[str, Any]], int]:
-    """The measurements after byte `since`, and where they end; a line that is being written is left for later."""
-    if not path.exists():
-        return [], 0
-    with path.open("rb") as file:
-        file.seek(since)
-        text = file.read()
-    whole = text[: text.rfind(b"\n") + 1]
-    points = []
-    for line in whole.splitlines():
-        try:
-            point = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(point, dict) and isinstance(point.get("step"), int):
-            points.append({key: value for key, value in point.items() if isinstance(value, int | float | str)})
-    return points, since + len(whole)
-
-
-@question
-def follow(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    """New points of a run's curves."""
-    path, since = run_folder(session, arguments.get("run")) / "metrics.jsonl", int(arguments.get("since", 0))
-    restart = path.exists() and path.stat().st_size < since
-    points, end = read_points(path, 0 if restart else since)
-    return {"points": points, "next": end, "restart": restart}
-
-
-@question
-def probe(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    """The heads of the probe text at one step of a run."""
-    folder, step = run_folder(session, arguments.get("run")), int(arguments.get("step", 0))
-    found = FRAME_STORE.get(folder.name, {}).get(step)
-    if found is None:
-        raise QuestionError(f"run {folder.name!r} has no frame of step {step}")
-    return found
-
-
-@question
 def experiments(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """The experiments of `clearhead lab`, with their options as data."""
     return {"experiments": session.experiments}
@@ -334,85 +201,12 @@ def experiments(session: Session, arguments: Mapping[str, Any]) -> Answer:
 
 @question
 def exercises(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    """The starter files of `clearhead exercises`."""
+    """The starter files of `clearhead exercises`, in the order in which they are learned."""
+    lang = "zh" if arguments.get("lang") == "zh" else "en"
     found = []
-    root = resources.files("clearhead.checker") / "exercises"
-    for engine in ("numpy", "torch"):
-        for path in sorted((root / engine).iterdir(), key=lambda each: each.name):
-            found.append(
-                {"engine": engine, "name": path.name.removesuffix(".txt"), "code": path.read_text(encoding="utf-8")}
-            )
+    for engine in ENGINES:
+        named = titles(engine, lang)
+        for name, code in starters(engine, lang).items():
+            about = {"name": name.removesuffix(".py"), "title": named[name].rstrip(".。")}
+            found.append(about | {"engine": engine, "code": code})
     return {"exercises": found}
-
-
-@question
-def presets(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    from clearhead.models.presets import PRESETS
-
-    return {"presets": list(PRESETS)}
-
-
-@question
-def design(session: Session, arguments: Mapping[str, Any]) -> Answer:
-    """A preset with changes: its fields, cost and shapes."""
-    from clearhead.configs import dumps
-    from clearhead.measure.cost import cost
-    from clearhead.measure.trace import trace
-    from clearhead.models.presets import preset
-
-    name, changes = str(arguments.get("preset", "tiny-llama")), dict(arguments.get("changes", {}))
-    config: Any = preset(name)
-    fields = list(config_fields(config, ""))
-    if changes:
-        config = config.with_values(changes)
-    length = max(1, int(arguments.get("length", 128)))
-    numbers: Any = cost(config, length=length)
-    shown = trace(config, length=length).steps
-    first = [step for step in shown if ".blocks." not in step.name or ".blocks.0." in step.name]
-    code = [f"config = clearhead.preset({name!r})"]
-    if changes:
-        code.append(f"config = config.with_values({changes!r})")
-    code.append(f"print(clearhead.cost(config, length={length}))")
-    return {
-        "fields": fields,
-        "parameters": numbers.parameters.total,
-        "flops": numbers.flops.forward,
-        "memory": numbers.memory.training,
-        "cache": numbers.memory.kv_cache,
-        "steps": [{"name": step.name, "formula": step.formula, "shape": list(step.shape)} for step in first],
-        "json": dumps(config),
-        "python": "import clearhead\n\n" + "\n".join(code),
-    }
-
-
-def config_fields(node: Any, path: str) -> Any:
-    """Every number, word and switch of a config tree, with its path and choices."""
-    import typing
-    from dataclasses import fields
-
-    from clearhead.configs.base import Config, alternatives, field_types
-
-    if isinstance(node, tuple):
-        for n, item in enumerate(node):
-            yield from config_fields(item, f"{path}.{n}".lstrip("."))
-        return
-    if not isinstance(node, Config):
-        return
-    hints = field_types(node.kind())
-    for each in fields(node):
-        value, place = getattr(node, each.name), f"{path}.{each.name}".lstrip(".")
-        if isinstance(value, Config | tuple):
-            yield from config_fields(value, place)
-        elif isinstance(value, bool):
-            yield {"path": place, "value": value, "type": "boolean"}
-        elif isinstance(value, int | float):
-            yield {"path": place, "value": value, "type": "integer" if isinstance(value, int) else "number"}
-        elif isinstance(value, str):
-            choices = [
-                word
-                for option in alternatives(hints[each.name])
-                if typing.get_origin(option) is typing.Literal
-                for word in typing.get_args(option)
-            ]
-            if choices:
-                yield {"path": place, "value": value, "type": "text", "choices": choices}

@@ -41,6 +41,7 @@ from .model import gather_model, list_blocks, make_model
 from .objective import Objective, first_nonfinite
 from .optimizer import make_optimizer
 from .peak_flops import matrix_peak
+from .probe import make_probe
 from .recipes import recipe as recipe_named
 from .run import Run
 from .task import Task, TrainBatch, prepare_task
@@ -74,12 +75,16 @@ class Execution:
     shard      with several processes, each holds a part of the model (FSDP) instead of all of it (DDP)
     recompute  recompute the activations of each block in the backward pass instead of keeping them
     compile    use torch.compile: a slow first step, then faster steps
+    probe_every  write small pictures of the heads, and gradient norms, to `probes/` every so many steps; 0: never
+    probe_text   the text whose heads a probe looks at; the start of the held-out data if empty
     """
 
     device: str = "auto"
     shard: bool = False
     recompute: bool = False
     compile: bool = False
+    probe_every: int = 0
+    probe_text: str = ""
 
 
 def train(
@@ -180,6 +185,8 @@ class Trainer:
         self.rows = task.rows(recipe.batch)
         self.flops = cost(task.config, batch=self.rows, length=task.length).flops.train
         self.peak = matrix_peak(world.device) * world.size
+        alone = world.first and not world.sharded
+        self.probe = make_probe(run.folder, execution.probe_every, execution.probe_text, task) if alone else None
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything that a checkpoint holds, by name: trained weights and the optimizer's state."""
@@ -336,8 +343,12 @@ class Trainer:
         if recipe.clip is not None and norm > recipe.clip:
             nn.utils.clip_grads_with_norm_(parameters, recipe.clip, size)
         self.step += 1
+        probe = self.probe if self.probe is not None and self.probe.due(self.step) else None
+        gradients = {} if probe is None else probe.gradient_norms(self.model)
         self.optimizer.step(recipe.rate_factor(self.step))
         self.model.zero_grad(set_to_none=True)
+        if probe is not None:
+            probe.write(self.model, self.step, gradients)
         return total, norm
 
     def locate_nonfinite(self, parts: list[TrainBatch]) -> str:

@@ -1,5 +1,5 @@
 // Where answers come from: a server on this machine, data enclosed in the page, or a notebook's kernel.
-import { decode } from "./ui.js";
+import { decode } from "./arrays.js";
 import { explainLocally } from "./local.js";
 
 // Remember answers, so that going back costs nothing.
@@ -17,7 +17,7 @@ function remember(ask) {
   };
 }
 
-export const CHANGING = new Set(["job", "jobs", "start", "stop", "follow", "runs"]);
+const CHANGING = new Set(["models", "job", "start", "stop", "follow", "runs"]);
 
 export function served(base = "") {
   const ask = async (question, args) => {

@@ -1,5 +1,10 @@
 // The frame around the views: the address, the text, the model, language and theme.
-import { html, render, Studio, LANGUAGES, START, useState, useEffect, useMemo, useRef, useCallback, readAddress, writeAddress, useAnswer } from "./ui.js";
+import { html, Studio, useState, useEffect, useLayoutEffect, useMemo, useRef, useCallback } from "./ui.js";
+import { render } from "./preact.js";
+import { START, readAddress, writeAddress } from "./address.js";
+import { en } from "./words/en.js";
+import { zh } from "./words/zh.js";
+import { Prompt } from "./parts/prompt.js";
 import { Write } from "./views/write.js";
 import { Flow } from "./views/flow.js";
 import { Atlas } from "./views/atlas.js";
@@ -11,21 +16,18 @@ import { Check } from "./views/check.js";
 import { Build } from "./views/build.js";
 import { Tour } from "./views/tour.js";
 
+const LANGUAGES = { en, zh };
 const VIEWS = { write: Write, flow: Flow, atlas: Atlas, lens: Lens, intervene: Intervene, train: Train, lab: Lab, check: Check, build: Build };
 const LIVE_ONLY = new Set(["intervene", "train", "lab", "check", "build"]);
-const TEXTLESS = new Set(["lab", "check", "build"]);
+const TEXTLESS = new Set(["train", "lab", "check", "build"]);
 
-function App({ source, info, options }) {
+// The selection, and `go` which changes it: a big change is a new entry of the browser's history, a small one is not.
+function useSelection(options) {
   const own = options.address === false;
-  const [state, put] = useState(() => ({ ...START, ...(own ? {} : readAddress(location.hash)), ...(options.state || {}) }));
-  const [error, putError] = useState(""), [spoken, say] = useState("");
-  const main = useRef(null), typing = useRef(0);
+  const [state, put] = useState(() => ({ ...START, ...(options.state || {}), ...(own || !location.hash ? {} : readAddress(location.hash)) }));
   const go = useCallback((change, push) => put((old) => {
     const next = { ...old, ...change };
-    if (!own) {
-      const address = location.pathname + location.search + writeAddress(next);
-      if (push) history.pushState(null, "", address); else history.replaceState(null, "", address);
-    }
+    if (!own) history[push ? "pushState" : "replaceState"](null, "", location.pathname + location.search + writeAddress(next));
     return next;
   }), []);
   useEffect(() => {
@@ -34,38 +36,61 @@ function App({ source, info, options }) {
     addEventListener("popstate", back);
     return () => removeEventListener("popstate", back);
   }, []);
+  return [state, go];
+}
+
+function chooseLanguage(state, options) {
   const asked = new URLSearchParams(location.search).get("lang");
-  const language = LANGUAGES[state.lang] ? state.lang : LANGUAGES[asked] ? asked : LANGUAGES[options.lang] ? options.lang : (navigator.language || "").startsWith("zh") ? "zh" : "en";
+  const found = [state.lang, asked, options.lang].find((name) => LANGUAGES[name]);
+  return found || ((navigator.language || "").startsWith("zh") ? "zh" : "en");
+}
+
+function App({ source, first, options }) {
+  const [info, putInfo] = useState(first), refresh = useCallback(() => source.ask("models", {}).then(putInfo), []);
+  const own = options.address === false, [state, go] = useSelection(options);
+  const [error, putError] = useState(""), [spoken, say] = useState(""), main = useRef(null);
+  const language = chooseLanguage(state, options);
   const dark = state.theme ? state.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   const t = useCallback((key, values = {}) => {
     const word = LANGUAGES[language][key];
     if (word === undefined) console.error(`no word for ${key} in ${language}`);
     return (word === undefined ? key : word).replace(/\{(\w+)\}/g, (_, name) => (values[name] === undefined ? "" : values[name]));
   }, [language]);
+  const has = useCallback((key) => LANGUAGES[language][key] !== undefined, [language]);
   const model = info.models.includes(state.model) ? state.model : info.models[0], text = state.text === null ? info.text : state.text;
-  const [draft, putDraft] = useState(text);
-  useEffect(() => putDraft(text), [text]);
-  const setText = (value) => go({ text: value, query: -1, key: -1, cell: "" }, true);
-  const edit = (value) => { putDraft(value); clearTimeout(typing.current); typing.current = setTimeout(() => setText(value), 220); };
   const args = useMemo(() => ({ model, text }), [model, text]);
-  const fail = useCallback((problem) => { putError(String(problem.message || problem)); }, []);
+  const setText = useCallback((value) => go({ text: value, query: -1, key: -1, cell: "" }, true), []);
+  const fail = useCallback((problem) => putError(String(problem.message || problem)), []);
   useEffect(() => { document.documentElement.lang = language === "zh" ? "zh-CN" : "en"; }, [language]);
-  const views = options.views || (source.live ? Object.keys(VIEWS).filter((name) => name !== "train" || info.runs) : Object.keys(VIEWS).filter((name) => !LIVE_ONLY.has(name)));
-  const view = views.includes(state.view) ? state.view : views[0], View = VIEWS[view];
-  const shared = { state, go, t, args, source, fail, say, dark, language, models: info.models, info, setText };
-  const open = (name) => { go({ view: name, open: name === "atlas" ? false : state.open }, true); putError(""); if (main.current) { main.current.focus({ preventScroll: true }); scrollTo(0, 0); } };
-  const alone = views.length === 1;
+  const views = options.views || Object.keys(VIEWS).filter((name) => source.live || !LIVE_ONLY.has(name));
+  const view = views.includes(state.view) ? state.view : views[0], View = VIEWS[view], alone = views.length === 1;
+  useLayoutEffect(() => { if (!own) document.title = `${t(view)} · ${model || ""} · Clearhead`; }, [view, model, language]);
+  const other = { model: info.models.includes(state.otherModel) ? state.otherModel : model, text: state.otherText || text };
+  const comparing = state.compare && source.live && (other.model !== model || other.text !== text);
+  const shared = { state, go, t, has, args, other: comparing ? other : null, source, fail, say, dark, language, models: info.models, info, refresh, setText };
+  const open = (name) => {
+    putError("");
+    go({ view: name, open: false }, true);
+    if (main.current) main.current.focus({ preventScroll: true });
+    if (!own) scrollTo(0, 0);
+  };
+  const tab = (name) => html`<li key=${name}><button data-view=${name} aria-current=${name === view ? "page" : undefined} title=${t("about_" + name)} onClick=${() => open(name)}>${t(name)}</button></li>`;
   return html`<${Studio.Provider} value=${shared}><div class=${"studio" + (own ? " embedded" : "")} data-theme=${dark ? "dark" : "light"} lang=${language === "zh" ? "zh-CN" : "en"}>
-    <a class="skip" href="#view" onClick=${(e) => { e.preventDefault(); main.current.focus(); }}>${t("skip")}</a>
-    <header class="bar"><h1 class="brand">Clearhead</h1>${!alone && html`<nav aria-label=${t("views")}><ul class="tabs">${views.map((name) => html`<li key=${name}><button data-view=${name} aria-current=${name === view ? "page" : undefined} onClick=${() => open(name)}>${t(name)}</button></li>`)}</ul></nav>`}
-      <span class="grow"></span>${views.includes("flow") && views.includes("write") && html`<button class="do" onClick=${() => go({ tour: state.tour ? 0 : 1, view: "write" }, true)}>${t("tour")}</button>`}<button class="do" data-act="lang" onClick=${() => go({ lang: language === "en" ? "zh" : "en" })}>${t("language")}</button><button class="do" aria-label=${t("theme")} title=${t("theme")} data-act="theme" onClick=${() => go({ theme: dark ? "light" : "dark" })}>◐</button></header>
-    ${!TEXTLESS.has(view) && html`<section class="prompt" aria-label=${t("text")}>${info.models.length > 1 ? html`<label>${t("model")} <select value=${model} onChange=${(e) => go({ model: e.target.value, cell: "", step: "", open: false, layer: 0, head: 0, changes: "" }, true)}>${info.models.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label>` : html`<span class="note">${model}</span>`}
-      <label class="text"><span>${t("text")}</span><textarea rows="1" data-act="text" readonly=${!source.live} value=${draft} onInput=${(e) => edit(e.target.value)}></textarea></label></section>`}
-    <main id="view" tabindex="-1" ref=${main} data-view=${view}>${error && html`<p class="error" role="alert">${error} <button class="do" onClick=${() => putError("")}>×</button></p>`}<${Tour} /><${View} key=${view} />${info.notes && info.notes.map((note) => html`<p class="note" key=${note}>${note}</p>`)}</main>
+    <a class="skip" href="#view" onClick=${(event) => { event.preventDefault(); main.current.focus(); }}>${t("skip")}</a>
+    <header class="bar"><h1 class="brand"><span aria-hidden="true"></span>Clearhead</h1>
+      ${!alone && html`<nav aria-label=${t("views")}><ul class="tabs">${views.map(tab)}</ul></nav>`}<span class="grow"></span>
+      <div class="row tight">${views.includes("flow") && views.includes("write") && html`<button class="do" data-act="tour" aria-pressed=${state.tour > 0} onClick=${() => go(state.tour ? { tour: 0 } : { tour: 1, view: "write" }, true)}>${t("tour")}</button>`}
+      <button class="do" data-act="lang" lang=${language === "en" ? "zh-CN" : "en"} onClick=${() => go({ lang: language === "en" ? "zh" : "en" })}>${t("language")}</button>
+      <button class="do" aria-label=${t("theme")} title=${t("theme")} data-act="theme" onClick=${() => go({ theme: dark ? "light" : "dark" })}>◐</button></div></header>
+    ${!TEXTLESS.has(view) && html`<${Prompt} />`}
+    <main id="view" tabindex="-1" ref=${main} data-view=${view}>
+      ${error && html`<p class="error" role="alert">${error} <button class="quiet" aria-label=${t("close")} onClick=${() => putError("")}>×</button></p>`}
+      <${Tour} /><p class="help">${t(view + "_help")}</p><${View} key=${view} />
+      ${(info.notes || []).map((note) => html`<p class="note" key=${note}>${note}</p>`)}</main>
     <div class="live" aria-live="polite">${spoken}</div></div></${Studio.Provider}>`;
 }
 
 export async function start(root, source, options = {}) {
-  const info = await source.ask("models", {});
-  render(html`<${App} source=${source} info=${info} options=${options} />`, root);
+  const first = await source.ask("models", {});
+  render(html`<${App} source=${source} first=${first} options=${options} />`, root);
 }

@@ -1,57 +1,52 @@
-import { html, useState, useMemo, useStudio, useAnswer, number } from "../ui.js";
-import { Explanation, HeatMap, Legend, Status, Tools, csvOf, svgOf } from "../parts.js";
+// Every step of the model in order, with its numbers; and where each number comes from.
+import { html, useMemo, useStudio, useAnswer } from "../ui.js";
+import { Panel, Status, Tools } from "../parts/panel.js";
+import { Thumbnail } from "../parts/heatmap.js";
+import { Explanation } from "../parts/explanation.js";
+import { StepValues } from "./step.js";
+import { inside, isBlock, sectionOf, stepWord } from "../parts/steps.js";
 
-const section = (name) => { const parts = name.split("."); return parts[1] === "blocks" ? parts.slice(0, 3).join(".") : parts[0] === "head" ? "head" : parts[parts.length - 1] === "final_norm" ? name : parts[0]; };
-const short = (name) => { const parts = name.split("."); return parts[1] === "blocks" ? parts.slice(3).join(".") : name; };
+// Steps that are computed side by side stand side by side.
+const ROWS = [["query", "key", "value"], ["query_norm", "key_norm"], ["query_rotated", "key_rotated"], ["scores", "weights"], ["mixed", "concat", "out"], ["gate", "up", "down"], ["tokens", "position", "segments"], ["up", "down"]];
+function arrange(steps) {
+  const out = [];
+  for (const step of steps) {
+    const word = stepWord(step.name), row = out[out.length - 1], last = row && row.map((each) => stepWord(each.name));
+    if (row && ROWS.some((names) => names.includes(word) && last.every((each) => names.includes(each) && each !== word))) row.push(step);
+    else out.push([step]);
+  }
+  return out;
+}
 
 export function Flow() {
   const { t, go, state, args } = useStudio();
-  const steps = useAnswer("flow", args), tokens = useAnswer("tokens", args);
-  const [shut, putShut] = useState({});
-  const groups = useMemo(() => {
-    const out = [];
-    for (const step of steps.answer ? steps.answer.steps : []) {
-      const name = section(step.name);
-      if (!out.length || out[out.length - 1].name !== name) out.push({ name, steps: [] });
-      out[out.length - 1].steps.push(step);
-    }
-    return out;
-  }, [steps.answer]);
+  const steps = useAnswer("flow", args), tokens = useAnswer("tokens", args), list = steps.answer ? steps.answer.steps : [];
+  const sections = useMemo(() => [...new Set(list.map((step) => sectionOf(step.name)))], [steps.answer]);
   if (!steps.answer || !tokens.answer) return html`<${Status} state=${steps.error ? steps : tokens} />`;
-  const chosen = state.step || steps.answer.steps[0].name;
-  const current = steps.answer.steps.find((step) => step.name === chosen);
-  const index = state.cell ? state.cell.split(",").map(Number) : null;
-  const openFirst = groups.findIndex((group) => group.name.includes("blocks"));
-  const isOpen = (group, n) => shut[group.name] !== undefined ? !shut[group.name] : !group.name.includes("blocks") || n === openFirst || section(chosen) === group.name;
-  return html`<p class="help">${t("flow_help")}</p><div class="cols three">
-    <section class="panel steps" aria-label=${t("steps")} tabindex="0">${groups.map((group, n) => html`<div key=${group.name}>
-      <h2><button class="fold" aria-expanded=${isOpen(group, n)} onClick=${() => putShut({ ...shut, [group.name]: isOpen(group, n) })}>${isOpen(group, n) ? "▾" : "▸"} ${group.name.includes("blocks") ? `${group.name.split(".")[0] === "stack" ? "" : group.name.split(".")[0] + " "}${t("block")} ${group.name.split(".")[2]}` : group.name}</button></h2>
-      ${isOpen(group, n) && html`<ul>${group.steps.map((step) => html`<li key=${step.name}><button aria-current=${step.name === chosen} data-step=${step.name} onClick=${() => go({ step: step.name, cell: "" }, true)}>${short(step.name)}<small>${step.formula}</small><small class="num">[${step.letters.join(",")}] = [${step.shape.join(", ")}]</small></button></li>`)}</ul>`}
-    </div>`)}<${Tools} python=${steps.answer.python} /></section>
-    <${StepValues} step=${current} path=${chosen} index=${index} tokens=${tokens.answer} />
-    <section class="panel" data-part="explanation"><${Explanation} path=${index ? chosen : ""} index=${index} onGo=${(path, at) => go({ step: path, cell: at.join(","), ...(at.length === 3 ? { head: at[0] } : {}) }, true)} /></section>
+  const chosen = list.some((step) => step.name === state.step) || (state.step && isBlock(state.step)) ? state.step : (list.find((step) => /mixer\.weights$/.test(step.name)) || list[0]).name;
+  const section = sectionOf(chosen), index = state.cell ? state.cell.split(",").map(Number) : null;
+  const open = (name) => { const first = list.find((step) => sectionOf(step.name) === name); go({ step: first.name, cell: "" }, true); };
+  const title = (name) => (isBlock(name) ? `${name.startsWith("stack") ? "" : t("place_" + name.split(".")[0]) + " "}${t("block")} ${name.split(".")[2]}` : name.startsWith("output") ? t(name === "output." ? "output" : "final_norm") : t("section_" + name));
+  const follow = (path, at) => go({ step: path, cell: at.join(","), ...(at.length === 3 ? { head: at[0] } : {}) }, true);
+  return html`<nav class="route" aria-label=${t("steps")}>${sections.map((name, n) => html`${n > 0 && html`<span aria-hidden="true">→</span>`}<button key=${name} data-section=${name} aria-current=${name === section} onClick=${() => open(name)}>${title(name)}</button>`)}</nav>
+  <div class="flow">
+    <${Panel} title=${title(section)} part="diagram" note=${isBlock(section) ? t("block_help") : ""} tools=${html`<${Tools} python=${steps.answer.python} />`}>
+      <${Diagram} steps=${list.filter((step) => sectionOf(step.name) === section)} section=${section} chosen=${chosen} />
+    </${Panel}>
+    <div class="detail"><${StepValues} step=${list.find((step) => step.name === chosen)} path=${chosen} index=${index} tokens=${tokens.answer} />
+      <section class="panel" data-part="explanation"><${Explanation} path=${index ? chosen : ""} index=${index} onGo=${follow} /></section></div>
   </div>`;
 }
 
-export function StepValues({ step, path, index, tokens }) {
-  const { t, go, state, args } = useStudio();
-  const three = index ? index.length === 3 : step && step.letters.length === 4 && step.letters[0] === "B";
-  const head = three && index ? index[0] : state.head;
-  const found = useAnswer("step", { ...args, path, head: three ? head : 0 });
-  const answer = found.answer;
-  if (!answer) return html`<section class="panel"><h2>${path}</h2>${found.error ? html`<p class="note">${found.error}</p>` : html`<${Status} state=${found} />`}</section>`;
-  const [rows, columns] = answer.values.shape, kind = path.endsWith("weights") || path.endsWith("router") ? "weight" : "signed";
-  const names = path.startsWith("encoder") || path.startsWith("source") ? tokens.source : tokens.labels;
-  const keyed = columns !== rows || !/(scores|weights)$/.test(path);
-  const across = keyed ? Array.from({ length: columns }, (_, n) => (/(scores|weights)$/.test(path) && tokens.source ? tokens.source[n] || String(n) : String(n))) : names;
-  const down = Array.from({ length: rows }, (_, n) => (rows === 1 ? "" : names && names[n]) || String(n));
-  const top = kind === "weight" ? 1 : Math.max(Math.abs(answer.least), Math.abs(answer.most)) || 1, scale = { signed: kind === "signed", top };
-  const own = index && path ? (three ? index.slice(1) : index.length === 1 ? [0, index[0]] : index) : [-1, -1];
-  const pick = (r, c, quiet) => go({ step: path, cell: (three ? [answer.head, r, c] : rows === 1 && !(step && step.letters.includes("T")) ? [c] : [r, c]).join(","), query: r }, !quiet);
-  return html`<section class="panel" data-part="values"><h2>${path}</h2>
-    ${step && html`<p class="crumbs">${step.formula} · <span class="num">[${step.letters.join(", ")}] = [${step.shape.join(", ")}]</span></p>`}
-    ${answer.heads > 1 && html`<label>${t("head")} <select value=${answer.head} onChange=${(e) => go({ head: +e.target.value, cell: "" })}>${Array.from({ length: answer.heads }, (_, n) => html`<option key=${n} value=${n}>${n}</option>`)}</select></label>`}
-    <${HeatMap} values=${answer.values.values} rows=${down} columns=${across} scale=${scale} selected=${own} onSelect=${pick} label=${`${path}, ${rows} × ${columns}`} />
-    <${Legend} kind=${kind} low=${kind === "weight" ? "0" : number(-top, 3)} high=${number(top, 3)} />
-    <${Tools} python=${answer.python} name=${path} csv=${() => csvOf(down, across, answer.values.values, columns)} svg=${rows * columns < 20000 ? () => svgOf(down, across, answer.values.values, scale) : null} /></section>`;
+function Diagram({ steps, section, chosen }) {
+  const { t, has, go, args, state } = useStudio();
+  const strips = useAnswer("strips", { ...args, section, head: state.head }), found = strips.answer ? strips.answer.strips : {};
+  const card = (step) => {
+    const word = stepWord(step.name), strip = found[step.name], square = /(scores|weights)$/.test(step.name);
+    const name = has("step_" + word) ? t("step_" + word) : inside(step.name);
+    return html`<button key=${step.name} class=${"card" + (square ? " square" : "") + (word === "mixed" ? " far" : "")} data-step=${step.name} aria-current=${step.name === chosen} title=${`${step.name}\n${step.formula}`} onClick=${() => go({ step: step.name, cell: "" }, true)}>
+      <b>${name}</b><small>${step.formula}</small><small class="num">${step.letters.filter((letter) => letter !== "B").join("×")} = ${step.shape.slice(step.letters[0] === "B" ? 1 : 0).join("×")}</small>
+      ${strip && html`<${Thumbnail} values=${strip.values.values} rows=${strip.values.shape[0]} columns=${strip.values.shape[1]} signed=${strip.signed} />`}</button>`;
+  };
+  return html`<div class="stream">${arrange(steps).map((row) => html`<div key=${row[0].name} class=${`stage-row n${row.length} ${/_residual$/.test(row[0].name) ? "joins" : ""}`}>${row.map(card)}</div>`)}</div>`;
 }

@@ -1,48 +1,121 @@
-import { html, useState, useEffect, useRef, useStudio, useAnswer, number } from "../ui.js";
-import { Chart, Legend, Status, Thumbnail } from "../parts.js";
+// Start, stop and resume runs; watch curves, samples, heads and gradients grow.
+import { html, useState, useEffect, useRef, useStudio, useAnswer, layerName, tagWord } from "../ui.js";
+import { largest } from "../colours.js";
+import { number } from "../format.js";
+import { Choice, Legend, Panel, Status, Tools } from "../parts/panel.js";
+import { Chart } from "../parts/chart.js";
+import { HeatMap } from "../parts/heatmap.js";
+import { headsOf, Picture } from "../parts/heads.js";
 
-export function Train() {
-  const { t, source, fail, args } = useStudio();
-  const recipes = useAnswer("recipes", {}), [runs, putRuns] = useState(null), [form, put] = useState({ recipe: "chars", data: "", steps: 200, name: "mine" });
-  const [chosen, putChosen] = useState([]), [curves, putCurves] = useState({}), [frame, putFrame] = useState(-1), live = useRef(true);
-  const since = useRef({});
+const PAUSE = 800; // milliseconds between two looks at the runs
+const BEAT = 350; // milliseconds between two frames of a film
+
+// The runs, and the points of the chosen ones; both grow while runs go on.
+function useRuns(chosen) {
+  const { source, fail } = useStudio();
+  const [runs, putRuns] = useState(null), [points, putPoints] = useState({}), since = useRef({});
   useEffect(() => {
-    live.current = true;
+    let live = true;
+    const look = async () => {
+      const found = (await source.ask("runs", {})).runs;
+      if (!live) return;
+      putRuns(found);
+      for (const name of chosen.length ? chosen : found.slice(0, 1).map((run) => run.name)) {
+        const more = await source.ask("follow", { run: name, since: since.current[name] || 0 });
+        since.current[name] = more.next;
+        if (live && (more.points.length || more.restart)) putPoints((old) => ({ ...old, [name]: [...(more.restart ? [] : old[name] || []), ...more.points] }));
+      }
+    };
     const tick = async () => {
-      while (live.current) {
-        try {
-          const found = await source.ask("runs", {});
-          if (!live.current) return;
-          putRuns(found.runs);
-          const names = chosen.length ? chosen : found.runs.slice(0, 1).map((run) => run.name);
-          for (const name of names) {
-            const more = await source.ask("follow", { run: name, since: since.current[name] || 0 });
-            since.current[name] = more.next;
-            if (live.current && more.points.length) putCurves((old) => ({ ...old, [name]: [...(more.restart ? [] : old[name] || []), ...more.points] }));
-          }
-        } catch (error) { fail(error); }
-        await new Promise((next) => setTimeout(next, 1000));
+      while (live) {
+        try { await look(); } catch (error) { fail(error); }
+        await new Promise((next) => setTimeout(next, PAUSE));
       }
     };
     tick();
-    return () => { live.current = false; };
+    return () => { live = false; };
   }, [chosen.join()]);
-  const act = (question, more) => source.ask(question, more).catch(fail);
-  if (!runs || !recipes.answer) return html`<${Status} state=${recipes} />`;
-  const names = chosen.length ? chosen : runs.slice(0, 1).map((run) => run.name), own = runs.find((run) => run.name === names[0]);
-  const pick = (key) => names.map((name) => ({ name: `${name} ${key.startsWith("val") ? t("val_loss") : t("loss")}`, points: (curves[name] || []).filter((p) => p[key] !== undefined).map((p) => [p.step, p[key]]) }));
-  const samples = own ? (curves[own.name] || []).filter((p) => p.sample).slice(-3) : [];
-  return html`<p class="help">${t("train_help")}</p><div class="cols wide"><div><section class="panel"><div class="row"><label>${t("recipe")} <select value=${form.recipe} onChange=${(e) => put({ ...form, recipe: e.target.value })}>${recipes.answer.recipes.map((name) => html`<option key=${name} value=${name}>${name}</option>`)}</select></label><label>${t("data")} <input value=${form.data} onInput=${(e) => put({ ...form, data: e.target.value })} /></label><label>${t("steps_count")} <input type="number" min="1" value=${form.steps} onInput=${(e) => put({ ...form, steps: +e.target.value })} /></label><label>${t("name")} <input value=${form.name} onInput=${(e) => put({ ...form, name: e.target.value })} /></label><button class="do main" onClick=${() => act("start", { kind: "train", ...form })}>${t("start")}</button></div></section>
-    <section class="panel"><h2>${t("runs")}</h2>${!runs.length && html`<p class="note">${t("no_runs")}</p>`}<table class="plain"><tbody>${runs.map((run) => html`<tr key=${run.name}><td><label><input type="checkbox" checked=${names.includes(run.name)} onChange=${(e) => putChosen(e.target.checked ? [...new Set([...names, run.name])] : names.filter((name) => name !== run.name))} /> <span>${run.name}</span></label></td><td class="num">${run.step}/${run.steps}</td><td>${t(run.state)}</td><td>${run.state === "running" && run.job ? html`<button class="do" onClick=${() => act("stop", { id: run.job })}>${t("stop")}</button>` : run.state === "stopped" ? html`<button class="do" onClick=${() => act("start", { kind: "train", name: run.name, resume: true })}>${t("resume")}</button>` : ""}</td></tr>`)}</tbody></table></section></div>
-  <div><section class="panel" data-part="curves"><h2>${t("loss")}</h2><${Chart} x=${t("step")} y=${t("loss")} curves=${[...pick("train/loss"), ...pick("val/loss")]} /><h3>${t("grad_norm")}</h3><${Chart} log=${true} x=${t("step")} y=${t("grad_norm")} height=${160} curves=${names.map((name) => ({ name, points: (curves[name] || []).filter((p) => p["grad_norm"] !== undefined).map((p) => [p.step, p["grad_norm"]]) }))} /></section>
-    ${samples.length > 0 && html`<section class="panel"><h2>${t("samples")}</h2>${samples.map((p) => html`<pre class="block" tabindex="0" key=${p.step}>${t("step")} ${p.step}\n${p.sample}</pre>`)}</section>`}
-    ${own && own.frames.length > 0 && html`<${Frames} run=${own} at=${frame < 0 ? own.frames.length - 1 : Math.min(frame, own.frames.length - 1)} onMove=${putFrame} />`}</div></div>`;
+  return [runs, points];
 }
 
-// The heads of a probe text at each checkpoint, with a slider over the steps.
-function Frames({ run, at, onMove }) {
-  const { t, args } = useStudio();
-  const step = run.frames[at], found = useAnswer("probe", { run: run.name, step, text: "" }), answer = found.answer;
-  return html`<section class="panel" data-part="frames"><h2>${t("frames", { s: step })}</h2><input type="range" aria-label=${t("step")} min="0" max=${run.frames.length - 1} value=${at} onInput=${(e) => onMove(+e.target.value)} /><${Status} state=${found} />
-    ${answer && html`<div class="atlas">${answer.maps.map((map) => { const [count, rows, columns] = map.thumbnails.shape; return html`<div class="line" key=${map.place + map.layer}><span class="name">${t("layer")} ${map.layer}</span>${Array.from({ length: count }, (_, n) => html`<div class="thumb" key=${n}><${Thumbnail} values=${map.thumbnails.values.subarray(n * rows * columns, (n + 1) * rows * columns)} rows=${rows} columns=${columns} signed=${map.signed} top=${map.top} /><span>${t("head")} ${map.heads[n].head}</span></div>`)}</div>`; })}</div><${Legend} kind="weight" low="0" high="1" />`}</section>`;
+export function Train() {
+  const { t, info } = useStudio(), [chosen, choose] = useState([]), [at, putAt] = useState(-1);
+  const [runs, points] = useRuns(chosen);
+  if (!info.runs) return html`<p class="note">${t("no_runs_dir")} <code>clearhead studio --runs runs</code></p>`;
+  if (!runs) return html`<p class="busy" role="status">${t("loading")}</p>`;
+  const names = chosen.length ? chosen.filter((name) => runs.some((run) => run.name === name)) : runs.slice(0, 1).map((run) => run.name);
+  const own = runs.find((run) => run.name === names[0]);
+  const frame = own && own.frames.length ? (at >= 0 ? own.frames.reduce((best, step) => (Math.abs(step - at) < Math.abs(best - at) ? step : best)) : own.frames[own.frames.length - 1]) : -1;
+  return html`<div class="cols wide"><div>${info.train && html`<${Start} onStart=${(name) => choose([name])} />`}<${Runs} runs=${runs} names=${names} choose=${choose} /></div>
+  <div>${!names.length ? html`<p class="note">${t("no_runs")}</p>` : html`<${Curves} names=${names} points=${points} at=${frame} onPick=${putAt} />
+    ${own && own.frames.length > 0 && html`<${Film} run=${own} frame=${frame} onMove=${putAt} />`}
+    ${own && html`<${Samples} points=${points[own.name] || []} at=${at} />`}`}</div></div>`;
+}
+
+function Start({ onStart }) {
+  const { t, source, fail } = useStudio();
+  const recipes = useAnswer("recipes", {}).answer, [form, put] = useState({ recipe: "chars", data: "", steps: 200, name: "", probe: "" });
+  const field = (name, props) => html`<label>${t("form_" + name)} <input value=${form[name]} ...${props} onInput=${(event) => put({ ...form, [name]: props.type === "number" ? +event.target.value : event.target.value })} /></label>`;
+  const go = (event) => {
+    event.preventDefault();
+    const name = form.name || `${form.recipe}-${new Date().toISOString().slice(11, 19).replace(/:/g, "")}`;
+    source.ask("start", { kind: "train", ...form, name }).then(() => onStart(name), fail);
+  };
+  if (!recipes) return null;
+  return html`<${Panel} title=${t("new_run")} part="start"><form class="form" onSubmit=${go}><${Choice} label=${t("recipe")} value=${form.recipe} options=${recipes.recipes.map((one) => [one.name, one.name])} onPick=${(recipe) => put({ ...form, recipe })} />
+    <p class="note">${(recipes.recipes.find((one) => one.name === form.recipe) || { help: "" }).help}</p>
+    ${field("data", { placeholder: t("built_in_data") })}${field("steps", { type: "number", min: 1 })}${field("name", { placeholder: t("name_auto") })}${field("probe", { placeholder: t("probe_auto") })}
+    <div class="row end"><button class="do main" data-act="start">${t("start")}</button></div></form></${Panel}>`;
+}
+
+function Runs({ runs, names, choose }) {
+  const { t, go, source, fail, info, refresh } = useStudio();
+  const act = (question, more) => source.ask(question, more).catch(fail);
+  const open = (run) => refresh().then(() => go({ model: run.name, view: "atlas", open: false, cell: "", step: "", changes: "" }, true));
+  const button = (run) => run.state === "running" && run.job ? html`<button class="do" onClick=${() => act("stop", { id: run.job })}>${t("stop")}</button>`
+    : html`${run.state === "stopped" && info.train && html`<button class="do" onClick=${() => act("start", { kind: "train", name: run.name, resume: true })}>${t("resume")}</button>`}${run.opens && info.train && html`<button class="do" onClick=${() => open(run)}>${t("look_inside")}</button>`}`;
+  return html`<${Panel} title=${t("runs")} part="runs">${!runs.length && html`<p class="note">${t("no_runs")}</p>`}
+    ${runs.map((run) => html`<div key=${run.name} data-run=${run.name} data-state=${run.state} style=${{ padding: "6px 0", borderTop: "1px solid var(--line)" }}><div class="row"><label><input type="checkbox" checked=${names.includes(run.name)} onChange=${(event) => choose(event.target.checked ? [...new Set([...names, run.name])] : names.filter((name) => name !== run.name))} /> <b>${run.name}</b></label><span class="grow"></span><span class="note">${t("state_" + run.state)}</span></div>
+      <div class="row"><div class="meter grow" aria-hidden="true"><i style=${{ width: (100 * run.step) / Math.max(run.steps, 1) + "%" }}></i></div><span class="num">${run.step}/${run.steps}</span>${button(run)}</div>${run.problem && html`<pre class="block error">${run.problem}</pre>`}</div>`)}</${Panel}>`;
+}
+
+function Curves({ names, points, at, onPick }) {
+  const { t } = useStudio();
+  const curve = (name, key, word, faint) => ({ name: names.length > 1 ? `${name} · ${word}` : word, faint, points: (points[name] || []).filter((p) => typeof p[key] === "number").map((p) => [p.step, p[key]]) });
+  const losses = names.flatMap((name) => [curve(name, "train/loss", t("loss"), true), curve(name, "val/loss", t("val_loss"))]);
+  const table = names.length === 1 && (points[names[0]] || []);
+  return html`<${Panel} title=${t("loss")} part="curves" tools=${table && table.length > 0 && html`<${Tools} name=${names[0]} python=${`import clearhead\n\nfor line in clearhead.Run(${JSON.stringify(`runs/${names[0]}`)}).history():\n    print(line["step"], line["train/loss"])`} table=${{ rows: table.map((p) => p.step), columns: ["train/loss", "val/loss", "grad_norm"], values: table.flatMap((p) => [p["train/loss"] ?? NaN, p["val/loss"] ?? NaN, p.grad_norm ?? NaN]) }} />`}>
+    <${Chart} x=${t("step")} y=${t("loss")} curves=${losses} at=${at} onPick=${onPick} name="loss" />
+    <h3>${t("grad_norm")}</h3><${Chart} log=${true} x=${t("step")} y=${t("grad_norm")} height=${170} curves=${names.map((name) => curve(name, "grad_norm", t("grad_norm")))} at=${at} onPick=${onPick} name="gradient" /></${Panel}>`;
+}
+
+// The heads of a probe text at each recorded step, with a slider over the steps that can play by itself.
+function Film({ run, frame, onMove }) {
+  const { t, dark } = useStudio(), [playing, play] = useState(false), at = run.frames.indexOf(frame);
+  const found = useAnswer("probe", { run: run.name, step: frame }), answer = found.answer;
+  useEffect(() => {
+    if (!playing) return undefined;
+    const timer = setTimeout(() => { if (at + 1 < run.frames.length) onMove(run.frames[at + 1]); else play(false); }, BEAT);
+    return () => clearTimeout(timer);
+  }, [playing, at, run.frames.length]);
+  const start = () => { if (at + 1 >= run.frames.length) onMove(run.frames[0]); play(true); };
+  return html`<${Panel} title=${t("frames", { s: frame })} part="frames" note=${answer && answer.text ? t("probe_of", { t: answer.text }) : ""}>
+    <div class="row"><button class="do" data-act="play" onClick=${() => (playing ? play(false) : start())}>${t(playing ? "pause" : "play")}</button><input class="grow" style=${{ flex: 1 }} type="range" aria-label=${t("step")} min="0" max=${run.frames.length - 1} value=${at} onInput=${(event) => { play(false); onMove(run.frames[+event.target.value]); }} /><span class="num">${t("step")} ${frame}</span></div>
+    <${Status} state=${found} />
+    ${answer && html`<div class="atlas" data-frame=${frame}>${answer.maps.map((map) => html`<div class="line" key=${map.place + map.layer}><span class="name">${layerName(t, map.place, map.layer)}</span><div class="heads">${headsOf([map]).map((one) => html`<div class="thumb" key=${one.key}><${Picture} one=${one} /><span>${t("head")} ${one.head.head}</span><span class=${one.head.tag ? "tag" : ""}>${one.head.tag ? tagWord(t, one.head.tag) : ""}</span></div>`)}</div></div>`)}</div><${Legend} kind="weight" />
+      ${answer.gradients && html`<h3>${t("gradients_by_block")}</h3><${Gradients} run=${run} />`}`}</${Panel}>`;
+}
+
+function Gradients({ run }) {
+  const { t, dark } = useStudio(), answer = useAnswer("gradients", { run: run.name, count: run.frames.length }).answer;
+  if (!answer) return null;
+  const top = largest(answer.norms.values) || 1;
+  return html`<${HeatMap} values=${answer.norms.values} rows=${answer.names} columns=${answer.steps.map(String)} scale=${{ kind: "magnitude", top, dark }} label=${t("gradients_by_block")} height=${18} limit=${22} /><${Legend} kind="magnitude" high=${number(top, 3)} text=${t("legend_gradient")} />`;
+}
+
+function Samples({ points, at }) {
+  const { t } = useStudio(), all = points.filter((p) => p.sample);
+  if (!all.length) return null;
+  const shown = at < 0 ? all.slice(-3).reverse() : all.filter((p) => p.step <= at).slice(-3).reverse();
+  return html`<${Panel} title=${t("samples")} part="samples">${shown.map((p) => html`<div key=${p.step}><h3>${t("step")} ${p.step}</h3><pre class="block" tabindex="0">${p.sample}</pre></div>`)}</${Panel}>`;
 }

@@ -1,42 +1,88 @@
-import { html, useState, useStudio, useAnswer, number, visible } from "../ui.js";
-import { Bars, Status, Tools } from "../parts.js";
+import { html, useState, useStudio, useAnswer } from "../ui.js";
+import { number, visible } from "../format.js";
+import { Legend, Panel, Slider, Status, Tools } from "../parts/panel.js";
+import { Bars } from "../parts/bars.js";
+import { Chart } from "../parts/chart.js";
+import { Tokens } from "../parts/tokens.js";
+import { Versus, merge } from "../parts/versus.js";
+import { Chat } from "./chat.js";
 
-export function Tokens({ labels, raw, ids, selected, onSelect, generated = 0 }) {
-  return html`<div class="tokens">${labels.map((label, n) => html`<button key=${n} class=${"tok" + (n >= labels.length - generated ? " new" : "")} aria-pressed=${n === selected} title=${ids && ids.length ? `#${ids[n]}${raw && raw[n] ? " " + raw[n] : ""}` : ""} onClick=${() => onSelect(n)}>${visible(label)}</button>`)}</div>`;
-}
+const SLIDERS = [["temperature", 0, 2, 0.05], ["top_k", 0, 100, 1], ["top_p", 0.05, 1, 0.05], ["min_p", 0, 0.5, 0.01]];
+const NEUTRAL = { temperature: 1, top_k: 0, top_p: 1, min_p: 0 };
 
-const SLIDERS = [["temperature", 0, 2, 0.05, 1], ["top_k", 0, 200, 1, 0], ["top_p", 0.05, 1, 0.05, 1], ["min_p", 0, 0.5, 0.01, 0]];
+const about = (t, answer) => t("next_after_" + answer.predicts.replace(" ", "_"), { t: visible(answer.label) });
 
 export function Write() {
-  const { t, go, state, args, source, fail, setText } = useStudio();
-  const [options, put] = useState({ temperature: 1, top_k: 0, top_p: 1, min_p: 0, seed: 0, count: 20 });
-  const [made, putMade] = useState(null), [open, putOpen] = useState(-1), [busy, putBusy] = useState(false);
+  const { t, go, state, args, other, source, fail, setText } = useStudio();
+  const [options, put] = useState(NEUTRAL);
   const tokens = useAnswer("tokens", args), found = tokens.answer;
   const row = found ? (state.query >= 0 && state.query < found.labels.length ? state.query : found.labels.length - 1) : -1;
-  const { temperature, top_k, top_p, min_p } = options;
-  const next = useAnswer("predictions", { ...args, row, temperature, top_k, top_p, min_p }, Boolean(found && found.predicts));
+  const ready = Boolean(found && found.predicts);
+  const next = useAnswer("predictions", { ...args, row, ...(source.live ? options : {}) }, ready);
+  const goOn = async (ids) => {
+    try { setText((await source.ask("continue_with", { ...args, ids, row })).text); } catch (error) { fail(error); }
+  };
+  if (!found) return html`<${Status} state=${tokens} />`;
+  const writes = source.live && found.predicts === "next token";
+  return html`<div class="cols"><div>
+      <${Panel} title=${html`${t("tokens_title")} <span class="note">${found.labels.length}</span>`} note=${t("tokens_help")} busy=${tokens.busy} part="tokens"
+        tools=${html`<${Tools} python=${found.python} />`}>
+        ${found.source && html`<h3>${t("place_encoder")}</h3><${Tokens} labels=${found.source} onSelect=${() => {}} label=${t("place_encoder")} /><h3>${t("place_decoder")}</h3>`}
+        <${Tokens} labels=${found.labels} raw=${found.raw} ids=${found.ids} chances=${found.chances} generated=${found.generated} selected=${row} onSelect=${(n) => go({ query: n })} />
+        ${found.chances.length > 0 && html`<${Legend} kind="probability" text=${t("legend_chance")} />`}
+      </${Panel}>
+      ${found.chances.length > 1 && html`<${Surprise} tokens=${found} row=${row} />`}
+      ${writes && html`<${Generate} options=${options} goOn=${goOn} />`}
+      ${writes && found.chat && html`<${Chat} options=${options} />`}
+    </div><div>
+      ${found.predicts && html`<${Panel} title=${t("next_title")} note=${next.answer ? about(t, next.answer) : ""} part="predictions" busy=${next.busy}
+          tools=${next.answer && html`<${Tools} python=${next.answer.python} name="predictions" table=${{ rows: next.answer.tokens.map((one) => one.text), columns: ["probability", "after"], values: next.answer.tokens.flatMap((one) => [one.probability, one.after]) }} />`}>
+        ${source.live && html`<div class="sliders">${SLIDERS.map(([name, low, high, step]) => html`<${Slider} key=${name} label=${t(name)} low=${low} high=${high} step=${step} value=${options[name]} title=${t("about_" + name)} onMove=${(value) => put({ ...options, [name]: value })} />`)}</div>`}
+        <${Status} state=${next} />
+        ${next.answer && html`<${Funnel} answer=${next.answer} /><${Bars} items=${next.answer.tokens} onPick=${writes ? (one) => goOn([one.id]) : null} />`}
+        <p class="note">${t(writes ? "next_help" : "bars_help")}</p>
+      </${Panel}>`}
+      ${other && ready && html`<${Second} first=${next.answer} row=${row} />`}
+    </div></div>`;
+}
+
+// Bits of surprise at each token: −log2 of its probability.
+function Surprise({ tokens, row }) {
+  const { t, go } = useStudio(), bits = tokens.chances.map((p) => (p >= 0 ? -Math.log2(Math.max(p, 1e-12)) : NaN)), known = bits.slice(1);
+  const mean = known.reduce((sum, each) => sum + each, 0) / known.length, rare = known.indexOf(Math.max(...known)) + 1;
+  return html`<${Panel} title=${t("surprise")} part="surprise" note=${t("surprise_help", { x: number(2 ** mean, 3), t: visible(tokens.labels[rare]), b: number(bits[rare], 3) })}
+    tools=${html`<${Tools} name="surprise" table=${{ rows: tokens.labels, columns: ["bits"], values: bits }} />`}><${Chart} x=${t("position")} y=${t("bits")} zero=${true} height=${170} curves=${[{ name: t("bits"), points: bits.map((each, n) => [n, each]) }]} at=${row} onPick=${(n) => go({ query: n })} name="surprise" /></${Panel}>`;
+}
+
+// How many tokens each filter leaves.
+function Funnel({ answer }) {
+  const { t } = useStudio();
+  return html`<p class="funnel"><b class="num">${answer.vocabulary.toLocaleString("en")}</b> ${t("tokens_unit")}${answer.stages.map(([name, left]) => html`<span key=${name}>→ ${t(name)} <b class="num">${left.toLocaleString("en")}</b></span>`)}<span class="grow"></span>${t("entropy", { x: number(answer.entropy, 3) })}</p>`;
+}
+
+function Generate({ options, goOn }) {
+  const { t, args, source, fail } = useStudio();
+  const [size, putSize] = useState({ count: 24, seed: 0 }), [made, putMade] = useState(null), [open, putOpen] = useState(-1), [busy, putBusy] = useState(false);
   const generate = async () => {
-    putBusy(true); putOpen(-1);
-    try { putMade(await source.ask("generate", { ...args, ...options })); } catch (error) { fail(error); }
+    putBusy(true);
+    putOpen(-1);
+    try { putMade({ for: args.text, ...(await source.ask("generate", { ...args, ...options, ...size })) }); } catch (error) { fail(error); }
     putBusy(false);
   };
-  const goOn = async (ids) => { try { const { text } = await source.ask("continue_with", { ...args, ids }); putMade(null); setText(text); } catch (error) { fail(error); } };
-  if (!found) return html`<${Status} state=${tokens} />`;
-  return html`<p class="help">${t("tokens_help")}</p><div class="cols"><div>
-    <section class="panel"><h2>${t("tokens_title")} <span class="note">(${found.labels.length})</span></h2>
-      ${found.source && html`<div class="tokens">${found.source.map((label, n) => html`<span key=${n} class="tok">${visible(label)}</span>`)}</div><hr />`}
-      <${Tokens} labels=${found.labels} raw=${found.raw} ids=${found.ids} generated=${found.generated} selected=${row} onSelect=${(n) => go({ query: n })} />
-      <${Tools} python=${found.python} /></section>
-    ${source.live && found.predicts === "next token" && html`<section class="panel"><h2>${t("generated")}</h2>
-      <div class="row"><label>${t("count")} <input type="number" min="1" max="256" value=${options.count} onInput=${(e) => put({ ...options, count: +e.target.value })} /></label><label>${t("seed")} <input type="number" value=${options.seed} onInput=${(e) => put({ ...options, seed: +e.target.value })} /></label>
-      <button class="do main" disabled=${busy} onClick=${generate}>${t("generate")}</button></div>
-      ${made && html`<p class="note">${t("alternatives")}</p><${Tokens} labels=${made.tokens.map((one) => one.text)} ids=${made.tokens.map((one) => one.id)} selected=${open} onSelect=${putOpen} />
-        ${open >= 0 && made.tokens[open] && html`<${Bars} items=${made.tokens[open].alternatives.map(([text, id, probability]) => ({ text, id, probability }))} onPick=${(one) => goOn([...made.tokens.slice(0, open).map((each) => each.id), one.id])} />`}<${Tools} python=${made.python} />`}
-    </section>`}</div><div>
-    ${found.predicts && html`<section class="panel" data-part="predictions"><h2>${t("next_title")}</h2><p class="note">${next.answer ? next.answer.heading : ""}</p>
-      <${Status} state=${next} />${next.answer && html`<${Bars} items=${next.answer.tokens} onPick=${source.live && found.predicts === "next token" ? (one) => goOn([one.id]) : null} />
-      <p class="note">${t("kept", { n: next.answer.kept.toLocaleString(), m: next.answer.vocabulary.toLocaleString() })} · ${t("entropy", { x: number(next.answer.entropy, 3) })}</p><${Tools} python=${next.answer.python} />`}
-      ${source.live && html`<h3>${t("sampling")}</h3>${SLIDERS.map(([name, low, high, step]) => html`<label class="slider" key=${name}><span>${t(name)}</span><input type="range" min=${low} max=${high} step=${step} value=${options[name]} onInput=${(e) => put({ ...options, [name]: +e.target.value })} /><span class="num">${options[name]}</span></label>`)}`}
-      <p class="note">${t("next_help")}</p></section>`}
-  </div></div>`;
+  const number = (name, low, high) => html`<label>${t(name)} <input type="number" min=${low} max=${high} value=${size[name]} onInput=${(event) => putSize({ ...size, [name]: +event.target.value })} /></label>`;
+  const shown = made && made.for === args.text ? made : null, at = shown && shown.tokens[open];
+  return html`<${Panel} title=${t("generated")} part="generated" tools=${shown && html`<${Tools} python=${shown.python} />`} note=${t("generated_help")}>
+    <div class="row">${number("count", 1, 256)}${number("seed", 0, 1e9)}<button class="do main" data-act="generate" disabled=${busy} onClick=${generate}>${busy ? t("loading") : t("generate")}</button>
+      ${shown && html`<button class="do" onClick=${() => goOn(shown.tokens.map((one) => one.id))}>${t("keep_text")}</button>`}</div>
+    ${shown && html`<p class="note">${t("alternatives")}</p><${Tokens} labels=${shown.tokens.map((one) => one.text)} ids=${shown.tokens.map((one) => one.id)} chances=${shown.tokens.map((one) => one.probability)} selected=${open} onSelect=${putOpen} label=${t("generated")} />
+      ${at && html`<h3>${t("instead", { t: at.text })}</h3><${Bars} items=${at.alternatives.map(([text, id, probability]) => ({ text, id, probability }))} onPick=${(one) => goOn([...shown.tokens.slice(0, open).map((each) => each.id), one.id])} />`}`}
+  </${Panel}>`;
+}
+
+// The same position of the second model or text.
+function Second({ first, row }) {
+  const { t, other, args } = useStudio();
+  const found = useAnswer("predictions", { ...other, row: other.text === args.text && other.model === args.model ? row : -1 });
+  if (!found.answer || !first) return html`<${Status} state=${found} />`;
+  return html`<${Panel} title=${t("compare_next")} part="versus" note=${`${about(t, first)} / ${about(t, found.answer)}`}><${Versus} items=${merge(first.tokens, found.answer.tokens)} names=${[t("first"), t("second")]} /></${Panel}>`;
 }

@@ -11,13 +11,18 @@ export function useJob() {
       if (own !== live.current) return;
       put(found);
       if (found.ended) return;
-      await new Promise((next) => setTimeout(next, 400));
+      await new Promise((next) => setTimeout(next, 300));
     }
   };
   const start = async (kind, options) => {
     const own = ++live.current;
     put({ ended: false, output: "" });
-    try { await watch((await source.ask("start", { kind, ...options })).id, own); } catch (error) { put(null); fail(error); }
+    try {
+      await watch((await source.ask("start", { kind, ...options })).id, own);
+    } catch (error) {
+      put(null);
+      fail(error);
+    }
   };
   const stop = () => job && job.id && source.ask("stop", { id: job.id }).catch(fail);
   return [job, start, stop];
