@@ -6,93 +6,17 @@ cell. For example, a weight of attention is the stages score − max, exp, and e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from clearhead.nn.attention import MultiHeadAttention
-from clearhead.nn.ffn import FeedForward, GatedFeedForward
-from clearhead.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm
-from clearhead.nn.rotary import Rotary
-from clearhead.precision.matrix import Packed
+from clearhead.nn.moe import MoE
 
-from .inspection import Inspection
-
-SHOWN = 24  # terms of a sum that are listed; the others are one term
-
-
-@dataclass(frozen=True)
-class Term:
-    """One number of a sum or product, its factors, and the cell it came from."""
-
-    name: str
-    value: float
-    factors: tuple[tuple[str, float], ...] = ()
-    path: str = ""
-    index: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
-class Stage:
-    formula: str
-    value: float
-    terms: tuple[Term, ...] = ()
-    operation: str = "Σ"
-
-
-@dataclass(frozen=True)
-class Explanation:
-    path: str
-    index: tuple[int, ...]
-    value: float
-    stages: tuple[Stage, ...] = field(default=())
-
-    def to_dict(self) -> dict[str, Any]:
-        stages = [
-            {
-                "formula": stage.formula,
-                "operation": stage.operation,
-                "value": stage.value,
-                "terms": [vars(term) for term in stage.terms],
-            }
-            for stage in self.stages
-        ]
-        return {"path": self.path, "index": self.index, "value": self.value, "stages": stages}
-
-
-class StepValues(Mapping[str, Tensor]):
-    """Every traced value of a recorded pass by its path, without the batch axis; blocks are replayed on request."""
-
-    def __init__(self, inspection: Inspection) -> None:
-        self.inspection = inspection
-        self.blocks: dict[tuple[str, int], dict[str, Tensor]] = {}
-
-    def __getitem__(self, path: str) -> Tensor:
-        parts = path.split(".")
-        if path == "head.logits" or path == "head.classes":
-            return self.inspection.logits[0]
-        if len(parts) > 2 and parts[1] == "blocks":
-            return self.block(parts[0], int(parts[2]))[path][0]
-        return self.inspection.values[path][0]
-
-    def block(self, stack: str, layer: int) -> dict[str, Tensor]:
-        if (stack, layer) not in self.blocks:
-            self.blocks[stack, layer] = self.inspection.replay.block_values(stack, layer)
-        return self.blocks[stack, layer]
-
-    def bytes(self) -> int:
-        kept = [*self.inspection.values.values(), self.inspection.logits]
-        kept += [value for block in self.blocks.values() for value in block.values()]
-        return sum(value.numel() * value.element_size() for value in kept)
-
-    def __iter__(self) -> Any:
-        return iter(self.inspection.values)
-
-    def __len__(self) -> int:
-        return len(self.inspection.values)
+from . import explain_parts as parts
+from .cells import Cell, Explanation, Stage, StepValues, Term, linear_stage, matrix_row, norm_stages, top_terms
+from .explain_parts import copy_stage
 
 
 @torch.no_grad()
@@ -116,102 +40,10 @@ def step_kind(path: str) -> str:
     return parts[-1] if parts[-1] == "final_norm" else ".".join(parts)
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a step, and what its rule needs to find its neighbours."""
-
-    values: StepValues
-    path: str
-    at: tuple[int, ...]
-    value: float
-
-    @property
-    def model(self) -> nn.Module:
-        return self.values.inspection.model_input.model
-
-    @property
-    def block(self) -> str:
-        return ".".join(self.path.split(".")[:3])
-
-    def near(self, name: str) -> str:
-        """The path of another step of the same block."""
-        return f"{self.block}.{name}"
-
-    def module(self, path: str) -> Any:
-        parts = path.split(".")
-        if len(parts) > 2 and parts[1] == "blocks":
-            block: Any = getattr(self.model, parts[0]).layers()[int(parts[2])]
-            return block.get_submodule(".".join(parts[3:]))
-        return self.model.get_submodule(path)
-
-    def has(self, path: str) -> bool:
-        try:
-            self.values[path]
-        except KeyError:
-            return False
-        return True
-
-
-def top_terms(terms: list[Term]) -> tuple[Term, ...]:
-    """The largest terms, and the rest as one."""
-    if len(terms) <= SHOWN:
-        return tuple(terms)
-    order = sorted(terms, key=lambda term: -abs(term.value))
-    rest = order[SHOWN - 1 :]
-    return (*order[: SHOWN - 1], Term(f"{len(rest)} smaller terms", sum(term.value for term in rest)))
-
-
-def matrix_row(weight: Any, row: int) -> Tensor:
-    found = weight[row : row + 1].dense()[0] if isinstance(weight, Packed) else weight[row]
-    return found.detach().double().cpu()
-
-
-def linear_stage(cell: Cell, formula: str, source: str, at: tuple[int, ...], weight: Any, row: int, bias: Any) -> Stage:
-    """Σ_j x_j·W[row, j] + b[row]."""
-    x, w = cell.values[source][at].double().cpu(), matrix_row(weight, row)
-    products = x * w
-    terms = [
-        Term(f"x[{j}]·W[{row},{j}]", float(products[j]), (("x", float(x[j])), ("W", float(w[j]))), source, (*at, j))
-        for j in range(len(x))
-    ]
-    total = float(products.sum())
-    if bias is not None:
-        terms.append(Term(f"b[{row}]", float(bias[row])))
-        total += float(bias[row])
-    return Stage(formula, total, top_terms(terms))
-
-
-def norm_stages(cell: Cell, module: Any, source: str) -> list[Stage]:
-    """γ·x/√(mean(x²) + ε), or LayerNorm."""
-    *row, d = cell.at
-    x = cell.values[source][tuple(row)].double().cpu()
-    here = Term(f"x[{d}]", float(x[d]), (), source, cell.at)
-    if isinstance(module, nn.Identity):
-        return [Stage("no norm here: the value passes through", float(x[d]), (here,))]
-    if isinstance(module, LayerNorm):
-        mean, deviation = float(x.mean()), float((x.var(unbiased=False) + module.eps).sqrt())
-        gain = float(module.weight[d])
-        scaled = gain * (float(x[d]) - mean) / deviation
-        terms = [
-            Term(
-                "γ·(x − μ)/σ", scaled, (("γ", gain), ("x", float(x[d])), ("μ", mean), ("σ", deviation)), source, cell.at
-            )
-        ]
-        if module.bias is not None:
-            terms.append(Term("β", float(module.bias[d])))
-        return [Stage("γ·(x − μ)/√(σ² + ε) + β", sum(term.value for term in terms), tuple(terms))]
-    if not isinstance(module, RMSNorm | OffsetRMSNorm):
-        return []
-    gain = float(module.weight[d]) + (1.0 if isinstance(module, OffsetRMSNorm) else 0.0)
-    inverse = float((x.square().mean() + module.eps).rsqrt())
-    terms = [Term("γ", gain), here, Term("1/√(mean(x²) + ε)", inverse)]
-    return [Stage("γ·x/√(mean(x²) + ε)", gain * float(x[d]) * inverse, tuple(terms), "Π")]
-
-
 def block_source(cell: Cell, branch: str) -> str:
     """The stream that a residual branch of this block reads."""
     stack, _, layer, *_ = cell.path.split(".")
-    order = [name for name in ("mixer", "cross", "ffn") if cell.has(cell.near(f"{name}_residual"))]
+    order = [name for name in ("mixer", "cross", "ffn") if cell.known(cell.near(f"{name}_residual"))]
     before = order[: order.index(branch)] if branch in order else []
     if before:
         return cell.near(f"{before[-1]}_residual.after")
@@ -254,8 +86,10 @@ def residual(cell: Cell) -> list[Stage]:
 
 def inside(cell: Cell) -> list[Stage]:
     branch = cell.path.split(".")[3].removesuffix("_residual")
+    if branch == "ffn" and isinstance(cell.module(cell.near("ffn")), MoE):
+        return parts.expert_sum(cell)
     source = cell.near(f"{branch}.{'down' if branch == 'ffn' else 'out'}")
-    if not cell.has(source):
+    if not cell.known(source):
         return []
     block: Any = cell.module(cell.block + f".{branch}_residual")
     return norm_stages(cell, block.inside, source)
@@ -270,7 +104,9 @@ def qkv(cell: Cell) -> list[Stage]:
 def split_head(cell: Cell) -> list[Stage]:
     """query, key and value are cut from one matrix product."""
     attention, name = cell.module(".".join(cell.path.split(".")[:4])), cell.path.rpartition(".")[2]
-    if not isinstance(attention, MultiHeadAttention) or not cell.has(cell.near("mixer.qkv")) or ".cross." in cell.path:
+    if ".cross." in cell.path:
+        return parts.cross_projection(cell)
+    if not isinstance(attention, MultiHeadAttention) or not cell.known(cell.near("mixer.qkv")):
         return []
     head, t, d = cell.at
     key, value = attention.widths
@@ -279,83 +115,27 @@ def split_head(cell: Cell) -> list[Stage]:
     return [copy_stage(cell, f"head {head}: columns of x·W_QKV", cell.near("mixer.qkv"), (t, column))]
 
 
-def copy_stage(cell: Cell, formula: str, source: str, at: tuple[int, ...]) -> Stage:
-    value = float(cell.values[source][at])
-    return Stage(formula, value, (Term(source.rpartition(".")[2], value, (), source, at),))
-
-
-def rotated(cell: Cell) -> list[Stage]:
-    """(a, b) ↦ (a·cos φ − b·sin φ, a·sin φ + b·cos φ)."""
-    attention = cell.module(cell.near("mixer"))
-    rotary = getattr(attention, "rotary", None)
-    name = "query" if cell.path.endswith("query_rotated") else "key"
-    source = cell.near(f"mixer.{name}_norm")
-    head, t, d = cell.at
-    if not isinstance(rotary, Rotary) or not cell.has(source):
-        return []
-    if d >= rotary.width:
-        return [copy_stage(cell, "not rotated", source, cell.at)]
-    halves, half = rotary.config.layout == "halves", rotary.width // 2
-    pair = d % half if halves else d // 2
-    second = d >= half if halves else d % 2 == 1
-    other = (d - half if second else d + half) if halves else (d - 1 if second else d + 1)
-    angle = t * rotary.frequencies[pair]
-    cos, sin = (
-        float(f(torch.tensor(angle, dtype=torch.float64))) * rotary.config.magnitude for f in (torch.cos, torch.sin)
-    )
-    own, mate = (float(cell.values[source][head, t, i]) for i in (d, other))
-    sign = 1 if second else -1
-    terms = (
-        Term(f"{name}[{d}]·cos φ", own * cos, ((name, own), ("cos φ", cos)), source, (head, t, d)),
-        Term(
-            f"{'+' if second else '−'} {name}[{other}]·sin φ",
-            sign * mate * sin,
-            ((name, mate), ("sin φ", sin)),
-            source,
-            (head, t, other),
-        ),
-    )
-    return [
-        Stage(
-            f"rotated by φ = {t}·{rotary.frequencies[pair]:.4g} = {angle:.4g} rad",
-            sum(term.value for term in terms),
-            terms,
-        )
-    ]
-
-
 def attention_inputs(cell: Cell) -> tuple[str, str]:
     """The paths of the queries and keys that the scores compare."""
     layer = ".".join(cell.path.split(".")[:4])
-    names = ("rotated", "norm") if cell.has(f"{layer}.query_rotated") else ("norm",)
+    names = ("rotated", "norm") if cell.known(f"{layer}.query_rotated") else ("norm",)
     return f"{layer}.query_{names[0]}", f"{layer}.key_{names[0]}"
 
 
 def scores(cell: Cell) -> list[Stage]:
     query, key = attention_inputs(cell)
-    if not (cell.has(query) and cell.has(key)):
+    if not (cell.known(query) and cell.known(key)):
         return []
     head, i, j = cell.at
     q, k = cell.values[query].double(), cell.values[key].double()
     group = head // (q.shape[0] // k.shape[0])
-    a, b = q[head, i], k[group, j]
-    scale = len(a) ** -0.5
-    products = a * b
-    terms = [
-        Term(f"q[{d}]·k[{d}]", float(products[d]), (("q", float(a[d])), ("k", float(b[d]))), query, (head, i, d))
-        for d in range(len(a))
-    ]
-    stages = [Stage("q·k = Σ_d q_d·k_d", float(products.sum()), top_terms(terms))]
-    scaled = float(products.sum()) * scale
-    stages.append(Stage(f"÷ √{len(a)}", scaled, (Term("q·k", float(products.sum())), Term("1/√K", scale)), "Π"))
-    if abs(cell.value - scaled) > 1e-3 * max(1.0, abs(cell.value)):
-        stages.append(Stage("+ position bias", cell.value, (Term("q·k/√K", scaled), Term("bias", cell.value - scaled))))
-    return stages
+    scale = parts.layer_of(cell).scale
+    return parts.score_stages(cell, q[head, i], k[group, j], query, (head, i), scale)
 
 
 def weights(cell: Cell) -> list[Stage]:
     source = cell.path.removesuffix("weights") + "scores"
-    if not cell.has(source):
+    if not cell.known(source):
         return []
     head, i, j = cell.at
     row = cell.values[source][head, i].double()
@@ -364,8 +144,7 @@ def weights(cell: Cell) -> list[Stage]:
         return [Stage("the mask hides this key: weight 0", 0.0)]
     shown = row.masked_fill(~allowed, -torch.inf)
     powers = (shown - shown.max()).exp()
-    labels = cell.values.inspection.model_input
-    names = labels.source_labels if ".cross." in cell.path and labels.source_labels else labels.labels
+    names = cell.key_labels()
     terms = [
         Term(
             f"exp({float(row[k] - shown.max()):.3g}) for {names[k]!r}",
@@ -387,26 +166,12 @@ def weights(cell: Cell) -> list[Stage]:
 
 def mixed(cell: Cell) -> list[Stage]:
     layer = cell.path.removesuffix(".mixed")
-    if not (cell.has(f"{layer}.weights") and cell.has(f"{layer}.value")):
+    if not (cell.known(f"{layer}.weights") and cell.known(f"{layer}.value")):
         return []
     head, i, d = cell.at
-    w, v = cell.values[f"{layer}.weights"].double(), cell.values[f"{layer}.value"].double()
-    group = head // (w.shape[0] // v.shape[0])
-    products = w[head, i] * v[group, :, d]
-    labels = cell.values.inspection.model_input
-    names = labels.source_labels if ".cross." in cell.path and labels.source_labels else labels.labels
-    terms = [
-        Term(
-            f"weight on {names[j]!r} · v",
-            float(products[j]),
-            (("weight", float(w[head, i, j])), ("v", float(v[group, j, d]))),
-            f"{layer}.weights",
-            (head, i, j),
-        )
-        for j in range(len(products))
-        if float(w[head, i, j]) > 0
-    ]
-    return [Stage("Σ_j weight_j·v_j", float(products.sum()), top_terms(terms))]
+    v = cell.values[f"{layer}.value"].double()
+    group = head // (cell.values[f"{layer}.weights"].shape[0] // v.shape[0])
+    return [parts.mix_stage(cell, f"{layer}.weights", head, i, v[group, :, d])]
 
 
 def concat(cell: Cell) -> list[Stage]:
@@ -423,94 +188,52 @@ def concat(cell: Cell) -> list[Stage]:
 def out(cell: Cell) -> list[Stage]:
     source, (t, row) = cell.path.removesuffix("out") + "concat", cell.at
     module = cell.module(cell.path)
-    if not cell.has(source) or not isinstance(cell.module(cell.path.removesuffix(".out")), MultiHeadAttention):
-        return []
     return [linear_stage(cell, "concat·W_O", source, (t,), module.weight, row, module.bias)]
-
-
-def ffn_input(cell: Cell) -> str:
-    source = cell.near("ffn_residual.before")
-    return source if cell.has(source) else cell.near("norm")
-
-
-def ffn_gate(cell: Cell) -> list[Stage]:
-    return explain_activation(cell, "gate")
-
-
-def explain_activation(cell: Cell, name: str) -> list[Stage]:
-    layer = cell.module(cell.near("ffn"))
-    t, row = cell.at
-    matrix = getattr(layer, name)
-    stage = linear_stage(cell, f"x·W_{name}", ffn_input(cell), (t,), matrix.weight, row, matrix.bias)
-    return [stage, Stage(f"{layer.activation}(·)", cell.value, (Term(f"x·W_{name}", stage.value),))]
-
-
-def ffn_up(cell: Cell) -> list[Stage]:
-    layer = cell.module(cell.near("ffn"))
-    if isinstance(layer, FeedForward):
-        return explain_activation(cell, "up")
-    if not isinstance(layer, GatedFeedForward):
-        return []
-    t, row = cell.at
-    stage = linear_stage(cell, "x·W_up", ffn_input(cell), (t,), layer.up.weight, row, layer.up.bias)
-    gate = cell.near("ffn.gate")
-    value = float(cell.values[gate][t, row])
-    return [
-        stage,
-        Stage(
-            "gate ⊙ x·W_up",
-            value * stage.value,
-            (Term("gate", value, (), gate, cell.at), Term("x·W_up", stage.value)),
-            "Π",
-        ),
-    ]
-
-
-def ffn_down(cell: Cell) -> list[Stage]:
-    layer = cell.module(cell.near("ffn"))
-    if not isinstance(layer, FeedForward | GatedFeedForward):
-        return []
-    (t, row), source = cell.at, cell.near("ffn.up")
-    return [linear_stage(cell, "hidden·W_down", source, (t,), layer.down.weight, row, layer.down.bias)]
 
 
 def logits(cell: Cell) -> list[Stage]:
     model: Any = cell.model
-    t, token = cell.at
+    (t, token), head = cell.at, model.head
     stack = cell.values.inspection.model_input.final_stack_name
-    if model.config.head.kind() != "LMHead":
+    source = "head.norm" if model.config.head.kind() == "MaskedLMHead" else f"{stack}.final_norm"
+    if not cell.known(source):
         return []
-    weight = model.head.weight
+    weight = head.weight
     if weight is None:
         embedding = model.embedding if hasattr(model, "embedding") else model.target or model.source
         weight = embedding.table
-    return [linear_stage(cell, "x·W_vocabulary", f"{stack}.final_norm", (t,), weight, token, model.head.bias)]
+    stages = [linear_stage(cell, "x·W_vocabulary", source, (t,), weight, token, head.bias)]
+    scale, cap = getattr(head, "scale", 1.0), getattr(head, "softcap", None)
+    if scale != 1:
+        both = (Term("x·W", stages[-1].value), Term("scale", scale))
+        stages.append(Stage("× scale", stages[-1].value * scale, both, "Π"))
+    if cap is not None:
+        value = cap * float(torch.tanh(torch.tensor(stages[-1].value / cap, dtype=torch.float64)))
+        stages.append(Stage(f"{cap:g}·tanh(· / {cap:g})", value, (Term("logit", stages[-1].value),)))
+    return stages
 
 
 def embedding(cell: Cell) -> list[Stage]:
-    parts = [name for name in ("tokens", "position", "segments") if cell.has(f"{cell.path}.{name}")]
-    if "tokens" not in parts:
-        return []
+    for whole in ("projection", "norm"):
+        if cell.known(f"{cell.path}.{whole}"):
+            return [copy_stage(cell, f"after the {whole}", f"{cell.path}.{whole}", cell.at)]
+    names = ("tokens", "class_token", "position", "segments")
+    known = [name for name in names if cell.known(f"{cell.path}.{name}")]
     terms = tuple(
         Term(
-            {"tokens": "token", "position": "position", "segments": "segment"}[name],
+            name.removesuffix("s"),
             float(cell.values[f"{cell.path}.{name}"][cell.at]),
             (),
             f"{cell.path}.{name}",
             cell.at,
         )
-        for name in parts
+        for name in known
     )
-    total = sum(term.value for term in terms)
-    norm = cell.module(f"{cell.path}.norm")
-    stages = [Stage(" + ".join(term.name for term in terms), total, terms)]
-    if not isinstance(norm, nn.Identity):
-        stages.append(Stage("normalized over the row", cell.value, (Term("sum", total),)))
-    return stages
+    return [Stage(" + ".join(term.name for term in terms), sum(term.value for term in terms), terms)]
 
 
 def embedding_tokens(cell: Cell) -> list[Stage]:
-    given, module = cell.values.inspection.model_input, cell.module(cell.path.rpartition(".")[0])
+    given, module = cell.values.inspection.model_input, parts.layer_of(cell)
     ids = given.source if cell.path.startswith("source") else given.inputs
     assert ids is not None, "a source embedding has a source"
     token, d = int(ids[0, cell.at[0]]), cell.at[1]
@@ -525,29 +248,60 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "embedding": embedding,
     "source": embedding,
     "target": embedding,
-    "embedding.tokens": embedding_tokens,
-    "source.tokens": embedding_tokens,
-    "target.tokens": embedding_tokens,
+    **{f"{place}.tokens": embedding_tokens for place in ("embedding", "source", "target")},
+    **{f"{place}.position": parts.position for place in ("embedding", "source", "target")},
+    "embedding.segments": parts.segments,
+    **{f"{place}.norm": parts.embedding_norm for place in ("embedding", "source", "target")},
+    "embedding.projection": parts.embedding_projection,
+    "embedding.patches": parts.patches,
+    "embedding.class_token": parts.class_token,
     "final_norm": final_norm,
     "mixer.qkv": qkv,
-    "mixer.query": split_head,
+    "mixer.query": parts.by_mixer(attention=split_head, latent=parts.latent_query),
     "mixer.key": split_head,
     "mixer.value": split_head,
-    "mixer.query_rotated": rotated,
-    "mixer.key_rotated": rotated,
-    "mixer.scores": scores,
+    "mixer.query_norm": parts.head_norm,
+    "mixer.key_norm": parts.head_norm,
+    "mixer.query_rotated": parts.rotated,
+    "mixer.key_rotated": parts.rotated,
+    "mixer.scores": parts.by_mixer(attention=scores, latent=parts.latent_scores),
     "mixer.weights": weights,
-    "mixer.mixed": mixed,
+    "mixer.mixed": parts.by_mixer(attention=mixed, latent=parts.latent_mixed),
     "mixer.concat": concat,
-    "mixer.out": out,
-    "ffn.gate": ffn_gate,
-    "ffn.up": ffn_up,
-    "ffn.down": ffn_down,
+    "mixer.query_down": parts.linear_rule("x·W", "query_down"),
+    "mixer.down": parts.linear_rule("x·W_down", "down"),
+    "mixer.latent_norm": parts.latent_norm,
+    "mixer.up": parts.linear_rule("latent·W_up", "up", "latent_norm"),
+    "mixer.rope_key": parts.rope_key,
+    "mixer.input": parts.linear_rule("x·W_in", "input"),
+    "mixer.conv": parts.by_mixer(mamba=parts.mamba_conv),
+    "mixer.select": parts.linear_rule("x·W_select", "select", "conv"),
+    "mixer.step": parts.mamba_step,
+    "mixer.scanned": parts.mamba_scanned,
+    "mixer.gated": parts.by_mixer(mamba=parts.mamba_gated),
+    "mixer.gates": parts.linear_rule("x·W_gates", "input"),
+    "mixer.hidden": parts.lstm_hidden,
+    "mixer.out": parts.by_mixer(
+        attention=out,
+        latent=out,
+        mamba=parts.linear_rule("gated·W_out", "out", "gated"),
+        lstm=parts.linear_rule("h·W_out", "out", "hidden"),
+    ),
+    **{f"ffn.{inner}{name}": parts.ffn_inner for inner in ("", "shared.") for name in ("gate", "up")},
+    "ffn.down": parts.ffn_down,
+    "ffn.shared.down": parts.ffn_down,
+    "ffn.router": parts.router,
+    "ffn.chosen": parts.chosen,
+    **{f"ffn.experts.{name}": parts.expert_inner for name in ("gate", "up", "down")},
     "head.logits": logits,
+    "head.dense": parts.head_linear("dense", "", activation=True),
+    "head.norm": parts.head_norm_of_dense,
+    "head.pool.pooled": parts.pooled,
+    "head.classes": parts.head_linear("classes", "head.pool.pooled"),
     **{
         f"{branch}_residual{place}": rule
         for branch in ("mixer", "cross", "ffn")
         for place, rule in {"": residual, ".before": before, ".after": after, ".inside": inside}.items()
     },
 }
-"""By kind of step. Steps of other mixers (Mamba, LSTM, experts) show their values without terms."""
+"""By kind of step. Steps of other mixers show their values without terms."""

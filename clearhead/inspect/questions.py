@@ -29,7 +29,8 @@ from clearhead.models.model import Model, build
 from clearhead.models.presets import PRESETS, preset
 
 from . import changes as interventions
-from .explain import StepValues, explain
+from .cells import StepValues, matrix_row
+from .explain import explain
 from .inspection import Inspection, inspect
 from .interventions import ablate_layer
 from .lens import logits_at, residual_stream
@@ -608,8 +609,6 @@ def logit_direction(given: Any, norm: Any, x: torch.Tensor, token: int) -> tuple
         if weight is None:
             embedding = getattr(given.model, "embedding", None) or given.model.target or given.model.source
             weight = embedding.table
-        from .explain import matrix_row
-
         w = matrix_row(weight, token)
         bias = given.model.head.bias
         offset = 0.0 if bias is None else float(bias[token])

@@ -20,7 +20,18 @@ from clearhead.nn.tap import Taps
 
 from .model_input import ModelInput, block_output_tap
 
-OUTSIDE = ("embedding", "embedding.*", "source", "source.*", "target", "target.*", "*.final_norm")
+OUTSIDE = (
+    "embedding",
+    "embedding.*",
+    "source",
+    "source.*",
+    "target",
+    "target.*",
+    "*.final_norm",
+    "head.dense",
+    "head.norm",
+    "head.pool.*",
+)
 """Taps outside the blocks. They are kept, because running the embedding again is as long as keeping it."""
 
 

@@ -24,7 +24,9 @@ JSON = {"x-clearhead": "studio", "content-type": "application/json"}
 
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
-    return Session({"small": SMALL_MODEL}, "To be or not", tmp_path / "runs", describe_experiments())
+    return Session(
+        {"small": SMALL_MODEL}, "To be or not", tmp_path / "runs", trains=True, experiments=describe_experiments()
+    )
 
 
 @pytest.fixture

@@ -14,7 +14,8 @@ import torch
 from numpy.testing import assert_allclose
 
 from clearhead.configs import Int4, Int8, Precision
-from clearhead.inspect.explain import StepValues, explain
+from clearhead.inspect.cells import StepValues
+from clearhead.inspect.explain import explain
 from clearhead.inspect.questions import QUESTIONS, QuestionError, Session, encode
 from clearhead.measure.trace import trace
 from clearhead.models.model import build

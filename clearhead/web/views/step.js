@@ -32,7 +32,7 @@ export function StepValues({ step, path, index, tokens }) {
     <div class="row"><code>${path}</code>${step && html`<span class="note">${step.formula} · <span class="num">[${step.letters.join(", ")}] = [${step.shape.join(", ")}]</span></span>`}<span class="grow"></span>
       ${answer.heads > 1 && html`<${Choice} label=${t("head")} value=${String(answer.head)} options=${Array.from({ length: answer.heads }, (_, n) => [String(n), String(n)])} onPick=${(head) => go({ head: +head, cell: "" })} />`}
       ${scored && html`<label><input type="checkbox" checked=${whole} onChange=${(event) => putWhole(event.target.checked)} /> ${t("show_masked")}</label>`}</div>
-    <${HeatMap} values=${values} rows=${down} columns=${across} scale=${scale} selected=${own} onSelect=${pick} label=${`${path}, ${rows} × ${columns}`} hidden=${hide ? (n) => hide[n] === 0 : null} key=${scored ? String(Boolean(hide)) : ""} />
+    <${HeatMap} values=${values} rows=${down} columns=${across} scale=${scale} selected=${own} onSelect=${pick} limit=${24} label=${`${path}, ${rows} × ${columns}`} hidden=${hide ? (n) => hide[n] === 0 : null} key=${scored ? String(Boolean(hide)) : ""} />
     <${Legend} kind=${kind} low=${kind === "weight" ? "0" : number(-top, 3)} high=${number(top, 3)} />
     ${answer.columns > columns && html`<p class="note">${t(answer.ids ? "likeliest_columns" : "first_columns", { n: columns, m: answer.columns.toLocaleString("en") })}</p>`}</${Panel}>`;
 }
