@@ -239,7 +239,7 @@ def test_a_masked_language_model_says_what_stands_there() -> None:
     inspection = model_of("head: masked lm").inspect([4, 5, 6])
     assert inspection.lens().title == "logit lens: the most likely token if model stopped at a layer"
     assert inspection.model_input.describe_position(1) == "token in place of '5'"
-    assert "token in place of '6'" in inspection.html()
+    assert '"label":"6","predicts":"token"' in inspection.html()
 
 
 def test_classes_are_named_or_numbered(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def inspection() -> Inspection:
 
 def test_every_module_of_the_page_is_bundled_once(inspection: Inspection) -> None:
     script = bundle("page.js")
-    for path in [*WEB.glob("views/*.js"), WEB / "ui.js", WEB / "parts.js", WEB / "source.js"]:
+    for path in [*WEB.glob("views/*.js"), *WEB.glob("parts/*.js"), WEB / "ui.js", WEB / "source.js"]:
         assert script.count(f"__modules['{path.relative_to(WEB).as_posix()}'] = (()") == 1
     assert not re.search(r"^(import|export) ", script, re.MULTILINE)
 

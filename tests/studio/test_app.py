@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
 import re
 import time
 from pathlib import Path
@@ -158,7 +161,11 @@ def test_training_is_followed_with_frames(session: Session, tmp_path: Path) -> N
     points = session.ask("follow", {"run": "mine"})
     assert [point["step"] for point in points["points"] if "train/loss" in point][-1] == 4
     assert session.ask("follow", {"run": "mine", "since": points["next"]})["points"] == []
-    assert session.ask("probe", {"run": "mine", "step": max(seen)})["maps"]
+    frame = session.ask("probe", {"run": "mine", "step": max(seen)})
+    assert [len(each["heads"]) for each in frame["maps"]] == [len(each["thumbnails"]) for each in frame["maps"]]
+    gradients = session.ask("gradients", {"run": "mine"})
+    assert gradients["norms"].shape == (len(gradients["names"]), 4)
+    assert (gradients["norms"][:, 1:] > 0).all()  # before the first step only the head has a gradient
     with pytest.raises(ValueError, match="there is a run 'mine' already"):
         session.ask("start", asked)
     assert "mine" in session.sources
@@ -167,11 +174,68 @@ def test_training_is_followed_with_frames(session: Session, tmp_path: Path) -> N
 def test_a_design_costs_what_cost_says(session: Session) -> None:
     import clearhead
 
-    answer = session.ask("design", {"preset": "tiny-llama", "changes": {"stack.repeats": 3}, "length": 64})
-    config = clearhead.preset("tiny-llama").with_value("stack.repeats", 3)
-    assert answer["parameters"] == clearhead.cost(config, length=64).parameters.total
+    changes = {"stack.repeats": 3, "stack.pattern.0.mixer": {"kind": "Mamba"}}
+    answer = session.ask("design", {"preset": "tiny-llama", "changes": changes, "length": 64})
+    config = clearhead.preset("tiny-llama").changed_all(changes)
+    assert answer["cost"] == clearhead.cost(config, length=64).to_dict()
+    assert json.loads(answer["json"]) == config.to_dict()
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        exec(answer["python"], {})
+    assert int(shown.getvalue()) == answer["cost"]["parameters"]["total"]
     with pytest.raises(ValueError, match="must be"):
         session.ask("design", {"changes": {"stack.repeats": "x"}})
+
+
+def every_kind(node: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for kind, value in node["kinds"]:
+        yield node["path"], kind, value
+    for child in node["children"]:
+        yield from every_kind(child)
+
+
+@pytest.mark.parametrize("preset", ["tiny-llama", "tiny-bert", "tiny-transformer"])
+def test_every_part_that_can_be_chosen_has_a_cost_or_one_sentence(preset: str, session: Session) -> None:
+    tree = session.ask("design", {"preset": preset})["tree"]
+    costs, problems = [], []
+    for path, kind, value in every_kind(tree):
+        try:
+            costs.append(session.ask("design", {"preset": preset, "changes": {path: value}})["cost"])
+        except ValueError as error:
+            problems.append(f"{path} {kind}: {error}")
+    assert len(costs) > 15
+    assert all(one["parameters"]["total"] > 0 for one in costs)
+    assert not any("\n" in problem for problem in problems)
+
+
+INSTRUMENT_VALUES: dict[str, list[dict[str, Any]]] = {
+    "positions": [{"encoding": each, "length": 16, "width": 8} for each in ("sinusoidal", "rotary", "ALiBi")],
+    "masks": [{"mask": each, "length": 12} for each in ("causal", "full", "window", "Longformer", "BigBird")],
+    "growth": [{"length": 512, "width": 64}],
+    "planner": [{"law": "chinchilla", "budget": 1e20}, {"law": "reanalysis", "budget": 1e22}],
+}
+
+
+@pytest.mark.parametrize("name", INSTRUMENT_VALUES)
+def test_an_instrument_shows_what_its_python_prints(name: str, session: Session) -> None:
+    listed = {one["name"]: one for one in session.ask("instruments")["instruments"]}
+    assert listed.keys() == INSTRUMENT_VALUES.keys()
+    for values in INSTRUMENT_VALUES[name]:
+        answer = session.ask("instrument", {"name": name, "values": values})
+        shown = io.StringIO()
+        with contextlib.redirect_stdout(shown):
+            exec(answer["python"], {})
+        printed = shown.getvalue()
+        assert answer["charts"] or answer["maps"]
+        if name == "masks":
+            assert int(printed) == answer["maps"][0]["values"].sum() == int(answer["facts"][0][1].replace(",", ""))
+        if name == "planner":
+            assert f"{float(printed.split()[2]):.3f}" == answer["facts"][3][1]
+        if name == "growth":
+            full = next(curve for curve in answer["charts"][0]["curves"] if curve["name"] == "full")
+            assert f"full {full['points'][-1][1]:.0f}" in printed
+    with pytest.raises(ValueError, match="there is no instrument 'x'"):
+        session.ask("instrument", {"name": "x"})
 
 
 def words(language: str) -> dict[str, str]:
@@ -186,7 +250,7 @@ def test_both_languages_have_every_word() -> None:
     for key, text in english.items():
         assert set(holes.findall(text)) == set(holes.findall(chinese[key])), key
     used = set()
-    for path in [*WEB.glob("*.js"), *WEB.glob("views/*.js")]:
+    for path in [*WEB.glob("*.js"), *WEB.glob("views/*.js"), *WEB.glob("parts/*.js")]:
         used |= set(re.findall(r'\bt\("(\w+)"[,)]', path.read_text(encoding="utf-8")))
     assert used <= english.keys(), used - english.keys()
 

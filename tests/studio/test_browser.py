@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -83,11 +84,23 @@ def test_flow_lists_every_step_and_cells_equal_taps(seen: Watched, inspection: A
     whole = Taps(read=["*"])
     inspection.model_input.run(whole)
     seen.go(seen.base, "#view=flow", "[data-step]")
-    while seen.page.locator(".fold[aria-expanded=false]").count():
-        seen.page.locator(".fold[aria-expanded=false]").first.click()
-    listed = [each.get_attribute("data-step") for each in seen.page.locator("[data-step]").all()]
+    listed = []
+    for section in seen.page.locator("[data-section]").all():
+        section.click()
+        name = section.get_attribute("data-section") or ""
+        seen.until(f"document.querySelector('[data-section][aria-current=true]').dataset.section === '{name}'")
+        listed += seen.page.evaluate("[...document.querySelectorAll('[data-step]')].map((one) => one.dataset.step)")
     session = Session.of_model(inspection.model_input.model, TEXT)
-    assert listed == [step["name"] for step in session.ask("flow")["steps"]]
+    steps = [step["name"] for step in session.ask("flow")["steps"]]
+    assert listed == steps
+    generator = random.Random(0)
+    cells = []
+    for path in generator.choices(steps, k=50):
+        cells.append([path, [generator.randrange(size) for size in whole.values[path].shape[1:]]])
+    answers = seen.page.evaluate(ASK_CELLS, [TEXT, cells])
+    for (path, index), answer in zip(cells, answers, strict=True):
+        assert answer["value"] == pytest.approx(float(whole.values[path][(0, *index)]), abs=1e-5), path
+        assert answer["stages"][-1]["value"] == pytest.approx(answer["value"], rel=1e-5, abs=1e-5), path
     for path, index in (
         ("stack.blocks.1.mixer.scores", (2, 4, 3)),
         ("stack.blocks.0.mixer.weights", (1, 5, 2)),
@@ -102,6 +115,12 @@ def test_flow_lists_every_step_and_cells_equal_taps(seen: Watched, inspection: A
     seen.page.wait_for_selector("[data-cell^='stack.final_norm']")
     seen.page.go_back()
     seen.page.wait_for_selector("[data-cell^='head.logits']")
+
+
+ASK_CELLS = """async ([text, cells]) => Promise.all(cells.map(async ([path, index]) => (await fetch("/ask/cell", {
+  method: "POST", headers: {"content-type": "application/json", "x-clearhead": "studio"},
+  body: JSON.stringify({text, path, index}),
+})).json()))"""
 
 
 def test_from_all_heads_to_a_cell_by_mouse_and_keyboard(seen: Watched, inspection: Any) -> None:
@@ -165,7 +184,7 @@ def test_switching_a_head_off_equals_taps_and_undo_restores(seen: Watched, inspe
     seen.until("document.querySelector('main').innerText.includes('KL divergence 0 nats')")
     assert shown() == before
     seen.page.get_by_role("button", name="Measure every head").click()
-    seen.page.wait_for_selector(".heat")
+    seen.page.wait_for_selector("[data-measured='12']", timeout=60_000)
 
 
 @pytest.mark.parametrize("name", ["tiny-bert", "tiny-vit", "tiny-mamba", "tiny-mixtral", "tiny-transformer"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import random
 from typing import Any
 
@@ -19,6 +20,7 @@ from clearhead.inspect.explain import explain
 from clearhead.inspect.questions import QUESTIONS, QuestionError, Session, encode
 from clearhead.measure.trace import trace
 from clearhead.models.model import build
+from clearhead.models.presets import PRESETS
 from clearhead.models.quantize import quantize
 from clearhead.nn.tap import Taps
 from clearhead.studio.app import SMALL_MODEL, find_models
@@ -71,20 +73,28 @@ def test_every_step_of_the_trace_is_a_tap_with_the_traced_shape(session: Session
                 assert sum(term.value for term in last.terms) == pytest.approx(found.value, rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-llama", "tiny-gemma", "tiny-bert", "tiny-mixtral", "tiny-mamba"])
-def test_terms_of_other_families_sum_to_their_cells(name: str) -> None:
+TINY = [name for name in PRESETS if name.startswith("tiny-")]
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_every_step_of_every_family_is_the_sum_of_its_terms(name: str) -> None:
     session = Session({name: name}, "3 1 4 1 5")
-    inspection, values = session.pass_of({})
+    _, values = session.pass_of({})
+    generator = random.Random(name)
     for step in session.ask("flow")["steps"]:
-        try:
-            value = values[step["name"]]
-        except KeyError:
-            continue
-        found = explain(values, step["name"], [size - 1 for size in value.shape])
-        if found.stages:
-            assert found.stages[-1].value == pytest.approx(found.value, rel=1e-4, abs=1e-5), step["name"]
-    assert isinstance(inspection.model_input.labels, list)
-    assert StepValues(inspection).bytes() > 0
+        value = values[step["name"]]
+        for _ in range(2):
+            found = explain(values, step["name"], [generator.randrange(size) for size in value.shape])
+            assert found.stages, step["name"]
+            last = found.stages[-1]
+            assert last.value == pytest.approx(found.value, rel=1e-5, abs=1e-5), step["name"]
+            together = math.prod if last.operation == "Π" else sum
+            if len(last.terms) > 1:
+                parts = together(term.value for term in last.terms)
+                assert parts == pytest.approx(found.value, rel=1e-5, abs=1e-5), step["name"]
+            for term in last.terms:
+                if term.path:
+                    assert values[term.path][term.index].numel() == 1, (step["name"], term)
 
 
 @pytest.mark.parametrize("precision", [Int8(), Int4()])
@@ -107,6 +117,8 @@ CODE: dict[str, dict[str, Any]] = {
     "predictions": {"row": 3},
     "generate": {"text": TEXT, "count": 4},
     "intervene": {"changes": [{"kind": "head", "layer": 1, "head": 0, "do": "mean"}]},
+    "attribution": {"row": 3},
+    "compare": {"layer": 0, "head": 1, "other_text": "To be or not to do"},
 }
 
 
@@ -150,15 +162,21 @@ def test_changes_equal_taps(session: Session) -> None:
     assert same["after"] == same["before"] == session.ask("intervene", {"changes": []})["after"]
     patched = session.ask("intervene", {"changes": [{"kind": "patch", "layer": 2, "position": 5, "text": TEXT}]})
     assert patched["divergence"] == pytest.approx(0, abs=1e-6)
+    ids = inspection.model_input.inputs.clone()
+    ids[0, 2] = inspection.model_input.find_token(",")
+    edited = session.ask("intervene", {"changes": [{"kind": "token", "position": 2, "token": ","}]})["after"]
+    with torch.inference_mode():
+        new = inspection.model_input.model(ids)[0, -1].softmax(-1)
+    assert_allclose([one["probability"] for one in edited], [float(new[one["id"]]) for one in edited], atol=1e-6)
     gone = session.ask("intervene", {"changes": [{"kind": "branch", "layer": 0, "part": "ffn"}]})
     assert gone["divergence"] > 0.01
 
 
 def test_ablation_of_a_layer_equals_whole_passes(session: Session) -> None:
     inspection, _ = session.pass_of({})
-    answer = session.ask("ablate", {"layer": 1})
     before = inspection.logits[0, -1].log_softmax(-1)
-    for head, effect in zip(answer["heads"], answer["effects"], strict=True):
+    for head in inspection.at(1).heads:
+        answer = session.ask("ablate", {"layer": 1, "head": head})
 
         def zero(x: torch.Tensor, head: int = head) -> torch.Tensor:
             x = x.clone()
@@ -166,7 +184,9 @@ def test_ablation_of_a_layer_equals_whole_passes(session: Session) -> None:
             return x
 
         after = inspection.model_input.run(Taps(replace={"stack.blocks.1.mixer.mixed": zero}))[0, -1].log_softmax(-1)
-        assert effect == pytest.approx(float(after[answer["token"][1]] - before[answer["token"][1]]), abs=1e-4)
+        assert answer["effect"] == pytest.approx(
+            float(after[answer["token"][1]] - before[answer["token"][1]]), abs=1e-4
+        )
 
 
 def test_what_each_part_adds_sums_to_the_logit(session: Session) -> None:
@@ -203,7 +223,7 @@ def test_bad_questions_get_one_sentence(session: Session) -> None:
         ("head", {"head": 99}, "has no head 99"),
         ("step", {"path": "nowhere"}, "this model has no step 'nowhere'"),
         ("cell", {"path": "stack.final_norm", "index": [1, 2, 3]}, "so it has no cell"),
-        ("intervene", {"changes": [{"kind": "spell"}]}, "must be head, branch or patch"),
+        ("intervene", {"changes": [{"kind": "spell"}]}, "must be head, branch, patch or token"),
         ("intervene", {"changes": [{"kind": "head", "layer": 0, "head": 0, "do": "burn"}]}, "must be one of zero"),
         ("tokens", {"text": ""}, "the text is empty"),
     ):
