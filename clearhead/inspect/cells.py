@@ -121,7 +121,7 @@ class Cell:
         of_source = ".cross." in self.path or self.path.startswith("encoder")
         return given.source_labels if of_source and given.source_labels else given.labels
 
-    def known(self, path: str) -> bool:
+    def has(self, path: str) -> bool:
         try:
             self.values[path]
         except KeyError:

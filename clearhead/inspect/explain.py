@@ -43,7 +43,7 @@ def step_kind(path: str) -> str:
 def block_source(cell: Cell, branch: str) -> str:
     """The stream that a residual branch of this block reads."""
     stack, _, layer, *_ = cell.path.split(".")
-    order = [name for name in ("mixer", "cross", "ffn") if cell.known(cell.near(f"{name}_residual"))]
+    order = [name for name in ("mixer", "cross", "ffn") if cell.has(cell.near(f"{name}_residual"))]
     before = order[: order.index(branch)] if branch in order else []
     if before:
         return cell.near(f"{before[-1]}_residual.after")
@@ -89,7 +89,7 @@ def inside(cell: Cell) -> list[Stage]:
     if branch == "ffn" and isinstance(cell.module(cell.near("ffn")), MoE):
         return parts.expert_sum(cell)
     source = cell.near(f"{branch}.{'down' if branch == 'ffn' else 'out'}")
-    if not cell.known(source):
+    if not cell.has(source):
         return []
     block: Any = cell.module(cell.block + f".{branch}_residual")
     return norm_stages(cell, block.inside, source)
@@ -106,7 +106,7 @@ def split_head(cell: Cell) -> list[Stage]:
     attention, name = cell.module(".".join(cell.path.split(".")[:4])), cell.path.rpartition(".")[2]
     if ".cross." in cell.path:
         return parts.cross_projection(cell)
-    if not isinstance(attention, MultiHeadAttention) or not cell.known(cell.near("mixer.qkv")):
+    if not isinstance(attention, MultiHeadAttention) or not cell.has(cell.near("mixer.qkv")):
         return []
     head, t, d = cell.at
     key, value = attention.widths
@@ -118,13 +118,13 @@ def split_head(cell: Cell) -> list[Stage]:
 def attention_inputs(cell: Cell) -> tuple[str, str]:
     """The paths of the queries and keys that the scores compare."""
     layer = ".".join(cell.path.split(".")[:4])
-    names = ("rotated", "norm") if cell.known(f"{layer}.query_rotated") else ("norm",)
+    names = ("rotated", "norm") if cell.has(f"{layer}.query_rotated") else ("norm",)
     return f"{layer}.query_{names[0]}", f"{layer}.key_{names[0]}"
 
 
 def scores(cell: Cell) -> list[Stage]:
     query, key = attention_inputs(cell)
-    if not (cell.known(query) and cell.known(key)):
+    if not (cell.has(query) and cell.has(key)):
         return []
     head, i, j = cell.at
     q, k = cell.values[query].double(), cell.values[key].double()
@@ -135,7 +135,7 @@ def scores(cell: Cell) -> list[Stage]:
 
 def weights(cell: Cell) -> list[Stage]:
     source = cell.path.removesuffix("weights") + "scores"
-    if not cell.known(source):
+    if not cell.has(source):
         return []
     head, i, j = cell.at
     row = cell.values[source][head, i].double()
@@ -166,7 +166,7 @@ def weights(cell: Cell) -> list[Stage]:
 
 def mixed(cell: Cell) -> list[Stage]:
     layer = cell.path.removesuffix(".mixed")
-    if not (cell.known(f"{layer}.weights") and cell.known(f"{layer}.value")):
+    if not (cell.has(f"{layer}.weights") and cell.has(f"{layer}.value")):
         return []
     head, i, d = cell.at
     v = cell.values[f"{layer}.value"].double()
@@ -196,7 +196,7 @@ def logits(cell: Cell) -> list[Stage]:
     (t, token), head = cell.at, model.head
     stack = cell.values.inspection.model_input.final_stack_name
     source = "head.norm" if model.config.head.kind() == "MaskedLMHead" else f"{stack}.final_norm"
-    if not cell.known(source):
+    if not cell.has(source):
         return []
     weight = head.weight
     if weight is None:
@@ -215,10 +215,10 @@ def logits(cell: Cell) -> list[Stage]:
 
 def embedding(cell: Cell) -> list[Stage]:
     for whole in ("projection", "norm"):
-        if cell.known(f"{cell.path}.{whole}"):
+        if cell.has(f"{cell.path}.{whole}"):
             return [copy_stage(cell, f"after the {whole}", f"{cell.path}.{whole}", cell.at)]
     names = ("tokens", "class_token", "position", "segments")
-    known = [name for name in names if cell.known(f"{cell.path}.{name}")]
+    known = [name for name in names if cell.has(f"{cell.path}.{name}")]
     terms = tuple(
         Term(
             name.removesuffix("s"),
@@ -291,12 +291,12 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "ffn.down": parts.ffn_down,
     "ffn.shared.down": parts.ffn_down,
     "ffn.router": parts.router,
-    "ffn.chosen": parts.chosen,
+    "ffn.chosen": parts.expert_weight,
     **{f"ffn.experts.{name}": parts.expert_inner for name in ("gate", "up", "down")},
     "head.logits": logits,
     "head.dense": parts.head_linear("dense", "", activation=True),
     "head.norm": parts.head_norm_of_dense,
-    "head.pool.pooled": parts.pooled,
+    "head.pool.pooled": parts.pool_first,
     "head.classes": parts.head_linear("classes", "head.pool.pooled"),
     **{
         f"{branch}_residual{place}": rule

@@ -124,7 +124,7 @@ def rotated(cell: Cell) -> list[Stage]:
     if isinstance(layer, LatentAttention):
         return latent_query_rotated(cell, layer)
     rotary, source, (head, t, d) = getattr(layer, "rotary", None), beside(cell, f"{name}_norm"), cell.at
-    if not isinstance(rotary, Rotary) or not cell.known(source):
+    if not isinstance(rotary, Rotary) or not cell.has(source):
         return []
     if d >= rotary.width:
         return [copy_stage(cell, "not rotated", source, cell.at)]
@@ -151,7 +151,7 @@ def latent_query_rotated(cell: Cell, layer: LatentAttention) -> list[Stage]:
 def latent_query(cell: Cell) -> list[Stage]:
     layer, (t, row) = layer_of(cell), cell.at
     source = beside(cell, "query_norm")
-    read = source if cell.known(source) else branch_input(cell)
+    read = source if cell.has(source) else branch_input(cell)
     return [linear_stage(cell, "x·W_Q", read, (t,), layer.query.weight, row, layer.query.bias)]
 
 
@@ -237,7 +237,7 @@ def mix_stage(cell: Cell, path: str, head: int, i: int, values: Tensor) -> Stage
 
 def ffn_input(cell: Cell) -> str:
     source = cell.near("ffn_residual.before")
-    return source if cell.known(source) else cell.near("norm")
+    return source if cell.has(source) else cell.near("norm")
 
 
 def ffn_inner(cell: Cell) -> list[Stage]:
@@ -277,7 +277,7 @@ def chosen_experts(cell: Cell, moe: MoE, t: int) -> list[int]:
     return [int(n) for n in ranks.topk(moe.active, dim=-1).indices[0, 0]]
 
 
-def chosen(cell: Cell) -> list[Stage]:
+def expert_weight(cell: Cell) -> list[Stage]:
     moe, (t, a) = layer_of(cell), cell.at
     source, experts = beside(cell, "router"), chosen_experts(cell, layer_of(cell), cell.at[0])
     p = [float(cell.values[source][t, expert]) for expert in experts]
@@ -327,7 +327,7 @@ def expert_sum(cell: Cell) -> list[Stage]:
         for a, expert in enumerate(chosen_experts(cell, moe, t))
     ]
     shared = cell.near("ffn.shared.down")
-    if cell.known(shared):
+    if cell.has(shared):
         terms.append(Term("shared expert", float(cell.values[shared][t, d]), (), shared, (t, d)))
     return [Stage("Σ weight·expert(x)", sum(term.value for term in terms), tuple(terms))]
 
@@ -430,7 +430,7 @@ def segments(cell: Cell) -> list[Stage]:
 def embedding_norm(cell: Cell) -> list[Stage]:
     """The norm of the sum of token, position and segment."""
     embedding, (t, d) = layer_of(cell), cell.at
-    parts = [name for name in ("tokens", "position", "segments") if cell.known(beside(cell, name))]
+    parts = [name for name in ("tokens", "position", "segments") if cell.has(beside(cell, name))]
     total = torch.stack([cell.values[beside(cell, name)][t].double().cpu() for name in parts]).sum(0)
     terms = tuple(
         Term(name, float(cell.values[beside(cell, name)][t, d]), (), beside(cell, name), (t, d)) for name in parts
@@ -481,7 +481,7 @@ def head_linear(matrix: str, source: str, activation: bool = False) -> Rule:
         layer, final = layer_of(cell), f"{cell.values.inspection.model_input.final_stack_name}.final_norm"
         *row, d = cell.at
         module = getattr(layer, matrix)
-        read = source if source and cell.known(source) else final
+        read = source if source and cell.has(source) else final
         at = tuple(row) if row else ((0,) if cell.values[read].dim() == 2 else ())
         stage = linear_stage(cell, "x·W + b", read, at, module.weight, d, module.bias)
         if not activation:
@@ -498,9 +498,9 @@ def head_norm_of_dense(cell: Cell) -> list[Stage]:
     return norm_stages(cell, layer_of(cell).norm, "head.dense")
 
 
-def pooled(cell: Cell) -> list[Stage]:
+def pool_first(cell: Cell) -> list[Stage]:
     source = f"{cell.values.inspection.model_input.final_stack_name}.final_norm"
-    return [copy_stage(cell, "the first position", source, (0, *cell.at))] if cell.known(source) else []
+    return [copy_stage(cell, "the first position", source, (0, *cell.at))] if cell.has(source) else []
 
 
 # ---- which rule a mixer has

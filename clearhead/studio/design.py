@@ -33,7 +33,7 @@ def design(session: Session, arguments: Mapping[str, Any]) -> Answer:
     name, changes = str(arguments.get("preset", "tiny-llama")), dict(arguments.get("changes", {}))
     config: Any = preset(name)
     if changes:
-        config = config.changed_all(changes)
+        config = config.with_values(changes)
     length, batch = max(1, int(arguments.get("length", 128))), max(1, int(arguments.get("batch", 1)))
     try:
         numbers, steps = cost(config, length=length, batch=batch), trace(config, length=length).steps
@@ -44,7 +44,7 @@ def design(session: Session, arguments: Mapping[str, Any]) -> Answer:
     first = [step for step in steps if ".blocks." not in step.name or ".blocks.0." in step.name]
     code = [f"config = clearhead.preset({name!r})"]
     if changes:
-        code.append(f"config = config.changed_all({changes!r})")
+        code.append(f"config = config.with_values({changes!r})")
     code.append(f"print(clearhead.cost(config, length={numbers.length}, batch={batch}).parameters.total)")
     return {
         "tree": tree(config, "", "", type(config)),

@@ -27,11 +27,11 @@ OUTPUT = 20_000  # characters of a child's output that are kept
 SAMPLES = 8  # evaluations of a run that the studio starts
 FRAMES = 40  # probes of a run that the studio starts
 SECONDS = 60.0  # after which a check is stopped
-JOBS: dict[str, Job] = {}
+JOBS: dict[str, StudioJob] = {}
 
 
 @dataclass
-class Job:
+class StudioJob:
     """A child process and the folder it works in."""
 
     id: str
@@ -59,19 +59,19 @@ class Job:
 
 def start_child(
     kind: str, arguments: list[str], run: str = "", limit: float | None = None, folder: Path | None = None
-) -> Job:
+) -> StudioJob:
     folder = folder or Path(tempfile.mkdtemp(prefix="clearhead-"))
     with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
         process = subprocess.Popen(
             [sys.executable, "-m", "clearhead", *arguments], stdout=out, stderr=err, stdin=subprocess.DEVNULL,
             start_new_session=True, text=True,
         )  # fmt: skip
-    job = Job(f"job{len(JOBS) + 1}", kind, process, folder, run, limit=limit)
+    job = StudioJob(f"job{len(JOBS) + 1}", kind, process, folder, run, limit=limit)
     JOBS[job.id] = job
     return job
 
 
-def find_job(run: str) -> Job | None:
+def find_job(run: str) -> StudioJob | None:
     """The last child that trained a run."""
     return next((job for job in reversed(JOBS.values()) if job.run == run), None)
 
@@ -124,7 +124,7 @@ def start(session: Session, arguments: Mapping[str, Any]) -> Answer:
     return {"id": job.id}
 
 
-def start_training(session: Session, arguments: Mapping[str, Any]) -> Job:
+def start_training(session: Session, arguments: Mapping[str, Any]) -> StudioJob:
     folder = run_folder(session, arguments.get("name"))
     if arguments.get("resume"):
         if not (folder / "recipe.json").exists():

@@ -1,4 +1,4 @@
-"""Runs under --runs, whoever started them: how far they are, their curves and the frames of their probes."""
+"""All runs under --runs: how far they are, their curves and the frames of their probes."""
 
 from __future__ import annotations
 

@@ -75,8 +75,8 @@ class Execution:
     shard      with several processes, each holds a part of the model (FSDP) instead of all of it (DDP)
     recompute  recompute the activations of each block in the backward pass instead of keeping them
     compile    use torch.compile: a slow first step, then faster steps
-    probe_every  write small pictures of the heads, and gradient norms, to `probes/` every so many steps; 0: never
-    probe_text   the text whose heads a probe looks at; the start of the held-out data if empty
+    probe_every  write pictures of the heads and gradient norms to `probes/` every `probe_every` steps; 0: never
+    probe_text   the text that a probe reads; default: the start of the held-out data
     """
 
     device: str = "auto"

@@ -26,7 +26,7 @@ TOKENS = 32  # of the text that is looked at
 FOLDER = "probes"
 
 
-class Probe:
+class TrainingProbe:
     """Write `probes/step-N.npz` every `every` steps."""
 
     def __init__(self, folder: Path, every: int, ids: Sequence[int], tokenizer: Tokenizer | None = None) -> None:
@@ -76,7 +76,7 @@ class Probe:
         return path
 
 
-def make_probe(folder: Path, every: int, text: str, task: Task) -> Probe | None:
+def make_probe(folder: Path, every: int, text: str, task: Task) -> TrainingProbe | None:
     """The probe of a run on texts, or None if it asked for none. Without a text, it reads the held-out data's start."""
     tokenizer: Tokenizer | None = getattr(task, "tokenizer", None)
     if not every or tokenizer is None:
@@ -87,7 +87,7 @@ def make_probe(folder: Path, every: int, text: str, task: Task) -> Probe | None:
             raise ValueError(f"the probe text {text!r} has no tokens")
     else:
         ids = next(iter(task.validation())).inputs[0].tolist()
-    return Probe(folder, every, ids[: task.length or TOKENS], tokenizer)
+    return TrainingProbe(folder, every, ids[: task.length or TOKENS], tokenizer)
 
 
 def read_probe(path: Path) -> tuple[dict[str, Any], list[np.ndarray]]:

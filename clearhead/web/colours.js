@@ -1,4 +1,4 @@
-// One colour scale for each kind of quantity. Lightness alone tells the order, so that no hue needs to be told apart.
+// One colour scale for each kind of quantity. Lightness alone shows the order, so the scales work without colour vision.
 
 const STOPS = {
   light: {

@@ -176,7 +176,7 @@ def test_a_design_costs_what_cost_says(session: Session) -> None:
 
     changes = {"stack.repeats": 3, "stack.pattern.0.mixer": {"kind": "Mamba"}}
     answer = session.ask("design", {"preset": "tiny-llama", "changes": changes, "length": 64})
-    config = clearhead.preset("tiny-llama").changed_all(changes)
+    config = clearhead.preset("tiny-llama").with_values(changes)
     assert answer["cost"] == clearhead.cost(config, length=64).to_dict()
     assert json.loads(answer["json"]) == config.to_dict()
     shown = io.StringIO()

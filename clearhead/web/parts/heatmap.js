@@ -31,7 +31,7 @@ export function heatSvg(rows, columns, values, scale) {
 
 const MOVES = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1], Home: [0, -1e9], End: [0, 1e9], PageUp: [-10, 0], PageDown: [10, 0] };
 
-// The selected cell, the pointer and the label marks are moved by hand, so that walking over cells draws nothing anew.
+// The selected cell, the pointer and the label marks are moved by hand, so that walking over cells redraws nothing.
 export function HeatMap({ values, rows, columns, scale, selected, onSelect, onOpen, label, hidden, describe, size, height, limit = 30 }) {
   const { t, say } = useStudio();
   const box = useRef(null), canvas = useRef(null), mark = useRef(null), tip = useRef(null), bands = [useRef(null), useRef(null)], names = [useRef(null), useRef(null)];
