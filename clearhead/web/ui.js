@@ -7,6 +7,7 @@ export const Studio = createContext(null);
 export const useStudio = () => useContext(Studio);
 
 // The answer to a question. The old answer stays on screen while a new one is computed; late answers are dropped.
+// `fresh` says that the answer belongs to the question, so that further questions can build on it.
 export function useAnswer(question, args, ready = true) {
   const { source } = useStudio();
   const [state, put] = useState({ answer: null, key: "", busy: ready, error: "" });
@@ -24,7 +25,7 @@ export function useAnswer(question, args, ready = true) {
     );
     return () => { live = false; };
   }, [key, source]);
-  return state;
+  return { ...state, fresh: state.key === key && !state.busy };
 }
 
 // The width of an element, kept up to date.

@@ -17,11 +17,12 @@ export function Intervene() {
   const heads = useAnswer("atlas", args), tokens = useAnswer("tokens", args), model = useAnswer("model", { model: args.model }).answer;
   const changes = read(state.changes), [past, putPast] = useState([]), [how, putHow] = useState({ do: "zero", by: 2 });
   const row = tokens.answer ? (state.query >= 0 && state.query < tokens.answer.labels.length ? state.query : tokens.answer.labels.length - 1) : -1;
-  const result = useAnswer("intervene", { ...args, row, changes }, row >= 0), answer = result.answer;
+  const result = useAnswer("intervene", { ...args, row, changes }, row >= 0 && tokens.fresh && Boolean(tokens.answer.predicts)), answer = result.answer;
   const set = (next) => { putPast([...past, state.changes]); go({ changes: next.length ? JSON.stringify(next) : "" }, true); };
   const undo = () => { go({ changes: past[past.length - 1] || "" }); putPast(past.slice(0, -1)); };
   const toggle = (change) => { const at = changes.findIndex((one) => same(one, change)); set(at >= 0 ? changes.filter((_, n) => n !== at) : [...changes, { ...change, do: how.do, ...(how.do === "scale" ? { by: how.by } : {}) }]); };
   if (!heads.answer || !tokens.answer || !model) return html`<${Status} state=${heads.error ? heads : tokens} />`;
+  if (!tokens.answer.predicts) return html`<p class="note">${t("no_predictions")}</p>`;
   const labels = tokens.answer.labels;
   return html`<div class="cols"><div>
     <${Panel} title=${t("switches")} part="switches" note=${t("switches_help")} tools=${html`<div class="row"><button class="do" disabled=${!past.length} onClick=${undo}>${t("undo")}</button><button class="do" disabled=${!changes.length} onClick=${() => set([])}>${t("clear")}</button></div>`}>

@@ -11,12 +11,13 @@ const CELL = 57, NAMES = 96; // pixels of a word, and of the names of the layers
 
 export function Lens() {
   const { t, go, state, args, other, source, dark } = useStudio();
-  const tokens = useAnswer("tokens", args).answer, count = tokens ? tokens.labels.length : 0;
+  const { answer: tokens, fresh } = useAnswer("tokens", args), count = tokens ? tokens.labels.length : 0;
   const row = tokens ? (state.query >= 0 && state.query < count ? state.query : count - 1) : -1;
   const box = useRef(null), room = useWidth(box, 900), fits = Math.max(4, Math.min(32, Math.floor((room - NAMES) / CELL)));
   const from = Math.max(0, Math.min(count - fits, row - Math.floor(fits / 2))), range = source.live ? { from, count: fits } : {};
-  const found = useAnswer("lens", { ...args, token: state.token, top: 3, ...range }, count > 0), answer = found.answer;
-  const second = useAnswer("lens", { ...other, token: state.token, top: 3, ...range }, Boolean(other) && count > 0).answer;
+  const found = useAnswer("lens", { ...args, token: state.token, top: 3, ...range }, fresh && Boolean(tokens.predicts)), answer = found.answer;
+  const second = useAnswer("lens", { ...other, token: state.token, top: 3, ...range }, Boolean(other) && fresh && Boolean(tokens.predicts)).answer;
+  if (fresh && !tokens.predicts) return html`<p class="note">${t("no_predictions")}</p>`;
   if (!answer) return html`<div class="cols"><div ref=${box}><${Status} state=${found} /></div><div></div></div>`;
   const at = Math.max(0, answer.positions.indexOf(row)), columns = answer.labels.length;
   const probabilities = answer.top.flatMap((line) => line.map((best) => best[0][2]));
@@ -28,7 +29,7 @@ export function Lens() {
     </${Panel}>
     ${second && html`<${Panel} title=${`${t("second")}: ${other.model}`} part="lens-second"><${Grid} answer=${second} at=${at} /><${Legend} kind="probability" /></${Panel}>`}
     <${Norms} answer=${answer} at=${at} /></div>
-  <div><${Track} answer=${answer} second=${second} at=${at} /><${Attribution} row=${answer.positions[at]} /></div></div>`;
+  <div><${Track} answer=${answer} second=${second} at=${at} /><${Attribution} row=${answer.positions[at]} ready=${found.fresh && tokens.predicts !== "class"} /></div></div>`;
 }
 
 function Grid({ answer, at }) {
@@ -69,9 +70,9 @@ function Track({ answer, second, at }) {
       <table class="plain"><thead><tr><th scope="col">${t("read_after")}</th><th scope="col" class="num">${t("rank_word")}</th><th scope="col" class="num">${t("probability")}</th></tr></thead><tbody>${answer.layers.map((layer, r) => html`<tr key=${layer}><th scope="row">${streamName(t, layer)}</th><td class="num">${answer.ranks.values[r * columns + at].toLocaleString("en")}</td><td class="num">${percent(answer.chances.values[r * columns + at])}</td></tr>`)}</tbody></table>`}</${Panel}>`;
 }
 
-function Attribution({ row }) {
+function Attribution({ row, ready }) {
   const { t, args, state } = useStudio();
-  const { answer } = useAnswer("attribution", { ...args, row, token: state.token });
+  const { answer } = useAnswer("attribution", { ...args, row, token: state.token }, ready);
   if (!answer) return null;
   const name = (term) => `${term.part ? t("layer") + " " + term.layer.replace("layer ", "") + " " + t(term.part) : t("embedding")}`;
   const items = [...answer.terms.map((term) => ({ name: name(term), value: term.value })), { name: t("offset"), value: answer.offset }];

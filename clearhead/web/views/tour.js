@@ -23,7 +23,8 @@ export function Tour() {
 
 function Steps({ n }) {
   const { t, go, args, state } = useStudio();
-  const steps = useAnswer("flow", args).answer, tokens = useAnswer("tokens", args).answer, next = useAnswer("predictions", { ...args, row: tokens ? tokens.labels.length - 1 : -1 }, Boolean(tokens && tokens.predicts)).answer;
+  const steps = useAnswer("flow", args).answer, { answer: tokens, fresh } = useAnswer("tokens", args);
+  const next = useAnswer("predictions", { ...args, row: tokens ? tokens.labels.length - 1 : -1 }, Boolean(fresh && tokens.predicts)).answer;
   const last = tokens ? tokens.labels.length - 1 : 0, key = Math.max(0, last - 1), best = next && next.tokens[0];
   const place = (m) => {
     const stop = STOPS[m - 1], step = stop.step && steps && steps.steps.find((one) => stop.step.test(one.name));
@@ -32,7 +33,7 @@ function Steps({ n }) {
   };
   const move = (m) => go({ tour: m, ...place(m) }, true);
   useEffect(() => { if (steps && tokens && n > 1 && !state.step) go(place(n)); }, [steps, tokens, next]);
-  const wanted = steps && tokens ? place(n) : {}, cell = useAnswer("cell", { ...args, path: wanted.step, index: wanted.cell ? wanted.cell.split(",").map(Number) : null }, Boolean(wanted.cell)).answer;
+  const wanted = steps && tokens ? place(n) : {}, cell = useAnswer("cell", { ...args, path: wanted.step, index: wanted.cell ? wanted.cell.split(",").map(Number) : null }, Boolean(wanted.cell && fresh)).answer;
   const words = tokens ? { a: visible(tokens.labels[last]), b: visible(tokens.labels[key]), n: tokens.labels.length, x: cell ? number(cell.value, 4) : "…", t: best ? visible(best.text) : "…", c: wanted.step || "" } : null;
   return html`<aside class="tour" aria-label=${t("tour")}><div><p class="note">${t("tour_of", { n })}</p><h2>${t(`tour${n}_title`)}</h2><p>${t("tour" + n)}</p>${words && html`<p class="real" data-real=${n}>${t(`tour${n}_real`, words)}</p>`}</div>
     <div><ul class="dots" aria-hidden="true">${Array.from({ length: LAST }, (_, m) => html`<li key=${m}><i class=${m < n ? "on" : ""}></i></li>`)}</ul>

@@ -17,7 +17,7 @@ export function Write() {
   const [options, put] = useState(NEUTRAL);
   const tokens = useAnswer("tokens", args), found = tokens.answer;
   const row = found ? (state.query >= 0 && state.query < found.labels.length ? state.query : found.labels.length - 1) : -1;
-  const ready = Boolean(found && found.predicts);
+  const ready = Boolean(found && tokens.fresh && found.predicts);
   const next = useAnswer("predictions", { ...args, row, ...(source.live ? options : {}) }, ready);
   const goOn = async (ids) => {
     try { setText((await source.ask("continue_with", { ...args, ids, row })).text); } catch (error) { fail(error); }
@@ -42,7 +42,7 @@ export function Write() {
         ${next.answer && html`<${Funnel} answer=${next.answer} /><${Bars} items=${next.answer.tokens} onPick=${writes ? (one) => goOn([one.id]) : null} />`}
         <p class="note">${t(writes ? "next_help" : "bars_help")}</p>
       </${Panel}>`}
-      ${other && ready && html`<${Second} first=${next.answer} row=${row} />`}
+      ${other && found.predicts && html`<${Second} first=${next.answer} row=${row} />`}
     </div></div>`;
 }
 

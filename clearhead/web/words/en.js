@@ -23,6 +23,7 @@ export const en = {
   // frame
   model: "model", text: "text", theme: "Light or dark", language: "中文", tour: "Tour", views: "Views", skip: "Skip to the view", close: "Close",
   copy: "Copy as Python", copied: "Copied", save_csv: "CSV", save_npz: "NPZ", save_svg: "SVG",
+  no_predictions: "This model has no head that predicts, so there is nothing to compare here. Flow and Atlas show it.",
   loading: "computing …",
   offline: "This page holds no values for that. Open the model live: clearhead studio",
   layer: "layer", head: "head", position: "position", token: "token", block: "block", step: "step", kind: "kind", none: "none", automatic: "automatic", table: "table",

@@ -23,6 +23,7 @@ export const zh = {
   // 框架
   model: "模型", text: "文本", theme: "浅色或深色", language: "English", tour: "导览", views: "视图", skip: "跳到视图", close: "关闭",
   copy: "复制为 Python", copied: "已复制", save_csv: "CSV", save_npz: "NPZ", save_svg: "SVG",
+  no_predictions: "这个模型没有用于预测的输出头，此处无可比较。请看“计算流程”和“注意力图集”。",
   loading: "计算中……",
   offline: "此页面未包含这些数值。请在终端运行 clearhead studio 实时查看。",
   layer: "层", head: "头", position: "位置", token: "词元", block: "块", step: "步", kind: "类型", none: "无", automatic: "自动", table: "表格",
