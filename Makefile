@@ -47,7 +47,7 @@ docs-serve: docs
 
 # the pictures of README and docs, drawn by the commands beside them
 figures: $(READY)
-	$(BIN)/python docs/figures.py
+	$(BIN)/python -m docs.figures
 
 # the kernel tests, with the kernels built for MARCH: x86-64-v3, x86-64-v4, portable
 kernels-test: $(READY)

@@ -7,6 +7,9 @@ def noam(step: int, dim: int, warmup: int, factor: float = 1.0) -> float:
     """factor · D^(−1/2) · min(step^(−1/2), step · warmup^(−3/2)): a linear rise, then an inverse square root.
 
     Vaswani et al. (2017), "Attention Is All You Need", equation 3. The peak is at step = warmup.
+
+    >>> round(noam(4000, 512, 4000), 6)
+    0.000699
     """
     _check_step(step)
     if dim < 1 or warmup < 1:
@@ -18,6 +21,9 @@ def cosine(step: int, *, steps: int, warmup: int = 0, peak: float = 1.0, floor: 
     """Linear to peak at `warmup`, then half a cosine to floor at `steps`, and floor from there on.
 
     floor + (peak − floor) · (1 + cos(π · progress)) / 2.  Loshchilov & Hutter (2017), "SGDR", equation 5.
+
+    >>> round(cosine(50, steps=100, warmup=0), 6)
+    0.5
     """
     _check_step(step)
     if not 0 <= warmup < steps:
@@ -34,6 +40,9 @@ def warmup_stable_decay(
     """Linear to peak at `warmup`, flat, then linear to floor over the last `decay` steps, and floor from there on.
 
     Hu et al. (2024), "MiniCPM", section 4; the linear cooldown is Hägele et al. (2024), equation 1.
+
+    >>> warmup_stable_decay(50, steps=100, warmup=10, decay=20)
+    1.0
     """
     _check_step(step)
     if warmup < 0 or decay < 1 or warmup + decay > steps:

@@ -23,6 +23,7 @@ extensions = [
     "mathml",
     "plain_docstrings",
     "repository_links",
+    "themed_images",
 ]
 root_doc = "index"
 exclude_patterns = ["_ext", "figures.py"]

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from clearhead.units import bytes_text, count_text, flops_text
+
 from .options import (
     PICTURE,
     WHOLES,
-    bytes_text,
     console,
-    count_text,
     find_config,
-    flops_text,
     force_option,
     json_option,
     print_json,
     progress,
+    theme_option,
 )
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ ONE_OR_MORE = click.IntRange(min=1)
 )
 @click.option("--rounds", type=ONE_OR_MORE, default=3, show_default=True, help="Measurements; the median is printed.")
 @click.option("--out", type=PICTURE, metavar="FILE", help="Plot the curves: .png, .svg or .pdf.")
+@theme_option
 @force_option
 @click.option("--train", "data", multiple=True, metavar="PATH", help="Train each model on this text; print its loss.")
 @click.option("--steps", type=ONE_OR_MORE, default=200, show_default=True, help="With --train: steps per model.")
@@ -71,6 +72,7 @@ def command(
     equal: str,
     rounds: int,
     out: str | None,
+    theme: str,
     data: tuple[str, ...],
     steps: int,
     context: int,
@@ -108,7 +110,7 @@ def command(
     if out is not None:
         from clearhead.inspect.growth_figure import draw_growth
 
-        draw_growth(rows, out)
+        draw_growth(rows, out, theme)
         if not as_json:
             click.echo(out)
 

@@ -6,16 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import (
-    bytes_text,
-    console,
-    find_config,
-    flops_text,
-    input_options,
-    json_option,
-    model_argument,
-    print_json,
-)
+from .options import console, find_config, input_options, json_option, model_argument, print_json
 
 if TYPE_CHECKING:
     from clearhead.measure.cost import Cost
@@ -65,44 +56,18 @@ def show(model: str, bill: Cost, train: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from clearhead.measure.cost import HEADINGS
+
     out = console()
-    parameters, flops, memory = bill.parameters, bill.flops, bill.memory
-    active = "" if parameters.active == parameters.total else f", of which {parameters.active:,} are active per token"
-    out.print(Text(f"{model}: {parameters.total:,} parameters{active}", "bold"))
+    out.print(Text(f"{model}: {bill.title()}", "bold"))
     table = Table(box=None, padding=(0, 2), pad_edge=False)
-    for heading in ("part", "parameters", "share", "FLOPs", "share", "grows as"):
+    for heading in HEADINGS:
         table.add_column(heading, justify="left" if heading in ("part", "grows as") else "right", no_wrap=True)
-    for part, count in parameters.by_part.items():
-        work = flops.by_part[part]
-        table.add_row(
-            part,
-            f"{count:,}",
-            f"{count / max(parameters.total, 1):.1%}",
-            flops_text(work),
-            f"{work / max(flops.forward, 1):.1%}",
-            bill.complexity[part],
-        )
+    for row in bill.part_rows():
+        table.add_row(*row)
     out.print(table)
-    rows = {
-        f"forward, {bill.batch} × {bill.length} tokens": f"{flops.forward:,} FLOPs",
-        "  the last block alone": f"{flops.block:,} FLOPs",
-        f"weights in {bill.dtype}": bytes_text(memory.weights),
-    }
-    if memory.kv_cache:
-        rows |= {
-            "decoding one token": f"{flops.decode:,} FLOPs",
-            f"KV cache, {bill.batch} × {bill.length} tokens": bytes_text(memory.kv_cache),
-        }
-    if train:
-        rows |= {
-            "training step": f"{flops.train:,} FLOPs",
-            "activations kept for the backward pass": bytes_text(memory.activations),
-            "gradients": bytes_text(memory.gradients),
-            "AdamW's moments": bytes_text(memory.optimizer),
-            "training, total": bytes_text(memory.training),
-        }
     table = Table(box=None, padding=(0, 2), show_header=False, pad_edge=False)
-    for name, value in rows.items():
-        table.add_row(name, value)
+    for row in bill.total_rows(train):
+        table.add_row(*row)
     out.print()
     out.print(table)

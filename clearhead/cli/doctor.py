@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import bytes_text, console, json_option, print_json
+from clearhead.units import bytes_text
+
+from .options import console, json_option, print_json
 
 if TYPE_CHECKING:
     from clearhead.measure.doctor import DoctorReport

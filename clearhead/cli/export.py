@@ -9,8 +9,9 @@ from shutil import copyfile
 import click
 
 from clearhead.files import stage_file
+from clearhead.units import bytes_text
 
-from .options import bytes_text, check_free, check_free_folder, force_option, read_finite_model
+from .options import check_free, check_free_folder, force_option, read_finite_model
 
 DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 
@@ -56,13 +57,12 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
         raise ValueError(f"{model} is quantized in Clearhead's own format; export the model it was made from")
     import torch
 
-    from clearhead.generate.complete import own_tokenizer
     from clearhead.models.gguf.write import save_gguf
     from clearhead.models.onnx import save_onnx
 
     if form == "gguf":
         kept = {torch.float16: "f16", torch.bfloat16: "bf16"}.get(next(loaded.parameters()).dtype, "f32")
-        save_gguf(loaded, Path(out), own_tokenizer(loaded), dtype or kept, force)
+        save_gguf(loaded, Path(out), loaded.tokenizer, dtype or kept, force)
         describe_export(form, Path(out))
         return
     if dtype is not None:

@@ -17,6 +17,7 @@ from .options import (
     load_model,
     print_json,
     read_text,
+    theme_option,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ VIEWS = ("maps", "rollout", "lens", "norms", "ablation", "patching")
     metavar="FILE",
     help="Write a page (.html), picture (.png, .svg, .pdf) or table (.csv, .npz); may be given again.",
 )
-@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Of pictures.")
+@theme_option
 @device_option
 @force_option
 @json_option
@@ -123,11 +124,13 @@ def find_model(model: str) -> tuple[Any, str | None]:
     """The model, and what to call it where it has no folder: a preset or a config gets fresh weights."""
     import torch
 
+    from clearhead.models.hub import BUNDLED
     from clearhead.models.model import build
+    from clearhead.models.presets import PRESETS
 
     path = Path(model)
-    if path.suffix != ".json" and (path.exists() or "/" in model):  # a folder, a file, or a name on the Hub
-        return load_model(model), None
+    if path.suffix != ".json" and (path.exists() or model not in PRESETS):  # a folder, a file, or a name
+        return load_model(model), model if model in BUNDLED else None
     torch.manual_seed(0)
     return build(find_config(model)).eval(), f"{path.stem} with fresh weights"
 

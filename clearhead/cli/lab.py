@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import FLOATS, PICTURES, WHOLES, check_free, console, force_option, json_option, print_json, progress
+from .options import (
+    FLOATS,
+    PICTURES,
+    WHOLES,
+    check_free,
+    console,
+    force_option,
+    json_option,
+    print_json,
+    progress,
+    theme_option,
+)
 
 if TYPE_CHECKING:
     from clearhead.lab.result import Result
@@ -77,7 +88,7 @@ def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
 COMMON = (
     json_option,
     force_option,
-    click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True),
+    theme_option,
     click.option("form", "--format", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True),
     click.option("--out", type=PICTURES, metavar="PATH", help="A folder, or a file.  [default: the folder lab]"),
     click.option("--seed", type=int, default=0, show_default=True, help="The same seed gives the same result."),

@@ -353,6 +353,9 @@ def check_free(path: str | Path) -> bool:
     return force
 
 
+theme_option = click.option(
+    "--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True, help="Colours of pictures."
+)
 json_option = click.option("as_json", "--json", is_flag=True, help="Print JSON.")
 
 
@@ -459,24 +462,3 @@ def check_free_folder(folder: str) -> bool:
         way = "choose another folder" if force or held[0] == "recipe.json" else "choose another folder, or add --force"
         raise ValueError(f"{folder} holds {held[0]}, so there is a model or a run already; {way}")
     return force
-
-
-def count_text(count: int) -> str:
-    """`124.4M`, `1.6B`: a count of parameters."""
-    for size, letter in ((10**15, "Q"), (10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "k")):
-        if count >= size:
-            return f"{count / size:.1f}{letter}"
-    return str(count) if count else "·"
-
-
-def flops_text(count: int) -> str:
-    """`8.1G`: a count of floating-point operations."""
-    return count_text(count).replace("B", "G").replace("Q", "P")
-
-
-def bytes_text(count: int) -> str:
-    """`474.7 MiB`."""
-    for size, unit in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from .options import PICTURES, check_free, force_option, json_option, print_json
+from .options import PICTURES, check_free, force_option, json_option, print_json, theme_option
 
 NAMES = ("curves", "table", "products", "rotation", "rotary", "alibi")
 DEFAULT = "positions"
@@ -23,7 +23,7 @@ DEFAULT = "positions"
     help="A folder, or a file for one FIGURE.",
 )
 @click.option("form", "--format", type=click.Choice(["png", "svg", "pdf"]), default="png", show_default=True)
-@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
+@theme_option
 @click.option("--length", type=int, default=100, show_default=True, help="Positions shown.")
 @click.option("--dim", type=int, default=64, show_default=True, help="Width of the encoding and of a rotary head.")
 @click.option("--base", type=float, default=10000.0, show_default=True, help="Base of the sinusoids; θ of rotary.")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import click
 
-from .options import console, count_text, json_option, print_json
+from clearhead.units import count_text
+
+from .options import console, json_option, print_json
 
 
 @click.command("presets")

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import bytes_text, cache_option, check_free_folder, force_option, read_finite_model, read_text
+from clearhead.units import bytes_text
+
+from .options import cache_option, check_free_folder, force_option, read_finite_model, read_text
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +56,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     kind = kind if cache is None else replace(kind, cache=cache)
     read = None if text is None else read_text(text)
     loaded = read_finite_model(model)
-    from clearhead.generate.complete import check_generates, own_tokenizer
+    from clearhead.generate.complete import check_generates
     from clearhead.generate.defaults import context_length
     from clearhead.measure.perplexity import perplexity_of
     from clearhead.models.quantize import quantize
@@ -62,7 +64,7 @@ def command(model: str, out: str, weights: str, group: int, cache: Cache | None,
     widest = max(weight.shape[-1] for weight in loaded.parameters() if weight.dim() > 1)
     if isinstance(kind, Grouped) and kind.group > max(widest, Grouped.group):
         raise ValueError(f"--group is {group}, but the widest matrix has {widest} columns; use at most {widest}")
-    tokenizer = own_tokenizer(loaded)
+    tokenizer = loaded.tokenizer
     if read is not None and tokenizer is None:
         raise ValueError(f"{model} has no tokenizer, so it cannot read --text; leave the option out")
     half = 0 if read is None else len(read) // 2

@@ -23,10 +23,13 @@ def command(name: str | None, as_json: bool) -> None:
     if name is not None:
         click.echo(dumps(recipe(name)), nl=False)
         return
-    about = {name: (make.__doc__ or "").strip() for name, make in RECIPES.items()}
+    about = {name: " ".join((make.__doc__ or "").split()) for name, make in RECIPES.items()}
     if as_json:
         print_json(about)
         return
-    width = max(map(len, about))
-    for name, text in about.items():
-        console().print(f"{name:<{width}} {text}")
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False, pad_edge=False)
+    for row in about.items():
+        table.add_row(*row)
+    console().print(table)

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import PICTURE, apply_changes, check_free, console, count_text, force_option, json_option, print_json
+from clearhead.units import count_text
+
+from .options import PICTURE, apply_changes, check_free, console, force_option, json_option, print_json, theme_option
 
 if TYPE_CHECKING:
     from clearhead.scaling import Fit, Plan, Table
@@ -23,12 +25,17 @@ seed_option = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the resamples."
 )
 figure_option = click.option("--figure", type=PICTURE, metavar="FILE", help="Draw a figure: .png, .svg or .pdf.")
-theme_option = click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
 
 
 @click.group("scaling")
 def command() -> None:
-    """Fit scaling laws to runs, plan a budget, or train the runs. Parameters N, tokens D, compute C = 6·N·D."""
+    """Fit scaling laws to runs, plan a budget, or train the runs. Parameters N, tokens D, compute C = 6·N·D.
+
+    \b
+    clearhead scaling plan --flops 5.76e23
+    clearhead scaling fit runs.csv --figure isoflop.svg
+    clearhead scaling sweep --data notes/ --out runs/sweep
+    """
 
 
 @command.command("fit")

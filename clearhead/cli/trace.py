@@ -6,16 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import (
-    console,
-    count_text,
-    find_config,
-    flops_text,
-    input_options,
-    json_option,
-    model_argument,
-    print_json,
-)
+from clearhead.units import count_text, flops_text
+
+from .options import console, find_config, input_options, json_option, model_argument, print_json
 
 if TYPE_CHECKING:
     from clearhead.measure.trace import Trace

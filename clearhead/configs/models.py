@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import ConfigError, Part, Scope, Shape, Step, under
+from .base import Config, ConfigError, Part, Scope, Shape, Step, under
 from .embedding import EmbeddingConfig, FactoredEmbeddingConfig, TokenEmbeddingConfig
 from .heads import HeadConfig, LMHeadConfig, MaskedLMHeadConfig
 from .stack import BlockConfig, StackConfig
@@ -14,6 +14,8 @@ from .stack import BlockConfig, StackConfig
 @dataclass(frozen=True, kw_only=True)
 class SequenceModelConfig(Part):
     """embedding -> stack -> head: GPT, LLaMA, BERT, ViT. Without a head the hidden states come out."""
+
+    __repr__ = Config.__str__
 
     embedding: EmbeddingConfig
     stack: StackConfig
@@ -40,6 +42,8 @@ class SequenceModelConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(Part):
     """source -> encoder; target -> decoder, whose cross-attention reads the encoder's output -> head."""
+
+    __repr__ = Config.__str__
 
     source: TokenEmbeddingConfig
     encoder: StackConfig

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from .attention import AttentionConfig
-from .base import ConfigError, Part, Scope, Shape, Step, under
+from .base import Config, ConfigError, Part, Scope, Shape, Step, under
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .mixer import MixerConfig
 from .moe import MoEConfig
@@ -30,6 +30,8 @@ class BlockConfig(Part):
     sandwich  x + norm(f(norm(x)))    Gemma 2
     inside    x + norm(f(x))          OLMo 2
     """
+
+    __repr__ = Config.__str__
 
     mixer: MixerConfig
     cross: AttentionConfig | None = None  # reads the encoder's output
@@ -109,6 +111,8 @@ class ParallelBlockConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class StackConfig(Part):
     """`first`, then `pattern` over and over; a hybrid is a pattern of different blocks."""
+
+    __repr__ = Config.__str__
 
     dim: int  # D
     pattern: tuple[BlockConfig | ParallelBlockConfig, ...]

@@ -161,6 +161,8 @@ Precision = Literal["float32", "bfloat16"]
 class RecipeConfig(Config):
     """Everything about a run except its data. The same recipe, data and seed give the same weights."""
 
+    __repr__ = Config.__str__
+
     model: SequenceModelConfig | EncoderDecoderConfig  # its vocabulary or classes are set from the data
     task: TaskConfig = NextTokenConfig()
     start: str | None = None  # a checkpoint to start from; None: fresh weights

@@ -119,6 +119,10 @@ def flash_attention(
 
     With a mask, a bias, a softcap, or causal with T ≠ S, `block` queries at a time are computed, so that only
     block × S scores ever exist.
+
+    >>> q, k, v = torch.ones((3, 4, 2))
+    >>> flash_attention(q, k, v, causal=True).shape
+    torch.Size([4, 2])
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap, block=block)
     given = q, k, v

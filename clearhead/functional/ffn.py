@@ -14,12 +14,20 @@ from clearhead.reference.ffn import check_activation
 
 
 def relu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """max(x, 0)."""
+    """max(x, 0).
+
+    >>> relu(torch.tensor([-1.0, 0.0, 2.0])).round(decimals=3)
+    tensor([0., 0., 2.])
+    """
     return F.relu(x)
 
 
 def relu2(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """max(x, 0)²."""
+    """max(x, 0)².
+
+    >>> relu2(torch.tensor([-1.0, 0.0, 2.0])).round(decimals=3)
+    tensor([0., 0., 4.])
+    """
     return F.relu(x).square() if plain_needed(x) else SquaredReLU.apply(x)
 
 
@@ -41,19 +49,31 @@ class SquaredReLU(torch.autograd.Function):
 
 
 def gelu(x: Float[Tensor, "..."], approximate: str = "none") -> Float[Tensor, "..."]:
-    """x Φ(x), exactly ("none") or by tanh, as GPT-2 does."""
+    """x Φ(x), exactly ("none") or by tanh, as GPT-2 does.
+
+    >>> gelu(torch.tensor([-1.0, 0.0, 2.0])).round(decimals=3)
+    tensor([-0.1590,  0.0000,  1.9540])
+    """
     if approximate not in ("none", "tanh"):
         raise ValueError(f'approximate is {approximate!r}, but must be "none" or "tanh"')
     return F.gelu(x, approximate=approximate)
 
 
 def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """`gelu(x, "tanh")` under a name of its own, so that configs can name it."""
+    """`gelu(x, "tanh")` under a name of its own, so that configs can name it.
+
+    >>> gelu_tanh(torch.tensor([-1.0, 0.0, 2.0])).round(decimals=3)
+    tensor([-0.1590,  0.0000,  1.9550])
+    """
     return F.gelu(x, approximate="tanh")
 
 
 def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """x / (1 + exp(−x))."""
+    """x / (1 + exp(−x)).
+
+    >>> silu(torch.tensor([-1.0, 0.0, 2.0])).round(decimals=3)
+    tensor([-0.2690,  0.0000,  1.7620])
+    """
     return F.silu(x)
 
 
@@ -80,7 +100,12 @@ def feed_forward(
     down_bias: Float[Tensor, "D"] | None = None,
     activation: str = "relu",
 ) -> Float[Tensor, "... D"]:
-    """down · activation(up · x)."""
+    """down · activation(up · x).
+
+    >>> x, up, down = torch.ones((2, 3)), torch.ones((8, 3)), torch.ones((3, 8))
+    >>> feed_forward(x, up, down).shape
+    torch.Size([2, 3])
+    """
     check_activation(activation)
     return linear(ACTIVATIONS[activation](linear(x, up, up_bias)), down, down_bias)
 
@@ -95,7 +120,12 @@ def gated_feed_forward(
     down_bias: Float[Tensor, "D"] | None = None,
     activation: str = "silu",
 ) -> Float[Tensor, "... D"]:
-    """down · (activation(gate · x) ∘ up · x)."""
+    """down · (activation(gate · x) ∘ up · x).
+
+    >>> x, gate, up, down = torch.ones((2, 3)), torch.ones((8, 3)), torch.ones((8, 3)), torch.ones((3, 8))
+    >>> gated_feed_forward(x, gate, up, down).shape
+    torch.Size([2, 3])
+    """
     check_activation(activation)
     return linear(ACTIVATIONS[activation](linear(x, gate, gate_bias)) * linear(x, up, up_bias), down, down_bias)
 
@@ -103,5 +133,10 @@ def gated_feed_forward(
 def swiglu(
     x: Float[Tensor, "... D"], gate: Float[Tensor, "F D"], up: Float[Tensor, "F D"], down: Float[Tensor, "D F"]
 ) -> Float[Tensor, "... D"]:
-    """down · (silu(gate · x) ∘ up · x), LLaMA's feed-forward."""
+    """down · (silu(gate · x) ∘ up · x), LLaMA's feed-forward.
+
+    >>> x, gate, up, down = torch.ones((2, 3)), torch.ones((8, 3)), torch.ones((8, 3)), torch.ones((3, 8))
+    >>> swiglu(x, gate, up, down).shape
+    torch.Size([2, 3])
+    """
     return gated_feed_forward(x, gate, up, down, activation="silu")

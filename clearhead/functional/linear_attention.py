@@ -25,12 +25,20 @@ EMPTY = -1e30
 
 
 def elu_features(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """elu(x) + 1: x + 1 above zero, eˣ below; always positive."""
+    """elu(x) + 1: x + 1 above zero, eˣ below; always positive.
+
+    >>> elu_features(torch.tensor([-1.0, 0.0, 2.0])).round(decimals=3)
+    tensor([0.3680, 1.0000, 3.0000])
+    """
     return F.elu(x) + 1
 
 
 def positive_features(x: Float[Tensor, "... K"], directions: Float[Tensor, "W K"]) -> Float[Tensor, "... W"]:
-    """exp(ω·x − |x|²/2)/√W for every direction ω. Over ω ~ N(0, I), E[φ(q)·φ(k)] = exp(q·k)."""
+    """exp(ω·x − |x|²/2)/√W for every direction ω. Over ω ~ N(0, I), E[φ(q)·φ(k)] = exp(q·k).
+
+    >>> positive_features(torch.ones((5, 2)), torch.ones((4, 2))).shape
+    torch.Size([5, 4])
+    """
     exponent = x @ directions.T - 0.5 * x.square().sum(-1, keepdim=True)
     return exponent.exp() / math.sqrt(len(directions))
 
@@ -44,6 +52,10 @@ def linear_attention(
     """Σ_j (q·k_j) v_j / Σ_j q·k_j, where q and k are features already, and positive.
 
     causal: over the keys up to the query's own position; the last query reads the last key.
+
+    >>> q, k, v = torch.ones((3, 4, 2))
+    >>> linear_attention(q, k, v, causal=True).shape
+    torch.Size([4, 2])
     """
     check_linear_attention(q, k, v)
     if not causal:

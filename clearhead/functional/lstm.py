@@ -16,7 +16,11 @@ def lstm(
     recurrent_weight: Float[Tensor, "I4 I"],
     bias: Float[Tensor, "I4"] | None = None,
 ) -> Float[Tensor, "... T I"]:
-    """h of every token: c = f∘c + i∘g, h = o∘tanh(c), starting from zeros. The weights stack the gates i, f, g, o."""
+    """h of every token: c = f∘c + i∘g, h = o∘tanh(c), starting from zeros. The weights stack the gates i, f, g, o.
+
+    >>> lstm(torch.ones((5, 3)), torch.ones((8, 3)), torch.ones((8, 2))).shape
+    torch.Size([5, 2])
+    """
     rows = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
     start = x.new_zeros(len(rows), recurrent_weight.shape[1])
     sizes = torch.full((x.shape[-2],), len(rows))

@@ -20,7 +20,12 @@ def selective_scan(
     write: Float[Tensor, "... T Z"],
     read: Float[Tensor, "... T Z"],
 ) -> Float[Tensor, "... T I"]:
-    """y = read·h with h = exp(step·decay)∘h + step·x·write, starting from h = 0; `decay` is negative."""
+    """y = read·h with h = exp(step·decay)∘h + step·x·write, starting from h = 0; `decay` is negative.
+
+    >>> x, step, decay = torch.ones((5, 3)), torch.ones((5, 3)), -torch.ones((2, 3))
+    >>> selective_scan(x, step, decay, torch.ones((5, 2)), torch.ones((5, 2))).shape
+    torch.Size([5, 3])
+    """
     check_same_shape(x, step=step)
     rows = [part.reshape(-1, *part.shape[-2:]) for part in (x, step, write, read)]
     start = x.new_zeros(len(rows[0]), *decay.shape)

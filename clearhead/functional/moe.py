@@ -11,6 +11,9 @@ def load_balancing_loss(router: Float[Tensor, "... E"], active: int) -> Float[Te
     """E · Σ_e f_e·P_e: f_e the share of tokens sent to expert e, P_e the mean probability it is given.
 
     It is `active` if all experts are used alike, and grows as tokens crowd on the router's favourites.
+
+    >>> load_balancing_loss(torch.zeros((6, 4)), 2)  # equal scores: 1 for each active expert
+    tensor(0.)
     """
     check_active(router, active)
     experts = router.shape[-1]

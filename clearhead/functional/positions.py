@@ -13,7 +13,13 @@ from clearhead.reference.positions import alibi_slopes
 def sinusoidal_positions(
     length: int, dim: int, base: float = 10000.0, layout: str = "interleaved"
 ) -> Float[Tensor, "{length} {dim}"]:
-    """PE(pos, 2i) = sin(pos / base^(2i/D)), PE(pos, 2i+1) = cos(pos / base^(2i/D)); "halves" has all sines first."""
+    """PE(pos, 2i) = sin(pos / base^(2i/D)), PE(pos, 2i+1) = cos(pos / base^(2i/D)); "halves" has all sines first.
+
+    >>> sinusoidal_positions(3, 4).round(decimals=2)
+    tensor([[ 0.0000,  1.0000,  0.0000,  1.0000],
+            [ 0.8400,  0.5400,  0.0100,  1.0000],
+            [ 0.9100, -0.4200,  0.0200,  1.0000]])
+    """
     return sinusoids(torch.arange(length), dim, base, layout)
 
 
@@ -39,7 +45,13 @@ def sinusoids(
 
 
 def alibi_bias(heads: int, queries: int, keys: int) -> Float[Tensor, "{heads} {queries} {keys}"]:
-    """−slope_h · |distance|, added to the scores; the last query stands at the last key."""
+    """−slope_h · |distance|, added to the scores; the last query stands at the last key.
+
+    >>> alibi_bias(2, 3, 3)[0]
+    tensor([[-0.0000, -0.0625, -0.1250],
+            [-0.0625, -0.0000, -0.0625],
+            [-0.1250, -0.0625, -0.0000]])
+    """
     if heads < 1:
         raise ValueError(f"alibi_bias needs at least one head, not {heads}")
     i = torch.arange(keys - queries, keys, dtype=torch.float64)[:, None]
@@ -58,6 +70,12 @@ def relative_bias(
 
 
 def causal_mask(queries: int, keys: int | None = None) -> Bool[Tensor, "{queries} S"]:
-    """j ≤ i + S − T: a query may read its own position and the past; the last query sees the last key."""
+    """j ≤ i + S − T: a query may read its own position and the past; the last query sees the last key.
+
+    >>> causal_mask(3)
+    tensor([[ True, False, False],
+            [ True,  True, False],
+            [ True,  True,  True]])
+    """
     keys = queries if keys is None else keys
     return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)

@@ -23,6 +23,10 @@ def rotate(
 
     Pair i is coordinates (i, i + K/2) in layout "halves" (LLaMA as in transformers), (2i, 2i + 1) in "interleaved".
     positions is (T,), or broadcasts against the leading dimensions and T of x.
+
+    >>> rotate(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.arange(2)).round(decimals=2)
+    tensor([[1.0000, 0.0000],
+            [0.5400, 0.8400]])
     """
     check_rotary(x, positions, frequencies, layout)
     K = x.shape[-1]
@@ -43,6 +47,9 @@ def rotate_by(
     """Rotate each pair by an angle whose cosine and sine are given: for tables that were computed once.
 
     cos and sin have one number for each of the K/2 pairs and broadcast to x: (T, K/2) serves all batches and heads.
+
+    >>> rotate_by(torch.tensor([[1.0, 0.0]]), torch.tensor([[0.0]]), torch.tensor([[1.0]]))  # by a right angle
+    tensor([[0., 1.]])
     """
     check_angles(x, cos, sin, layout)
     wide = widen(x)

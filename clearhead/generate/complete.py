@@ -5,8 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from clearhead.configs import ConfigError, DecodingConfig, LMHeadConfig, TokenEmbeddingConfig
@@ -14,8 +12,6 @@ from clearhead.configs.base import nearest
 from clearhead.configs.decoding import DecodingOptions
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.tokenize import Tokenizer
-from clearhead.tokenize.gguf import from_gguf
-from clearhead.tokenize.older import READERS
 
 from .beam import beam_search
 from .defaults import context_length, default_decoding
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
 NEW_TOKENS = 256
 BATCH = 16
 Kind = TypeVar("Kind", bound="TextGenerator")
-TOKENIZERS = ("tokenizer.json", *(name for names in READERS for name in names))
 
 
 @dataclass(frozen=True)
@@ -65,7 +60,7 @@ class TextGenerator:
         check_generates(model)
         if draft is not None:
             draft.check(model)
-        tokenizer = tokenizer or own_tokenizer(model)
+        tokenizer = tokenizer or model.tokenizer
         config = merge_options(default_decoding(model, tokenizer), options)
         if draft is not None and config.beams > 1:
             raise ValueError(
@@ -330,21 +325,6 @@ def vocabulary_size(model: Model) -> int:
     embedding = model.config.source if isinstance(model, EncoderDecoder) else model.config.embedding
     assert isinstance(embedding, TokenEmbeddingConfig), "a model that generates text reads tokens"
     return embedding.vocabulary
-
-
-def own_tokenizer(model: Model) -> Tokenizer | None:
-    """The tokenizer in the folder or GGUF file that the model was loaded from; None if there is none."""
-    if model.origin is None:
-        return None
-    files = [model.origin] if model.origin.is_file() else [model.origin / name for name in TOKENIZERS]
-    found = next((file for file in files if file.exists()), None)
-    return None if found is None else read_tokenizer(model.origin, found.stat().st_mtime_ns)
-
-
-@lru_cache(maxsize=4)
-def read_tokenizer(origin: Path, changed: int) -> Tokenizer | None:
-    """Read the tokenizer once, and again if its file has `changed`."""
-    return from_gguf(origin) if origin.is_file() else Tokenizer.load(origin)
 
 
 def check_generates(model: Model) -> None:

@@ -32,7 +32,7 @@ CELLS = 20_000_000  # limit on the weights in one table
 NOTEBOOK_BYTES = 6_000_000
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Inspection:
     """One recorded pass. Maps, thumbnails and tags are computed on first use."""
 
@@ -202,6 +202,8 @@ class Inspection:
 
         return to_text(self)
 
+    __repr__ = __str__
+
 
 def inspect(
     model: Model,
@@ -215,15 +217,22 @@ def inspect(
     rows: Sequence[int] | None = None,
     write: int = 0,
     name: str | None = None,
-) -> Inspection:
-    """Run a model on one input and record its attention. The output is bit-equal to an unrecorded pass.
+) -> Any:
+    """Run a model on one input and record its attention in an `Inspection`; a list of texts gives a list of them.
+
+    The output is bit-equal to an unrecorded pass.
 
     inputs     a text, token ids, an image or its file; for an encoder–decoder the source
     tokenizer  needed only if the model was not loaded from a folder with one
     layers, heads  what to record; the rest costs nothing
     rows       queries that maps, figures and tables show; tags and pages use all of them
     write      first generate this many tokens, and record them too
+
+    Example: `model.inspect("Once upon a time").map(layer=0, head=1)` is one head's map, with its labels.
     """
+    if isinstance(inputs, list) and inputs and all(isinstance(text, str) for text in inputs):
+        options = {"tokenizer": tokenizer, "layers": layers, "heads": heads, "rows": rows, "write": write, "name": name}
+        return [inspect(model, text, target, labels=labels, **options) for text in inputs]
     model_input = make_model_input(model, inputs, target, tokenizer=tokenizer, labels=labels, write=write, name=name)
     chosen = None if rows is None else resolve_indices(rows, len(model_input.labels), "row", "queries")
     return Inspection(model_input, *record(model_input, layers, heads), chosen)

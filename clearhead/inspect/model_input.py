@@ -15,7 +15,7 @@ from jaxtyping import Float, UInt8
 from torch import Tensor
 
 from clearhead.configs import BlockConfig, ParallelBlockConfig, PatchEmbeddingConfig
-from clearhead.generate.complete import generate, own_tokenizer
+from clearhead.generate.complete import generate
 from clearhead.generate.defaults import default_decoding
 from clearhead.models.model import EncoderDecoder, Model, SequenceModel
 from clearhead.nn.context import Context
@@ -184,7 +184,7 @@ def make_model_input(
     if write < 0:
         raise ValueError(f"write is {write}, but must be at least 0")
     name = name or ("model" if model.origin is None else model.origin.resolve().name)
-    tokenizer = tokenizer or own_tokenizer(model)
+    tokenizer = tokenizer or model.tokenizer
     if isinstance(model, EncoderDecoder):
         return pair_input(model, inputs, target, tokenizer, write, name)
     if target is not None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from clearhead.extras import install_command
 from clearhead.files import stage_file
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -77,7 +78,7 @@ def figure(width: float, height: float, theme: str = "light") -> Iterator[Any]:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("figures need matplotlib: pip install matplotlib") from None
+        raise ValueError(f"figures need matplotlib: {install_command('plot')}") from None
     with rc_context(rc_settings(theme)), missing_glyphs():
         picture = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(picture)

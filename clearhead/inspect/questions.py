@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from clearhead.configs import EncoderDecoderConfig, PatchEmbeddingConfig, Step
-from clearhead.generate.complete import TextGenerator, own_tokenizer
+from clearhead.generate.complete import TextGenerator
 from clearhead.generate.conversation import Conversation
 from clearhead.generate.defaults import context_length, default_decoding
 from clearhead.generate.filters import Filter, MinP, Temperature, TopK, TopP
@@ -161,7 +161,7 @@ def writes(model: Model) -> int:
     """How many tokens a recorded pass generates first: the target of an encoder–decoder that can start one."""
     if not isinstance(model.config, EncoderDecoderConfig):
         return 0
-    return SOURCE_TOKENS if default_decoding(model, own_tokenizer(model)).start is not None else 0
+    return SOURCE_TOKENS if default_decoding(model, model.tokenizer).start is not None else 0
 
 
 def record_pass(model: Model, text: str, name: str) -> Inspection:
@@ -177,7 +177,7 @@ def read_input(model: Model, text: str) -> Any:
     if isinstance(embedding, PatchEmbeddingConfig):
         shape = (1, embedding.channels, embedding.image, embedding.image)
         return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    if own_tokenizer(model) is not None:
+    if model.tokenizer is not None:
         if not text:
             raise QuestionError("the text is empty: type something")
         return text

@@ -7,16 +7,23 @@ tokens. Repeated blocks are counted once and multiplied, so any config takes mil
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.configs import ConfigError, EncoderDecoderConfig, ModelConfig, Scope, StackConfig, Step
+from clearhead.models.presets import find_config
+from clearhead.units import bytes_text, flops_text
 
 from .trace import input_sizes
 
+if TYPE_CHECKING:
+    from clearhead.models.model import Model
+
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1}
+HEADINGS = ("part", "parameters", "share", "FLOPs", "share", "grows as")
 PARTS = ("embedding", "attention", "recurrence", "ffn", "norm", "head")
 
 
@@ -59,7 +66,7 @@ class Memory:
         return self.weights + self.activations + self.gradients + self.optimizer
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Cost:
     """The cost of one architecture at one batch size and length."""
 
@@ -83,16 +90,80 @@ class Cost:
             "complexity": self.complexity,
         }
 
+    def title(self) -> str:
+        """`46,702,792,704 parameters, 12,879,925,248 active per token`."""
+        total, active = self.parameters.total, self.parameters.active
+        return f"{total:,} parameters" + ("" if active == total else f", {active:,} active per token")
+
+    def part_rows(self) -> list[tuple[str, ...]]:
+        """Each part of the model: its parameters, FLOPs, the shares of both, and how it grows."""
+        parameters, flops = self.parameters, self.flops
+        return [
+            (
+                part,
+                f"{count:,}",
+                f"{count / max(parameters.total, 1):.1%}",
+                flops_text(flops.by_part[part]),
+                f"{flops.by_part[part] / max(flops.forward, 1):.1%}",
+                self.complexity[part],
+            )
+            for part, count in parameters.by_part.items()
+        ]
+
+    def total_rows(self, train: bool = False) -> list[tuple[str, str]]:
+        """FLOPs and memory of the whole model, with `train` also those of a training step."""
+        flops, memory, size = self.flops, self.memory, f"{self.batch} × {self.length} tokens"
+        rows = [
+            (f"forward, {size}", f"{flops.forward:,} FLOPs"),
+            ("  the last block alone", f"{flops.block:,} FLOPs"),
+            (f"weights in {self.dtype}", bytes_text(memory.weights)),
+        ]
+        if memory.kv_cache:
+            rows += [
+                ("decoding one token", f"{flops.decode:,} FLOPs"),
+                (f"KV cache, {size}", bytes_text(memory.kv_cache)),
+            ]
+        if train:
+            rows += [
+                ("training step", f"{flops.train:,} FLOPs"),
+                ("activations kept for the backward pass", bytes_text(memory.activations)),
+                ("gradients", bytes_text(memory.gradients)),
+                ("AdamW's moments", bytes_text(memory.optimizer)),
+                ("training, total", bytes_text(memory.training)),
+            ]
+        return rows
+
+    def __repr__(self) -> str:
+        parts = [f"  {row[0]:<12}{row[1]:>18} {row[3]:>8} FLOPs  {row[5]}" for row in self.part_rows()]
+        totals = [f"  {name:<30}{value:>32}" for name, value in self.total_rows()]
+        return "\n".join((self.title(), *parts, *totals))
+
+    def _repr_html_(self) -> str:
+        """Two tables, for notebooks."""
+        heads = "".join(f"<th>{heading}</th>" for heading in HEADINGS)
+        tables = [
+            "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+            for rows in (self.part_rows(), self.total_rows())
+        ]
+        return f"<b>{self.title()}</b><table><tr>{heads}</tr>{tables[0]}</table><table>{tables[1]}</table>"
+
 
 def cost(
-    config: ModelConfig,
+    config: ModelConfig | Model | str,
     *,
     batch: int = 1,
     length: int | None = None,
     source_length: int | None = None,
     dtype: str = "float32",
 ) -> Cost:
-    """Parameters, FLOPs and memory of `config` for `batch` rows of `length` tokens; nothing is allocated."""
+    """Parameters, FLOPs and memory for `batch` rows of `length` tokens, of a config, a preset's name or a model.
+
+    Nothing is allocated.
+
+    >>> cost("gpt2").parameters.total
+    124439808
+    """
+    config = find_config(config)
     if dtype not in BYTES:
         raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(BYTES)}")
     sizes = input_sizes(config, batch, length, source_length)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from clearhead.configs import (
     ConfigError,
@@ -16,6 +17,10 @@ from clearhead.configs import (
     Scope,
     Step,
 )
+from clearhead.models.presets import find_config
+
+if TYPE_CHECKING:
+    from clearhead.models.model import Model
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,30 @@ class Trace:
             lines += [f"  {step.name:<24} {shape_text(step):<44} {step.formula}" for step in steps]
         return "\n".join(lines)
 
+    __repr__ = __str__
 
-def trace(config: ModelConfig, *, batch: int = 1, length: int | None = None, source_length: int | None = None) -> Trace:
-    """The steps of a forward pass over `batch` rows of `length` tokens. No weights are allocated."""
+    def _repr_html_(self) -> str:
+        """A table, for notebooks."""
+        rows = []
+        for title, steps in self.sections():
+            rows.append(f'<tr><th colspan="3" style="text-align:left">{html.escape(title)}</th></tr>')
+            rows += [html_row(step.name, shape_text(step), step.formula) for step in steps]
+        return f"<table>{''.join(rows)}</table>"
+
+
+def trace(
+    config: ModelConfig | Model | str,
+    *,
+    batch: int = 1,
+    length: int | None = None,
+    source_length: int | None = None,
+) -> Trace:
+    """The steps of a forward pass over `batch` rows of `length` tokens. No weights are allocated.
+
+    >>> trace("gpt2", batch=2, length=10).steps[0].shape
+    (2, 10, 768)
+    """
+    config = find_config(config)
     sizes = input_sizes(config, batch, length, source_length)
     return Trace(config, sizes)
 
@@ -135,6 +161,11 @@ def alike(step: Step, place: str) -> Step:
     """The step without its block's number, for comparing blocks."""
     here = len(place) if "blocks" in place else 0
     return replace(step, name=step.name[here:], weights={name[here:]: shape for name, shape in step.weights.items()})
+
+
+def html_row(*cells: str) -> str:
+    inside = "".join(f'<td style="text-align:left">{html.escape(cell)}</td>' for cell in cells)
+    return f"<tr>{inside}</tr>"
 
 
 def shape_text(step: Step) -> str:

@@ -15,20 +15,25 @@ from .convert import CheckpointError
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 FILES = ["*.json", "*.safetensors", "*.jinja", "*.spm", "*.model", "*.txt"]
 """The files of a model that are downloaded. Pickles and programs are not."""
+BUNDLED = {"shakespeare": Path(__file__).parents[1] / "studio" / "model"}
+"""Models that come with the package, by name."""
 BARE = re.compile(r"\w[\w-]*(\.\d[\w-]*)*")
 
 
 def find_checkpoint(path: str | Path, files: Sequence[str] = FILES) -> Path:
     """The path itself if it exists; else the folder of a model on the Hub called `org/name`, or `gpt2`.
 
-    A bare name is looked up in the local cache first, then on the Hub. A path inside a folder that exists is taken for
-    a typing error, not for a name. HF_HOME says where the cache is; with HF_HUB_OFFLINE=1 nothing is downloaded.
+    `shakespeare` is a small model that comes with the package. A bare name is looked up in the local cache first, then
+    on the Hub. A path inside a folder that exists is taken for a typing error, not for a name. HF_HOME says where the
+    cache is; with HF_HUB_OFFLINE=1 nothing is downloaded.
     """
     if not str(path):
         raise CheckpointError("the name of the model is empty; give the folder of a checkpoint")
     here = Path(path)
     if is_unfinished_run(here):
         return unfinished_model(here)
+    if str(path) in BUNDLED and not here.exists():
+        return BUNDLED[str(path)]
     if here.exists() or not isinstance(path, str) or not (BARE.fullmatch(path) or NAME.fullmatch(path)):
         return here
     if NAME.fullmatch(path) and here.parent.is_dir():

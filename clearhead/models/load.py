@@ -29,6 +29,7 @@ from .gguf.read import load_gguf
 from .hub import FILES, find_checkpoint
 from .model import Model, build_empty
 from .pickles import pickle_names, read_pickles
+from .presets import PRESETS
 from .quantize import replace_matrices
 
 EXACT = "choice.bias"  # the experts' bias stays in float32, whatever the other weights are
@@ -38,18 +39,28 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 def load(path: str | Path, *, convert: bool = False, family: str | None = None) -> Model:
     """Load a model, in the precision it was saved in.
 
-    path     a checkpoint folder (ours, or of a supported Hugging Face family), a GGUF file, a LoRA adapter, or a name
-             on the Hub
+    path     a checkpoint folder (ours, or of a supported Hugging Face family), a GGUF file, a LoRA adapter, a name on
+             the Hub, or "shakespeare", a small model that comes with the package
     convert  read weights that are pickles (`pytorch_model.bin`): tensors only, in a child process with limits
     family   the `model_type`, if `config.json` has none or one that is not supported
 
     Weights are memory-mapped if they are stored in the layout that the model uses.
+
+    >>> load("shakespeare").config.stack.repeats
+    3
     """
-    folder = find_checkpoint(path, [*FILES, "*.bin"] if convert else FILES)
+    if not isinstance(path, str | Path):
+        raise TypeError(f"load takes the path of a checkpoint or a name on the Hub, not {path!r}")
+    try:
+        folder = find_checkpoint(path, [*FILES, "*.bin"] if convert else FILES)
+    except CheckpointError as error:
+        if str(path) not in PRESETS:
+            raise
+        raise CheckpointError(f'{error}; clearhead.build("{path}") makes this architecture with new weights') from None
     if folder.suffix == ".gguf" and folder.is_file():
         return load_gguf(folder)
     if not folder.is_dir():
-        raise CheckpointError(f"{folder} is {'not a folder' if folder.exists() else 'missing'}")
+        raise CheckpointError(describe_missing(folder))
     if (folder / ADAPTER).exists():
         return load_adapted(folder)
     hf = as_family(read_config(folder / "config.json"), family)
@@ -82,6 +93,13 @@ def as_family(hf: dict[str, Any], family: str | None) -> dict[str, Any]:
     named = (hf.get("architectures") or [None])[0]
     known = [named] if named in FAMILIES[family].architectures else None
     return hf | {"model_type": family, "architectures": known}
+
+
+def describe_missing(folder: Path) -> str:
+    """One sentence for a path that is not a checkpoint, and what to do about it."""
+    if folder.exists():
+        return f"{folder} is not a folder, and only a folder or a .gguf file holds a model"
+    return f"there is no folder {folder}; give a checkpoint folder, a .gguf file, or a name on the Hub such as org/name"
 
 
 def load_adapted(folder: Path) -> Model:

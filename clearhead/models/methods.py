@@ -6,13 +6,14 @@ imports none of them. Their options are typed here, so editors can complete and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 from clearhead.configs.decoding import DecodingOptions
 from clearhead.tokenize import Tokenizer
+from clearhead.tokenize.stored import stored_tokenizer
 
 if TYPE_CHECKING:
     from clearhead.generate.complete import Completion
@@ -66,6 +67,13 @@ class SaveOptions(TypedDict, total=False):
 class ModelMethods:
     """What every model can do besides computing logits."""
 
+    origin: Path | None = None  # the folder or GGUF file it was loaded from, which holds its tokenizer and defaults
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the folder or GGUF file that the model was loaded from; None if there is none."""
+        return stored_tokenizer(self.origin)
+
     def generate(self, prompts: str | Sequence[Any], **options: Unpack[GenerateOptions]) -> list[Completion]:
         """Continue prompts, given as texts or token ids; an encoder–decoder writes a target for each source.
 
@@ -77,8 +85,16 @@ class ModelMethods:
         """Continue one prompt and yield the text piece by piece. See `clearhead.generate.complete.stream`."""
         return find_function("stream")(self, prompt, **options)
 
-    def inspect(self, inputs: Any, target: Any = None, **options: Unpack[InspectOptions]) -> Inspection:
-        """Run one input and return attention maps, the logit lens, ablation and patching.
+    @overload
+    def inspect(
+        self, inputs: list[str], target: None = None, **options: Unpack[InspectOptions]
+    ) -> list[Inspection]: ...
+
+    @overload
+    def inspect(self, inputs: Any, target: Any = None, **options: Unpack[InspectOptions]) -> Inspection: ...
+
+    def inspect(self, inputs: Any, target: Any = None, **options: Unpack[InspectOptions]) -> Any:
+        """Run one input and return attention maps, the logit lens, ablation and patching; a list of texts gives a list.
 
         See `clearhead.inspect.inspection.inspect`. An encoder–decoder takes a source and a target.
         """
@@ -90,6 +106,23 @@ class ModelMethods:
         See `clearhead.models.save.save`.
         """
         find_function("save")(self, folder, **options)
+
+
+class TextMethods(ModelMethods):
+    """Text to token ids and back, by the model's own tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """The ids of a text. By default with the special tokens that belong around a prompt, as in `transformers`."""
+        return self.need_tokenizer().prompt(text, around=add_special_tokens)
+
+    def decode(self, ids: Iterable[Any], *, skip_special_tokens: bool = True) -> str:
+        """The text of ids, given as numbers or as a tensor of one dimension."""
+        return self.need_tokenizer().decode([int(id) for id in ids], skip_special_tokens=skip_special_tokens)
+
+    def need_tokenizer(self) -> Tokenizer:
+        if (tokenizer := self.tokenizer) is None:
+            raise ValueError("the model has no tokenizer; load one with clearhead.tokenize.Tokenizer.load")
+        return tokenizer
 
 
 def find_function(name: str) -> Callable[..., Any]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import os
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -30,14 +30,13 @@ from clearhead.nn.tap import Taps
 
 from .context import check_ids, last_real, make_context, make_state
 from .initialise import SkipInitialisation, initialise
-from .methods import ModelMethods
-from .presets import preset
+from .methods import ModelMethods, TextMethods
+from .presets import find_config
 
 
 class ModelBase(ModelMethods, nn.Module):
     """What both kinds of model remember about where they came from."""
 
-    origin: Path | None = None  # the folder or GGUF file it was loaded from, which holds its tokenizer and defaults
     family: str | None = None  # the `model_type` it was loaded from, and is saved as
     precision: Precision | None = None  # how `quantize` stored the matrices
     config: ModelConfig
@@ -72,8 +71,12 @@ class ModelBase(ModelMethods, nn.Module):
                 lines.append(f"  {name}: {type(child).__name__}, {sum(p.numel() for p in child.parameters()):,}")
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        """The same lines, for notebooks."""
+        return f"<pre>{html.escape(repr(self))}</pre>"
 
-class SequenceModel(ModelBase):
+
+class SequenceModel(TextMethods, ModelBase):
     """embedding -> stack -> head: GPT, LLaMA, BERT, ViT, Mamba."""
 
     config: SequenceModelConfig
@@ -333,15 +336,10 @@ def group_runs(lines: list[str]) -> list[tuple[str, str]]:
 def build(config: ModelConfig | str) -> Model:
     """A model with fresh weights, from a config or a preset's name, on torch's default device and in its dtype.
 
-    Example: `model = build("tiny-llama")`.
+    >>> build("tiny-llama").config.stack.dim
+    32
     """
-    if isinstance(config, str):
-        config = preset(config)
-    if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
-        raise ConfigError(
-            f"build takes a model config or a preset's name, such as 'tiny-llama', not a {type(config).__name__}; "
-            "use clearhead.load for a checkpoint folder"
-        )
+    config = find_config(config)
     check_budget(config)
     model = SequenceModel(config) if isinstance(config, SequenceModelConfig) else EncoderDecoder(config)
     initialise(model)

@@ -2,12 +2,15 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 from clearhead.configs import (
     AttentionConfig,
     Causal,
     ClassHeadConfig,
+    Config,
     ConfigError,
+    EncoderDecoderConfig,
     GatedFeedForwardConfig,
     GroupedChoiceConfig,
     LatentAttentionConfig,
@@ -16,6 +19,7 @@ from clearhead.configs import (
     ModelConfig,
     MoEConfig,
     RotaryConfig,
+    SequenceModelConfig,
     Window,
 )
 from clearhead.configs.base import nearest
@@ -28,6 +32,9 @@ from .llama import decoder, llama, mixtral
 from .mamba import mamba
 from .transformer import transformer
 from .vit import vit
+
+if TYPE_CHECKING:
+    from .model import Model
 
 PRESETS: dict[str, Callable[[], ModelConfig]] = {
     "transformer-base": partial(transformer, dim=512, layers=6, heads=8, hidden=2048),
@@ -135,7 +142,27 @@ PRESETS: dict[str, Callable[[], ModelConfig]] = {
 
 
 def preset(name: str) -> ModelConfig:
-    """The config of a published architecture, such as `gpt2` or `llama-3-8b`, or of a tiny one of its family."""
+    """The config of a published architecture, such as `gpt2` or `llama-3-8b`, or of a tiny one of its family.
+
+    >>> preset("gpt2").stack.dim
+    768
+    """
     if name not in PRESETS:
         raise ConfigError(f"there is no preset {name!r}{nearest(name, PRESETS)}")
     return PRESETS[name]()
+
+
+def find_config(given: "ModelConfig | Model | str") -> ModelConfig:
+    """The config that a caller means by a config, a preset's name, or a model.
+
+    >>> find_config("tiny-gpt").stack.dim
+    32
+    """
+    config: object = preset(given) if isinstance(given, str) else getattr(given, "config", given)
+    if not isinstance(config, SequenceModelConfig | EncoderDecoderConfig):
+        what = f"a {config.kind()}" if isinstance(config, Config) else repr(given)
+        raise ConfigError(
+            f"{what} does not describe a whole model; give a preset's name such as 'tiny-llama', a model config, "
+            "or a model"
+        )
+    return config

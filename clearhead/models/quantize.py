@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import Blocks, Cache, Int4, ModelConfig, Precision
+from clearhead.configs import precision as named_precision
 from clearhead.kernels.accelerate import accelerate
 from clearhead.nn.heads import LMHead, MaskedLMHead
 from clearhead.nn.moe import StackedLinear
@@ -23,12 +24,21 @@ HOLDERS = (Linear, Embedding, LMHead, MaskedLMHead, StackedLinear)
 """Modules whose `weight` is a matrix that may be packed."""
 
 
-def quantize(model: Model, precision: Precision, *, tokens: Int[Tensor, "B T"] | None = None) -> Model:
+def quantize(model: Model, precision: Precision | str, *, tokens: Int[Tensor, "B T"] | None = None) -> Model:
     """The same model with its matrices stored as `precision` says, and read by compiled kernels where there are few
     tokens, as in decoding. Norms, biases and positions are in float32, and so is every sum.
 
-    tokens  of a text like those the model will read: Int4 then rounds so that the outputs, not the weights, stay close
+    precision  one of `clearhead.configs`, or its name: "int8", "int4", "bfloat16", "float16", "float32"
+    tokens     of a text like those the model will read: Int4 then rounds so that its outputs stay close
+
+    >>> from clearhead import build
+    >>> quantize(build("tiny-llama"), "int8").precision.kind()
+    'Int8'
     """
+    if not isinstance(model, Model):
+        raise TypeError(f"quantize takes a model, not {model!r}; load it first with clearhead.load")
+    if isinstance(precision, str):
+        precision = named_precision(precision)
     if model.precision is not None and not isinstance(model.precision, Blocks):
         raise ValueError(f"the model is in {model.precision.kind()} already; quantise the model it was made from")
     model = dequantize(model)

@@ -55,6 +55,10 @@ from .tap import Taps
 class Layer(torch_nn.Module):
     """What the layers below share: a context made from the tensors at hand."""
 
+    def __init__(self, config: Any, dim: int) -> None:
+        super().__init__(config, dim)
+        self.width = dim
+
     def forward(
         self,
         x: Float[Tensor, "B T D"],
@@ -69,7 +73,7 @@ class Layer(torch_nn.Module):
         documents  a number for each token; tokens of different documents do not read each other
         taps       intermediate values to read or replace
         """
-        return super().forward(check_input(x), layer_context(x, readable, documents, taps))
+        return super().forward(check_input(x, self.width), layer_context(x, readable, documents, taps))
 
 
 class MultiHeadAttention(attention_part.MultiHeadAttention):
@@ -107,6 +111,7 @@ class MultiHeadAttention(attention_part.MultiHeadAttention):
             dropout=dropout,
         )
         super().__init__(config, dim)
+        self.width = dim
 
     def forward(  # type: ignore[override]
         self,
@@ -122,7 +127,9 @@ class MultiHeadAttention(attention_part.MultiHeadAttention):
         mask    True where a query may read a key: [T, S], [B, T, S] or [B, heads, T, S]; sizes of 1 broadcast.
                 A query that may read nothing gets zeros.
         """
-        check_input(x)
+        check_input(x, self.width)
+        if source is not None:
+            check_input(source, self.width)
         context = layer_context(x, None, None, None)
         q, k, v = self.project(
             x, context if source is None else Context(context.positions, context.positions, source=source), None
@@ -160,7 +167,7 @@ class MultiHeadAttention(attention_part.MultiHeadAttention):
 class LatentAttention(Layer, latent_part.LatentAttention):  # type: ignore[misc]  # forward takes tensors, not a context
     """Multi-head latent attention (DeepSeek-V2): keys and values of all heads from one small latent per position.
 
-    >>> LatentAttention(64, heads=4, latent_dim=16, plain_dim=8, rope_dim=4)(torch.randn(2, 9, 64)).shape
+    >>> LatentAttention(64, heads=4)(torch.randn(2, 9, 64)).shape
     torch.Size([2, 9, 64])
     """
 
@@ -169,19 +176,24 @@ class LatentAttention(Layer, latent_part.LatentAttention):  # type: ignore[misc]
         dim: int,
         heads: int,
         *,
-        latent_dim: int,
-        plain_dim: int,
-        rope_dim: int,
+        latent_dim: int | None = None,
+        plain_dim: int | None = None,
+        rope_dim: int | None = None,
         value_dim: int | None = None,
         causal: bool = True,
         dropout: float = 0.0,
     ) -> None:
-        """latent_dim: numbers kept per position. plain_dim, rope_dim: parts of a key without and with position."""
+        """latent_dim: numbers kept per position. plain_dim, rope_dim: parts of a key without and with position.
+
+        The defaults are the paper's proportions (DeepSeek-V2, section 2.1.3): plain_dim = dim / heads,
+        latent_dim = 4 plain_dim, rope_dim = plain_dim / 2.
+        """
+        plain_dim = plain_dim or dim // heads
         config = LatentAttentionConfig(
             heads=heads,
-            latent_dim=latent_dim,
+            latent_dim=latent_dim or 4 * plain_dim,
             plain_dim=plain_dim,
-            rope_dim=rope_dim,
+            rope_dim=rope_dim or 2 * max(plain_dim // 4, 1),
             value_dim=value_dim or plain_dim,
             mask=Causal() if causal else Full(),
             dropout=dropout,
@@ -359,9 +371,13 @@ class Block(torch_nn.Module):
         super().__init__()
         if (heads is None) == (mixer is None):
             raise ValueError("a Block takes either heads= (attention) or mixer= (any layer), not both and not neither")
+        for name, part in (("mixer", mixer), ("ffn", ffn)):
+            if part is not None and not callable(part):
+                raise TypeError(f"{name} is {part!r}, but must be a layer such as nn.Mamba({dim}) or nn.SwiGLU({dim})")
         if norm not in ("layer", "rms"):
             raise ValueError(f'norm is {norm!r}, but must be "layer" or "rms"')
         config = LayerNormConfig() if norm == "layer" else RMSNormConfig()
+        self.width = dim
         self.mixer = MultiHeadAttention(dim, heads, causal=causal) if mixer is None and heads is not None else mixer
         self.ffn = SwiGLU(dim) if ffn is None else ffn
         self.mixer_residual = stack_part.Residual(config, placement, dropout, dim)
@@ -369,7 +385,7 @@ class Block(torch_nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"], **options: Any) -> Float[Tensor, "B T D"]:
         """The output [B, T, D]; `options`, such as mask=, go to the mixer."""
-        context, mixer = layer_context(check_input(x), None, None, None), self.mixer
+        context, mixer = layer_context(check_input(x, self.width), None, None, None), self.mixer
         assert mixer is not None
         x = self.mixer_residual(x, lambda h: mixer(h, **options), context)
         return self.ffn_residual(x, self.ffn, context)
@@ -386,9 +402,9 @@ def layer_context(
     return Context(positions, positions, readable, documents, aligned=readable is None, taps=taps)
 
 
-def check_input(x: Tensor) -> Float[Tensor, "B T D"]:
-    """Raise one clear sentence if x is no batch of sequences of vectors."""
-    if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point():
+def check_input(x: Tensor, dim: int) -> Float[Tensor, "B T D"]:
+    """Raise one clear sentence if x is not a batch of sequences of vectors of width `dim`."""
+    if not isinstance(x, Tensor) or x.dim() != 3 or not x.is_floating_point() or x.shape[2] != dim:
         given = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise ValueError(f"a layer takes a float tensor of shape [batch, length, dim], not {given}")
+        raise ValueError(f"a layer of dim={dim} takes a float tensor of shape [batch, length, dim], not {given}")
     return x

@@ -72,6 +72,12 @@ class Taps:
                     hint = f"the nearest names are {', '.join(near)}" if near else "this model has none"
                     raise ValueError(f"no {what} matches {pattern!r}; {hint}; model.taps() lists all values")
 
+    def __repr__(self) -> str:
+        """What is asked for, and the shape of each value that was read."""
+        asked = [f"{name}={value!r}" for name, value in (("read", [*self.read]), ("replace", [*self.replace])) if value]
+        read = [f"  {path}: {tuple(value.shape)}" for path, value in self.values.items()]
+        return "\n".join((f"Taps({', '.join(asked)})", *read))
+
     def __call__(self, path: str, value: Tensor) -> Tensor:
         """Replace and record `value` as asked; called by every part at each of its taps."""
         for pattern, change in self.replace.items():

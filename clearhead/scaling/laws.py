@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 from jaxtyping import Float
 
+from clearhead.extras import install_command
 from clearhead.files import write_atomically
 from clearhead.typed_json import read_json
 
@@ -248,7 +249,7 @@ def optimizer() -> Any:
     try:
         from scipy import optimize
     except ImportError:
-        raise FitError("fitting this law needs scipy: pip install scipy") from None
+        raise FitError(f"fitting this law needs scipy: {install_command('scaling')}") from None
     return optimize
 
 

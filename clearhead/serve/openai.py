@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from clearhead.configs import LMHeadConfig
-from clearhead.generate.complete import own_tokenizer, vocabulary_size
+from clearhead.generate.complete import vocabulary_size
 from clearhead.generate.conversation import with_turn_end
 from clearhead.generate.engine import QueueFull
 from clearhead.generate.grammar import Grammar, GrammarError
@@ -298,7 +298,7 @@ class Server:
         inputs = prompts_of(asked.input) if asked.input else []
         if not inputs or len(inputs) > PROMPTS or "" in inputs:
             raise invalid(f"input must be 1 to {PROMPTS} texts, none of them empty", "input")
-        tokenizer = own_tokenizer(served.model)
+        tokenizer = served.model.tokenizer
         if tokenizer is None:
             raise invalid(f"{served.name} has no tokenizer", "model")
         texts = [one for one in inputs if isinstance(one, str)]
@@ -349,7 +349,7 @@ class Server:
 
     async def tokenize(self, request: Request) -> Response:
         asked: TokenizeRequest = await self.read(TokenizeRequest, request)
-        tokenizer = own_tokenizer(self.find(asked.model).model)
+        tokenizer = self.find(asked.model).model.tokenizer
         if tokenizer is None:
             raise invalid("this model has no tokenizer", "model")
         try:
@@ -360,7 +360,7 @@ class Server:
 
     async def detokenize(self, request: Request) -> Response:
         asked: DetokenizeRequest = await self.read(DetokenizeRequest, request)
-        tokenizer = own_tokenizer(self.find(asked.model).model)
+        tokenizer = self.find(asked.model).model.tokenizer
         if tokenizer is None:
             raise invalid("this model has no tokenizer", "model")
         if odd := [token for token in asked.tokens if not 0 <= token < tokenizer.vocabulary]:
@@ -370,7 +370,7 @@ class Server:
     async def tokenizer_info(self, request: Request) -> Response:
         """What `lm_eval` asks for, so that it can use this tokenizer remotely."""
         served = self.find(request.query_params.get("model"))
-        tokenizer = own_tokenizer(served.model)
+        tokenizer = served.model.tokenizer
         if tokenizer is None:
             raise invalid("this model has no tokenizer", "model")
         names = ("bos_token", "eos_token", "pad_token", "chat_template")

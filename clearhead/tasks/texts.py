@@ -12,7 +12,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from clearhead.configs import PoolerConfig, TokenEmbeddingConfig
-from clearhead.generate.complete import own_tokenizer
 from clearhead.generate.defaults import context_length
 from clearhead.generate.loop import pad_prompts
 from clearhead.models.context import make_context
@@ -38,7 +37,7 @@ class TextReader:
     def of(cls, model: Model, tokenizer: Tokenizer | None = None) -> TextReader:
         if isinstance(model, EncoderDecoder) or not isinstance(model.config.embedding, TokenEmbeddingConfig):
             raise ValueError("this needs a model that reads one text; this one reads images, or is an encoder–decoder")
-        found = tokenizer or own_tokenizer(model)
+        found = tokenizer or model.tokenizer
         if found is None:
             raise ValueError("the model has no tokenizer; pass tokenizer=")
         return cls(model, found, context_length(model))

@@ -84,9 +84,10 @@ class MarianTokenizer(Tokenizer):
         unknown = self.ids[self.special[0]]
         return [self.ids.get(piece, unknown) for piece in [*code, *pieces]]
 
-    def decode(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         pieces = [self.names.get(id, self.special[0]) for id in ids]
-        return "".join(piece for piece in pieces if piece not in self.special).replace(SPACE, " ").strip()
+        shown = [piece for piece in pieces if not (skip_special_tokens and piece in self.special)]
+        return "".join(shown).replace(SPACE, " ").strip()
 
     def save(self, folder: str | Path) -> None:
         """Save the three files and `tokenizer_config.json` in the form that transformers reads."""

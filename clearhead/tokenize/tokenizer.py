@@ -5,13 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import tokenizers
+import tokenizers.decoders
 import tokenizers.models
+import tokenizers.pre_tokenizers
 import tokenizers.processors
 
 from clearhead.files import write_atomically
@@ -106,6 +108,45 @@ class Tokenizer:
             raise TokenizerError(f"{file} is not a tokenizer.json: {error}") from None
         return cls(inner, settings)
 
+    @classmethod
+    def from_vocabulary(
+        cls,
+        vocabulary: Mapping[str, int],
+        merges: Iterable[str | tuple[str, str]],
+        *,
+        specials: Sequence[str] = (END,),
+        end: str | None = END,
+        begin: str | None = None,
+    ) -> Tokenizer:
+        """A byte-level BPE tokenizer, as GPT-2 has it, from its vocabulary and merges.
+
+        vocabulary  the id of each token, in GPT-2's characters for bytes (a space is Ġ): the contents of vocab.json
+        merges      pairs in the order in which they were learned, each ("l", "o") or "l o": the lines of merges.txt
+        specials    tokens that are never split; those without an id get the next free ones
+        end, begin  the special tokens that end a text, and that begin every prompt
+
+        >>> tokenizer = Tokenizer.from_vocabulary({"l": 0, "o": 1, "w": 2, "lo": 3, "low": 4}, ["l o", "lo w"])
+        >>> tokenizer.encode("low"), tokenizer.decode([3, 2])
+        ([4], 'low')
+        """
+        pairs = [tuple(merge.split(" ")) if isinstance(merge, str) else tuple(merge) for merge in merges]
+        if odd := next((pair for pair in pairs if len(pair) != 2 or not all(pair)), None):
+            raise TokenizerError(f"the merge {' '.join(odd)!r} is not a pair of tokens, such as 'l o'")
+        for left, right in pairs:
+            if missing := [token for token in (left, right, left + right) if token not in vocabulary]:
+                raise TokenizerError(f"the merge '{left} {right}' needs {missing[0]!r}, which has no id")
+        inner = tokenizers.Tokenizer(tokenizers.models.BPE(dict(vocabulary), [(left, right) for left, right in pairs]))
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = tokenizers.decoders.ByteLevel()
+        named = {"eos_token": end, "bos_token": begin}
+        inner.add_special_tokens([*specials, *(name for name in named.values() if name and name not in specials)])
+        found = cls(inner, {role: name for role, name in named.items() if name})
+        if begin is not None:
+            inner.post_processor = tokenizers.processors.TemplateProcessing(
+                single=f"{begin} $A", special_tokens=[(begin, inner.token_to_id(begin))]
+            )
+        return found
+
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer_config.json`, then `tokenizer.json`, in transformers' format; each write is atomic."""
         settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
@@ -199,9 +240,9 @@ class Tokenizer:
     def json(self) -> str:
         return self.inner.to_str(pretty=True)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of the ids, without special tokens."""
-        return self.inner.decode(ids, skip_special_tokens=True)
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of the ids, by default without special tokens."""
+        return self.inner.decode(ids, skip_special_tokens=skip_special_tokens)
 
     @cached_property
     def vocabulary(self) -> int:

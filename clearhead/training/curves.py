@@ -5,22 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from clearhead.inspect.plotting import COLOURS, figure, save
+from clearhead.inspect.plotting import colours, figure, save
 
 from .checkpoint import ResumeError
 from .run import Run
 
 
-def draw_curves(folders: Sequence[str | Path], path: str | Path) -> None:
+def draw_curves(folders: Sequence[str | Path], path: str | Path, theme: str = "light") -> None:
     """Draw the smoothed training loss (thin line) and the validation loss (dots) against steps."""
-    with figure(8, 4.8) as picture:
-        axis = picture.subplots()
+    with figure(8, 4.8, theme) as picture:
+        axis, palette = picture.subplots(), colours(theme)
         names = [Path(folder).name for folder in folders]
         for i, folder in enumerate(folders):
             lines = Run(folder).history()
             if not lines:
                 raise ResumeError(f"{folder} has no metrics.jsonl, so there is no curve to draw")
-            colour, name = COLOURS[i % len(COLOURS)], names[i] if names.count(names[i]) == 1 else str(folder)
+            colour = palette[i % len(palette)]
+            name = names[i] if names.count(names[i]) == 1 else str(folder)
             trained = [line for line in lines if "train/loss" in line]
             losses = smooth([line["train/loss"] for line in trained])
             label = f"{name}, training (smoothed)"

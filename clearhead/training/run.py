@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -46,6 +47,27 @@ class Run:
         self.metrics, self.recipe_file = self.folder / "metrics.jsonl", self.folder / RECIPE
         self.checkpoints, self.tokens = self.folder / "checkpoints", self.folder / "tokens"
         self.best, self.last, self.lock_file = self.folder / "best", self.folder / "last", self.folder / LOCK
+
+    def __repr__(self) -> str:
+        """`Run runs/a: step 400 of 1,000, loss 2.310, validation 2.401`."""
+        lines = self.history()
+        steps = f" of {self.recipe().steps:,}" if self.recipe_file.exists() else ""
+        parts = [f"step {lines[-1]['step']:,}{steps}" if lines else "no step yet"]
+        for name, key in (("loss", "train/loss"), ("validation", "val/loss")):
+            values = [line[key] for line in lines if key in line]
+            parts += [f"{name} {values[-1]:.3f}"] if values else []
+        return f"Run {self.folder}: {', '.join(parts)}"
+
+    def _repr_html_(self) -> str:
+        """The same line and the loss curve, for notebooks."""
+        losses = [(line["step"], line["train/loss"]) for line in self.history() if "train/loss" in line]
+        title = f"<div>{html.escape(repr(self))}</div>"
+        if len(losses) < 2:
+            return title
+        last, low, high = losses[-1][0], min(loss for _, loss in losses), max(loss for _, loss in losses)
+        at = (f"{400 * step / last:.1f},{100 * (high - loss) / max(high - low, 1e-9):.1f}" for step, loss in losses)
+        curve = f'<polyline points="{" ".join(at)}" fill="none" stroke="currentColor"/>'
+        return f'{title}<svg viewBox="0 -4 400 108" width="400" role="img" aria-label="training loss">{curve}</svg>'
 
     @contextlib.contextmanager
     def lock(self, resume: bool = False) -> Iterator[None]:

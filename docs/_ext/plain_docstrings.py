@@ -35,7 +35,10 @@ def convert(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: li
 
 def escape_bars(app: Sphinx, context: Any, lines: list[str]) -> None:
     """Keep `a|b` in a help text from being read as a substitution; a line that starts with a bar keeps its layout."""
-    lines[:] = [re.sub(r"(?<=\S)\|", r"\\|", line) for line in lines]
+    for i, line in enumerate(lines):
+        begin = re.match(r"\s*\| ?", line)
+        at = begin.end() if begin else 0
+        lines[i] = line[:at] + line[at:].replace("|", r"\|")
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

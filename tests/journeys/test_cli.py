@@ -77,7 +77,7 @@ def test_cost_in_json() -> None:
 
 def test_cost_for_people_says_the_same() -> None:
     text = clearhead("cost", "mixtral-8x7b", "--train", "--length", "100").stdout
-    assert "46,702,792,704 parameters, of which 12,879,925,248 are active" in text
+    assert "46,702,792,704 parameters, 12,879,925,248 active per token" in text
     assert "training step" in text
     assert max(map(len, text.splitlines())) <= 80
 

@@ -11,7 +11,6 @@ import torch
 import clearhead
 from benchmarks import long_context
 from clearhead.configs import DualChunkConfig, RotaryConfig
-from clearhead.generate.complete import own_tokenizer
 
 SHARED = Path(os.environ.get("CLEARHEAD_SHARED", Path(__file__).parents[3] / "shared"))
 STORIES = SHARED / "models/stories15M"
@@ -32,7 +31,7 @@ def test_dual_chunks_read_four_times_the_trained_length_as_well() -> None:
     model = clearhead.load(STORIES).eval()
     names, things = ("Tom", "Anna", "Max", "Sue", "Ben", "Mia", "Sam"), ("dog", "car", "kite", "bird", "tree", "hat")
     other = " ".join(f"{name} had a {thing}. {name} was very happy." for thing in things for name in names)
-    tokenizer = own_tokenizer(model)
+    tokenizer = model.tokenizer
     before, story = (torch.tensor([long_context.BEGIN, *tokenizer.encode(text)]) for text in (other * 3, STORY))
 
     def loss(rotary: RotaryConfig | DualChunkConfig, length: int) -> float:

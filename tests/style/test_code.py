@@ -19,7 +19,7 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # Nothing imports from a higher layer.
 LAYERS = (
-    {"shapes", "schedules"},
+    {"shapes", "schedules", "units"},
     {"configs"},
     {"reference", "tokenize"},
     {"functional", "data", "precision", "kernels.build", "kernels.calls", "kernels.malloc"},
