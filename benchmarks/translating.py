@@ -23,7 +23,7 @@ import clearhead
 from clearhead.configs import Power
 from clearhead.generate.complete import TextGenerator
 from clearhead.kernels.accelerate import accelerate
-from clearhead.tasks.translate import written_for
+from clearhead.tasks.translate import complete_all
 
 from .turns import report, take_turns
 
@@ -79,7 +79,7 @@ def ours(folder: Path) -> Run:
     task = TextGenerator.of(model, beams=BEAM, length_penalty=Power(0.0), max_new_tokens=NEW, banned=(PAD,))
 
     def run(sources: list[list[int]]) -> list[list[int]]:
-        found = written_for(task, list(enumerate(sources)), BATCH, workers=THREADS)
+        found = complete_all(task, list(enumerate(sources)), BATCH, workers=THREADS)
         return [found[i][0].tokens for i in range(len(sources))]
 
     return run

@@ -201,10 +201,13 @@ def favor_exponents(x: Float[Tensor, "B H T K"], directions: Float[Tensor, "W K"
 
 @dataclass(frozen=True)
 class FavorSums:
-    """What all keys so far add up to. Feature w is stored relative to its own largest exponent, so none underflows."""
+    """What all keys so far add up to. Feature w is stored relative to its own largest exponent, so none underflows.
 
-    sums: Float[Tensor, "B H W U1"]  # Σ_j exp(k_jw − top_w)·[v_j 1]
-    top: Float[Tensor, "B H W"]  # the largest k_jw of all keys j
+    N is absent, or the blocks of keys that are summed apart.
+    """
+
+    sums: Float[Tensor, "B H *N W U1"]  # Σ_j exp(k_jw − top_w)·[v_j 1]
+    top: Float[Tensor, "B H *N W"]  # the largest k_jw of all keys j
 
     def read(self, q: Float[Tensor, "B H *C W"]) -> tuple[Float[Tensor, "B H *C U1"], Float[Tensor, "B H *C 1"]]:
         """Σ_w exp(q_w + top_w)·sums_w relative to the largest exponent of each query, and that exponent.

@@ -86,7 +86,9 @@ class Kernel(nn.Module):
             state.sums = sums.detach()
         return mixed
 
-    def weights(self, q: Features, k: Features, allowed: Bool[Tensor, "#B 1 #T #S"] | None) -> Float[Tensor, "B H T S"]:
+    def weights(
+        self, q: Features, k: Float[Tensor, "B H S W"], allowed: Bool[Tensor, "#B 1 #T #S"] | None
+    ) -> Float[Tensor, "B H T S"]:
         """The weight of every pair, written out."""
         products = q @ k.mT
         products = products if allowed is None else products * allowed
@@ -162,7 +164,9 @@ class Favor(Kernel):
             state.sums, state.top = sums.sums.detach(), sums.top.detach()
         return mixed
 
-    def weights(self, q: Features, k: Features, allowed: Bool[Tensor, "#B 1 #T #S"] | None) -> Float[Tensor, "B H T S"]:
+    def weights(
+        self, q: Features, k: Float[Tensor, "B H S W"], allowed: Bool[Tensor, "#B 1 #T #S"] | None
+    ) -> Float[Tensor, "B H T S"]:
         logs = log_products(q, k)
         return softmax(logs if allowed is None else torch.where(allowed, logs, -torch.inf))
 

@@ -145,7 +145,7 @@ def test_presets_are_listed_with_their_size() -> None:
         (("trace", "gpt2", "--source-length", "5"), "this model has no encoder"),
         (("completion", "tcsh"), "'tcsh' is not one of"),
         (("lab", "scores", "--widths", "100000000000"), "there is not enough memory"),
-        (("generate", ""), "a model is asked for by an empty name"),
+        (("generate", ""), "the name of the model is empty; give the folder of a checkpoint"),
         (("scaling", "plan", "--flops", "1e21", "--from", ""), "there are no constants ''"),
         (("scaling", "fit", "nowhere.csv"), "nowhere.csv: no such file or directory"),
         (("scaling", "fit", "runs.csv", "--seed", "-1"), "-1 is not in the range x>=0"),

@@ -76,7 +76,7 @@ def test_one_window_is_the_cross_entropy(monkeypatch: pytest.MonkeyPatch) -> Non
     ("options", "sentence"),
     [
         ({"stride": 9, "context": 8}, "stride is 9, but must be between 1 and the context of 8 tokens"),
-        ({"context": 65}, "the context is 65, but the model reads at most 64"),
+        ({"context": 65}, "context is 65, but the model reads at most 64 tokens"),
     ],
 )
 def test_bad_windows_are_refused(options, sentence: str) -> None:
@@ -151,7 +151,7 @@ def test_a_prompt_keeps_half_of_the_context(asked) -> None:
     answers, model, tokenizer = asked
     for before, kept in {TEXT: 32, TEXT[:20]: 20}.items():
         (wanted,) = model.generate(tokenizer.encode(before)[-kept:], tokenizer=tokenizer, temperature=0)
-        assert len(wanted.tokens) == 64 - kept or wanted.reason == "end"
+        assert len(wanted.tokens) == 65 - kept or wanted.reason == "end"
         assert answers.generate_until([Request((before, {"until": [], "max_gen_toks": 90}))]) == [wanted.text]
 
 

@@ -241,7 +241,7 @@ def test_runs_lists_the_others_if_one_cannot_be_read(corpus: Path, tmp_path: Pat
     result = CliRunner().invoke(cli, ["runs", str(tmp_path / "runs"), "--json"])
     assert result.exit_code == 0
     assert [run["run"] for run in json.loads(result.stdout)] == [str(tmp_path / "runs" / "good")]
-    assert f"{tmp_path / 'runs' / 'cut' / 'recipe.json'}: not JSON" in result.stderr
+    assert f"{tmp_path / 'runs' / 'cut' / 'recipe.json'} is not JSON" in result.stderr
     assert f"{tmp_path / 'runs' / 'foreign' / 'recipe.json'}: config has no 'kind'" in result.stderr
     nowhere = CliRunner().invoke(cli, ["runs", str(tmp_path / "nowhere"), "--json"])
     assert isinstance(nowhere.exception, ValueError)

@@ -119,15 +119,15 @@ def test_a_damaged_adapter_is_named(base: Path, tmp_path: Path) -> None:
     about = (tmp_path / "adapter.json").read_text()
     assert find_config(str(tmp_path)) == clearhead.load(tmp_path).config
     for text, sentence in (
-        (about[:20], "is damaged, or says nothing of an adapter: .* line 2"),
-        (about.replace("base", "bass"), "is damaged, or says nothing of an adapter: 'base'"),
+        (about[:20], "is not JSON: .* line 2"),
+        (about.replace("base", "bass"), "it holds an object without the field 'base'"),
         (about.replace("LoRA", "LoRa"), "has the unknown kind 'LoRa'; did you mean 'LoRA'?"),
-        ("[]", "is damaged, or says nothing of an adapter"),
-        (json.dumps(json.loads(about) | {"base": 3}), "it must name a base"),
+        ("[]", r"it holds \[\], but must be an object"),
+        (json.dumps(json.loads(about) | {"base": 3}), "base is 3, but must be a text"),
     ):
         (tmp_path / "adapter.json").write_text(text)
         for reads in (clearhead.load, find_config):
-            with pytest.raises(ValueError, match=rf"adapter\.json .*{sentence}"):
+            with pytest.raises(ValueError, match=rf"adapter\.json.*{sentence}"):
                 reads(str(tmp_path))
     (tmp_path / "adapter.json").write_text(about)
     (tmp_path / "adapter.safetensors").write_bytes((tmp_path / "adapter.safetensors").read_bytes()[:-9])
