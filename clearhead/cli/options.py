@@ -364,10 +364,17 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
     a GGUF file, or a model on the Hub (only its config is downloaded)."""
     from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, read
     from clearhead.configs.adapter import read_adapter
+    from clearhead.configs.base import nearest
+    from clearhead.models.convert import CheckpointError
     from clearhead.models.hub import find_checkpoint
-    from clearhead.models.presets import preset
+    from clearhead.models.presets import PRESETS, preset
 
-    path = find_checkpoint(model, ["config.json"])
+    named = model in PRESETS and not Path(model).exists()  # a preset needs no network
+    try:
+        path = Path(model) if named else find_checkpoint(model, ["config.json"])
+    except CheckpointError as error:
+        preset_hint = "" if "/" in model else f"; there is no preset {model!r}{nearest(model, PRESETS)}"
+        raise click.UsageError(f"{error}{preset_hint}") from None
     config: Any
     if (path / "adapter.json").exists():
         return find_config(read_adapter(path).base, changes)
