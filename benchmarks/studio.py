@@ -13,7 +13,7 @@ from tests.studio.tools import CHROMIUM, running_studio
 
 MODEL = Path(os.environ.get("CLEARHEAD_SHARED", "../shared")) / "models" / "stories15M"
 SENTENCE = "Once upon a time there was a little girl who had a red ball and a big dog . "
-LENGTHS = (13, 200, 850)
+LENGTHS = (13, 200, 850, 1000)
 
 
 def text_of(model: Any, tokens: int) -> str:
@@ -55,7 +55,7 @@ def main() -> None:
             page.wait_for_selector(".thumb canvas")
             took = page.evaluate("performance.now() - window.before")
             heap = page.evaluate("performance.memory ? performance.memory.usedJSHeapSize / 1e6 : 0")
-            print(f"edit to atlas, {length} tokens: {took / 1000:.2f} s; browser heap {heap:.0f} MB")
+            print(f"edit to all thumbnails, {length} tokens: {took / 1000:.2f} s; browser heap {heap:.0f} MB")
         base = page.url.partition("#")[0]
         page.goto("about:blank")
         page.goto(f"{base}#view=atlas&open=true&layer=2&head=1&text={texts[200]}")
@@ -65,6 +65,18 @@ def main() -> None:
         for key in ["ArrowDown", "ArrowRight"] * 25:
             times.append(page.evaluate(ARROW, key))
         print(f"arrow keys at 200 tokens: median {statistics.median(times):.1f} ms, worst {max(times):.1f} ms")
+        times = sorted(page.evaluate(HOVER, [n, n % 37]) for n in range(1, 120))
+        print(f"hover at 200 tokens: 95th percentile {times[int(0.95 * len(times))]:.1f} ms")
+        page.goto("about:blank")
+        page.goto(f"{base}#view=intervene&text={texts[850]}")
+        page.click("[data-act=measure]")
+        start = time.monotonic()
+        page.wait_for_selector("[data-measured]", timeout=120_000)
+        print(f"first head of an ablation, 850 tokens: {time.monotonic() - start:.1f} s")
+        start = time.monotonic()
+        page.click("[data-act=stop]")
+        page.wait_for_selector("[data-act=measure]")
+        print(f"ablation stopped after {time.monotonic() - start:.2f} s")
         browser.close()
     inspection = model.inspect(texts[850])
     start = time.monotonic()
@@ -77,6 +89,16 @@ ARROW = """key => new Promise((done) => {
   document.querySelector(".heat").dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
   requestAnimationFrame(() => done(performance.now() - start));
 })"""
+
+
+HOVER = """([x, y]) => {
+  const canvas = document.querySelector(".heat canvas"), area = canvas.getBoundingClientRect();
+  const start = performance.now();
+  const place = { bubbles: true, clientX: area.left + x, clientY: area.top + y };
+  canvas.dispatchEvent(new PointerEvent("pointermove", place));
+  document.querySelector(".tip").getBoundingClientRect();
+  return performance.now() - start;
+}"""
 
 
 if __name__ == "__main__":

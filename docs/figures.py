@@ -20,7 +20,9 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
+from clearhead.studio.app import SMALL_MODEL
 from tests.journeys.test_docs import DRIVER, Block, blocks_of
 from tests.studio.tools import CHROMIUM, running_studio
 
@@ -35,7 +37,9 @@ SCREENSHOTS = {
     "flow": "#view=flow&step=stack.blocks.1.mixer.scores&cell=1,6,3&head=1",
     "atlas": "#view=atlas",
     "head": "#view=atlas&open=true&layer=1&head=0",
-    "lens": "#view=lens",
+    "compare": "#view=atlas&compare=true&otherText=To be or not to be, that was the question",
+    "lens": "#view=lens&token=.",
+    "train": "#view=train",
     "intervene": '#view=intervene&changes=[{"kind":"head","place":"stack","layer":1,"head":2,"do":"zero"}]',
     "check": "#view=check",
     "build": "#view=build",
@@ -135,14 +139,45 @@ def shrink(path: Path) -> None:
     small.save(path, optimize=True)
 
 
+NO_SCALE = """import numpy as np
+
+
+def attention(q, k, v):
+    scores = q @ np.swapaxes(k, -1, -2)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True) @ v
+"""
+
+
+def prepare(page: Any, name: str) -> None:
+    """What a reader does before a picture is taken."""
+    if name == "check":
+        page.fill("textarea.code", NO_SCALE)
+        page.click("[data-act=check]")
+        page.wait_for_selector("[data-code=no-scale]", timeout=120_000)
+    if name == "intervene":
+        page.click("[data-act=measure]")
+        page.wait_for_selector("[data-act=measure]", timeout=120_000)
+    if name == "lab":
+        page.click("[data-lab=masks]")
+        page.select_option("[data-part=instrument] select", "BigBird")
+    if name == "write":
+        page.click("[data-act=generate]")
+        page.wait_for_selector("[data-part=generated] .tok", timeout=60_000)
+
+
 def take_screenshots(model: str | None = None) -> None:
     """The studio in a browser, in both themes. Needs chromium and playwright."""
     from playwright.sync_api import sync_playwright
 
     OUT.mkdir(exist_ok=True)
-    with running_studio(*([model] if model else []), "--text", TEXT) as address, sync_playwright() as playwright:
+    runs = Path(tempfile.mkdtemp())
+    train = ["train", "chars", "--out", str(runs / "chars"), "--steps", "60", "--probe-every", "3"]
+    subprocess.run([sys.executable, "-m", "clearhead", *train, "--set", "evaluate_every=15"], check=True)
+    given = [*([model] if model else [str(SMALL_MODEL)]), "--text", TEXT, "--runs", str(runs)]
+    with running_studio(*given) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        page = browser.new_page(viewport={"width": 1280, "height": 800}, locale="en-US")
+        page = browser.new_page(viewport={"width": 1360, "height": 860}, locale="en-US")
         page.goto(address)
         base = page.url.partition("#")[0]
         for theme in ("light", "dark"):
@@ -150,7 +185,8 @@ def take_screenshots(model: str | None = None) -> None:
                 page.goto("about:blank")
                 page.goto(f"{base}{place}&theme={theme}")
                 page.wait_for_selector("main .panel")
-                page.wait_for_load_state("networkidle")
+                page.wait_for_load_state("networkidle") if name != "train" else page.wait_for_selector("[data-frame]")
+                prepare(page, name)
                 page.wait_for_timeout(400)
                 path = OUT / f"studio-{name}-{theme}.png"
                 page.screenshot(path=path)

@@ -51,8 +51,10 @@ def enclose(inspection: Inspection, room: int, grids: Sequence[Grid]) -> dict[st
     name = inspection.model_input.name
     notes = [f"{grid.title}: {grid.note}" if grid.note else grid.title for grid in grids]
     answers: dict[str, list[Entry]] = {"head": [], "step": [], "cell": [], "predictions": []}
-    for question in ("tokens", "flow"):
+    for question in ("tokens", "flow", "model"):
         answers[question] = [({}, encode(session.ask(question)))]
+    sections = dict.fromkeys(section_of(step["name"]) for step in session.ask("flow")["steps"])
+    answers["strips"] = [({"section": each}, encode(session.ask("strips", {"section": each}))) for each in sections]
     answers["atlas"] = [({}, encode(atlas_of(inspection)))]
     if inspection.model_input.has_predictions:
         answers["lens"] = [({"token": ""}, encode(session.ask("lens", {"positions": 24})))]
@@ -87,6 +89,16 @@ def enclose(inspection: Inspection, room: int, grids: Sequence[Grid]) -> dict[st
             answers[question].append((arguments, answer))
     info = {"models": [name], "text": session.text, "runs": False, "notes": notes}
     return answers | {"models": [({}, info)]}
+
+
+def section_of(step: str) -> str:
+    """The section of the flow that a step stands in: its block, or its first name, as `parts/steps.js` has it."""
+    parts = step.split(".")
+    if parts[1:2] == ["blocks"]:
+        return ".".join(parts[:3])
+    if parts[0] == "head" or parts[-1] == "final_norm":
+        return "output." + ("encoder" if parts[0] == "encoder" else "")
+    return parts[0]
 
 
 def atlas_of(inspection: Inspection) -> dict[str, Any]:

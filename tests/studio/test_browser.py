@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import random
 import re
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 import torch
 
@@ -292,3 +295,120 @@ def test_a_widget_asks_its_kernel(chromium: Any, inspection: Any) -> None:
     assert watched.page.locator(".thumb").count() == 12
     assert "text/html" in widget._repr_mimebundle_()[0]
     assert watched.messages == []
+
+
+def run_code(code: str) -> str:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "copied", "exec"), {})
+    return out.getvalue()
+
+
+def test_python_copied_from_every_view_runs(seen: Watched) -> None:
+    change = '[{"kind":"head","place":"stack","layer":1,"head":2,"do":"zero"}]'
+    for place in ("view=write", "view=flow&step=head.logits&cell=3,40", "view=lens&token=s", "view=build", "view=lab"):
+        seen.go(seen.base, f"#{place}", "[data-python]")
+        seen.page.wait_for_load_state("networkidle")
+        codes = seen.page.evaluate("[...document.querySelectorAll('[data-python]')].map((one) => one.dataset.python)")
+        assert codes
+        for code in dict.fromkeys(codes):
+            assert run_code(code).strip(), code
+    seen.go(seen.base, f"#view=intervene&changes={change}", "[data-part=effect] [data-python]")
+    code = seen.page.locator("[data-part=effect] [data-python]").get_attribute("data-python") or ""
+    best = seen.page.locator("[data-after]").first
+    shown = float(best.get_attribute("data-value") or "nan")
+    assert f"{shown:.4f}" in run_code(code).replace("\n", " ")
+
+
+def test_a_saved_file_is_read_by_numpy(seen: Watched, inspection: Any, tmp_path: Path) -> None:
+    seen.go(seen.base, "#view=atlas&open=true&layer=1&head=2", "[data-part=explanation] [data-cell]")
+    for name in ("NPZ", "CSV", "SVG"):
+        with seen.page.expect_download() as saved:
+            seen.page.get_by_role("button", name=name, exact=True).first.click()
+        saved.value.save_as(tmp_path / name)
+    want = inspection.map(1, 2).values
+    assert np.load(tmp_path / "NPZ")["values"] == pytest.approx(want, abs=1e-6)
+    rows = (tmp_path / "CSV").read_text().splitlines()
+    assert float(rows[-1].rsplit(",", 1)[1]) == pytest.approx(float(want[-1, -1]), abs=1e-6)
+    assert (tmp_path / "SVG").read_text().count("<rect") == want.size
+
+
+def test_two_texts_stand_side_by_side(seen: Watched, inspection: Any) -> None:
+    other = "To be or not to do"
+    seen.go(seen.base, "#view=write", "[data-act=compare]")
+    seen.page.click("[data-act=compare]")
+    seen.page.locator("[data-act=other-text]").fill(other)
+    seen.page.wait_for_selector("[data-part=versus] [data-after]")
+    want = inspection.model_input.model.inspect(other).next(-1, 1)[0]
+    shown = seen.page.locator(f"[data-part=versus] [data-after='{want[1]}']").get_attribute("data-value")
+    assert float(shown or "nan") == pytest.approx(want[2], abs=1e-6)
+    seen.page.click("button[data-view=atlas]")
+    seen.page.wait_for_selector(".twins canvas:nth-child(3)")
+    seen.page.click("[data-head='stack.0.1']")
+    seen.page.wait_for_selector("[data-part=compare] .heat:nth-child(1)")
+
+
+NO_SCALE = """import numpy as np
+
+def attention(q, k, v):
+    s = q @ np.swapaxes(k, -1, -2)
+    w = np.exp(s - s.max(-1, keepdims=True))
+    return (w / w.sum(-1, keepdims=True)) @ v
+"""
+
+
+def test_a_mistake_is_shown_with_its_counterexample_in_both_languages(seen: Watched) -> None:
+    for lang in ("en", "zh"):
+        seen.go(seen.base, f"#view=check&lang={lang}", "textarea.code")
+        assert seen.page.locator("[data-exercise]").count() == 19
+        seen.page.fill("textarea.code", NO_SCALE)
+        seen.page.click("[data-act=check]")
+        seen.page.wait_for_selector("[data-code=no-scale]", timeout=90_000)
+        said = seen.page.locator("[data-code=no-scale]").inner_text()
+        assert bool(re.search("[\u4e00-\u9fff]", said)) == (lang == "zh")
+        assert seen.page.locator("[data-part=example] .matrix").count() == 3
+    seen.page.fill("textarea.code", "while True:\n    pass\n")
+    seen.page.click("[data-act=check]")
+    seen.open("build", "[data-cost=parameters]")
+    assert seen.page.locator("[data-cost=parameters]").get_attribute("data-value")
+
+
+def test_a_part_chosen_in_build_changes_the_cost(seen: Watched) -> None:
+    seen.go(seen.base, "#view=build", "[data-cost=parameters]")
+    seen.page.select_option("select[data-field='stack.pattern.0.mixer']", "Mamba")
+    config = clearhead.preset("tiny-llama").with_value("stack.pattern.0.mixer", {"kind": "Mamba"})
+    want = clearhead.cost(config, length=128).parameters.total
+    seen.until(f"document.querySelector('[data-cost=parameters]').dataset.value === '{want}'")
+    seen.page.get_by_role("button", name="Undo").click()
+    want = clearhead.cost(clearhead.preset("tiny-llama"), length=128).parameters.total
+    seen.until(f"document.querySelector('[data-cost=parameters]').dataset.value === '{want}'")
+
+
+def test_a_run_started_in_the_page_shows_curves_and_heads(seen: Watched) -> None:
+    seen.go(seen.base, "#view=train", "[data-act=start]")
+    steps, name = seen.page.locator("[data-part=start] input[type=number]"), "browser"
+    steps.fill("4")
+    seen.page.locator("[data-part=start] input").nth(2).fill(name)
+    seen.page.click("[data-act=start]")
+    seen.page.wait_for_selector(f"[data-run={name}]", timeout=90_000)
+    seen.page.wait_for_selector(f"[data-run={name}][data-state=done]", timeout=180_000)
+    seen.page.wait_for_selector("[data-part=curves] path")
+    seen.page.wait_for_selector("[data-frame='4'] .thumb canvas")
+    seen.page.locator("[data-part=frames] input[type=range]").fill("0")
+    seen.page.wait_for_selector("[data-frame='1'] .thumb canvas")
+    seen.page.get_by_role("button", name="Look inside").click()
+    seen.page.wait_for_selector("main[data-view=atlas] .thumb", timeout=60_000)
+
+
+def test_focus_stays_inside_the_page(seen: Watched) -> None:
+    seen.go(seen.base, "#view=atlas", ".thumb")
+    for _ in range(30):
+        seen.page.keyboard.press("Tab")
+        assert seen.page.evaluate("document.activeElement !== document.body || document.activeElement === null")
+    seen.page.focus(".thumb")
+    seen.page.keyboard.press("Enter")
+    seen.page.wait_for_selector(".heat")
+    seen.until("document.activeElement.tagName === 'H2'")
+    seen.page.set_viewport_size({"width": 720, "height": 450})  # 1440 × 900 at 200 %
+    wide = seen.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+    assert wide <= 1

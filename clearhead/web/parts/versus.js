@@ -15,8 +15,8 @@ export function Versus({ items, names }) {
   const { t } = useStudio();
   const top = Math.max(...items.map((one) => Math.max(one.before || 0, one.after || 0)), 1e-9);
   const lane = (value, kind) => html`<span class=${kind} style=${{ width: (100 * (value || 0)) / top + "%" }}></span>`;
-  return html`<div class="versus" role="table" aria-label=${names.join(" / ")}>
-    ${items.map((one) => html`<span class="name" role="rowheader" key=${one.id}>${visible(one.text)}</span><span class="lanes" aria-hidden="true">${lane(one.before, "was")}${lane(one.after, "now")}</span>
-      <span class="num" role="cell"><span class="soft">${one.before === undefined ? "–" : percent(one.before)}</span> → <b data-after=${one.id} data-value=${one.after}>${one.after === undefined ? "–" : percent(one.after)}</b></span>`)}
-  </div><p class="legend"><span>${t("paler", { a: names[0], b: names[1] })}</span></p>`;
+  return html`<ul class="versus" aria-label=${names.join(" / ")}>
+    ${items.map((one) => html`<li key=${one.id}><span class="name">${visible(one.text)}</span><span class="lanes" aria-hidden="true">${lane(one.before, "was")}${lane(one.after, "now")}</span>
+      <span class="num"><span class="soft">${one.before === undefined ? "–" : percent(one.before)}</span> → <b data-after=${one.id} data-value=${one.after}>${one.after === undefined ? "–" : percent(one.after)}</b></span></li>`)}
+  </ul><p class="legend"><span>${t("paler", { a: names[0], b: names[1] })}</span></p>`;
 }
