@@ -59,6 +59,7 @@ def describe_run(session: Session, folder: Path) -> Answer | None:
         session.sources[folder.name] = best.resolve()
     return {
         "name": folder.name,
+        "folder": str(folder),
         "step": last_step(metrics),
         "steps": steps,
         "state": state,

@@ -396,6 +396,8 @@ def test_a_run_started_in_the_page_shows_curves_and_heads(seen: Watched) -> None
     seen.page.wait_for_selector("[data-frame='4'] .thumb canvas")
     seen.page.locator("[data-part=frames] input[type=range]").fill("0")
     seen.page.wait_for_selector("[data-frame='1'] .thumb canvas")
+    code = seen.page.locator("[data-part=curves] [data-python]").get_attribute("data-python") or ""
+    assert run_code(code).splitlines()[-1].startswith("4 ")
     seen.page.get_by_role("button", name="Look inside").click()
     seen.page.wait_for_selector("main[data-view=atlas] .thumb", timeout=60_000)
 

@@ -47,7 +47,7 @@ export function Train() {
   const own = runs.find((run) => run.name === names[0]);
   const frame = own && own.frames.length ? (at >= 0 ? own.frames.reduce((best, step) => (Math.abs(step - at) < Math.abs(best - at) ? step : best)) : own.frames[own.frames.length - 1]) : -1;
   return html`<div class="cols wide"><div>${info.train && html`<${Start} onStart=${(name) => choose([name])} />`}<${Runs} runs=${runs} names=${names} choose=${choose} /></div>
-  <div>${!names.length ? html`<p class="note">${t("no_runs")}</p>` : html`<${Curves} names=${names} points=${points} at=${frame} onPick=${putAt} />
+  <div>${!names.length ? html`<p class="note">${t("no_runs")}</p>` : html`<${Curves} names=${names} points=${points} folder=${own.folder} at=${frame} onPick=${putAt} />
     ${own && own.frames.length > 0 && html`<${Film} run=${own} frame=${frame} onMove=${putAt} />`}
     ${own && html`<${Samples} points=${points[own.name] || []} at=${at} />`}`}</div></div>`;
 }
@@ -79,12 +79,12 @@ function Runs({ runs, names, choose }) {
       <div class="row"><div class="meter grow" aria-hidden="true"><i style=${{ width: (100 * run.step) / Math.max(run.steps, 1) + "%" }}></i></div><span class="num">${run.step}/${run.steps}</span>${button(run)}</div>${run.problem && html`<pre class="block error">${run.problem}</pre>`}</div>`)}</${Panel}>`;
 }
 
-function Curves({ names, points, at, onPick }) {
+function Curves({ names, points, folder, at, onPick }) {
   const { t } = useStudio();
   const curve = (name, key, word, faint) => ({ name: names.length > 1 ? `${name} · ${word}` : word, faint, points: (points[name] || []).filter((p) => typeof p[key] === "number").map((p) => [p.step, p[key]]) });
   const losses = names.flatMap((name) => [curve(name, "train/loss", t("loss"), true), curve(name, "val/loss", t("val_loss"))]);
   const table = names.length === 1 && (points[names[0]] || []);
-  return html`<${Panel} title=${t("loss")} part="curves" tools=${table && table.length > 0 && html`<${Tools} name=${names[0]} python=${`import clearhead\n\nfor line in clearhead.Run(${JSON.stringify(`runs/${names[0]}`)}).history():\n    print(line["step"], line["train/loss"])`} table=${{ rows: table.map((p) => p.step), columns: ["train/loss", "val/loss", "grad_norm"], values: table.flatMap((p) => [p["train/loss"] ?? NaN, p["val/loss"] ?? NaN, p.grad_norm ?? NaN]) }} />`}>
+  return html`<${Panel} title=${t("loss")} part="curves" tools=${table && table.length > 0 && html`<${Tools} name=${names[0]} python=${`from clearhead.training.run import Run\n\nfor line in Run(${JSON.stringify(folder)}).history():\n    print(line["step"], line["train/loss"])`} table=${{ rows: table.map((p) => p.step), columns: ["train/loss", "val/loss", "grad_norm"], values: table.flatMap((p) => [p["train/loss"] ?? NaN, p["val/loss"] ?? NaN, p.grad_norm ?? NaN]) }} />`}>
     <${Chart} x=${t("step")} y=${t("loss")} curves=${losses} at=${at} onPick=${onPick} name="loss" />
     <h3>${t("grad_norm")}</h3><${Chart} log=${true} x=${t("step")} y=${t("grad_norm")} height=${170} curves=${names.map((name) => curve(name, "grad_norm", t("grad_norm")))} at=${at} onPick=${onPick} name="gradient" /></${Panel}>`;
 }
