@@ -225,9 +225,11 @@ class FusedSDPA(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, mask)
         ctx.causal, ctx.scale = causal, scale
         with torch.enable_grad():
-            ctx.own = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in (q, k, v, mask)]
-            own_q, own_k, own_v, own_mask = ctx.own
+            own = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in (q, k, v, mask)]
+            own_q, own_k, own_v, own_mask = own
             ctx.out = F.scaled_dot_product_attention(own_q, own_k, own_v, own_mask, 0.0, causal, scale=scale)
+        # a mask that is kept here would outlive its block: a checkpoint frees only what a graph saves
+        ctx.own = [x if x is not None and x.requires_grad else None for x in own]
         return ctx.out.detach()
 
     @staticmethod
@@ -239,9 +241,9 @@ class FusedSDPA(torch.autograd.Function):
                 return attention(q, k, v, mask=allowed, bias=bias, causal=ctx.causal, scale=ctx.scale)
 
             return *plain_backward(plain, ctx.saved_tensors, d_out), None, None
-        wanted = [x for x in ctx.own if x is not None and x.requires_grad]
+        wanted = [x for x in ctx.own if x is not None]
         found = iter(torch.autograd.grad(ctx.out, wanted, d_out, retain_graph=True))
-        gradients = [next(found) if x is not None and x.requires_grad else None for x in ctx.own]
+        gradients = [None if x is None else next(found) for x in ctx.own]
         return *gradients, None, None
 
 
