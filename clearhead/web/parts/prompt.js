@@ -35,7 +35,7 @@ export function Prompt() {
   const { t, go, state, args, models, source, setText } = useStudio();
   const names = models.map((name) => [name, name]);
   const choose = (model) => go({ model, cell: "", step: "", open: false, layer: 0, head: 0, place: "", changes: "" }, true);
-  const compare = () => go(state.compare ? { compare: false } : { compare: true, otherText: state.otherText || args.text, otherModel: state.otherModel || models.find((name) => name !== args.model) || "" });
+  const compare = () => go(state.compare ? { compare: false } : { compare: true, otherText: state.otherText || args.text });
   return html`<section class="prompt" aria-label=${t("text")}>
     <div class="line">${models.length > 1 ? html`<${Choice} label=${t("model")} value=${args.model} options=${names} onPick=${choose} />` : html`<p class="only">${args.model}</p>`}
       <${TextBox} label=${t("text")} act="text" readonly=${!source.live} value=${args.text} onChange=${setText} />

@@ -16,7 +16,8 @@ export function Lens() {
   const box = useRef(null), room = useWidth(box, 900), fits = Math.max(4, Math.min(32, Math.floor((room - NAMES) / CELL)));
   const from = Math.max(0, Math.min(count - fits, row - Math.floor(fits / 2))), range = source.live ? { from, count: fits } : {};
   const found = useAnswer("lens", { ...args, token: state.token, top: 3, ...range }, fresh && Boolean(tokens.predicts)), answer = found.answer;
-  const second = useAnswer("lens", { ...other, token: state.token, top: 3, ...range }, Boolean(other) && fresh && Boolean(tokens.predicts)).answer;
+  const theirs = useAnswer("tokens", other, Boolean(other)), both = Boolean(theirs.fresh && theirs.answer && theirs.answer.predicts);
+  const second = useAnswer("lens", { ...other, token: state.token, top: 3, ...range }, Boolean(other) && both && fresh && Boolean(tokens.predicts)).answer;
   if (fresh && !tokens.predicts) return html`<p class="note">${t("no_predictions")}</p>`;
   if (!answer) return html`<div class="cols"><div ref=${box}><${Status} state=${found} /></div><div></div></div>`;
   const at = Math.max(0, answer.positions.indexOf(row)), columns = answer.labels.length;

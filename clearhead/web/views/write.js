@@ -82,7 +82,8 @@ function Generate({ options, goOn }) {
 // The same position of the second model or text.
 function Second({ first, row }) {
   const { t, other, args } = useStudio();
-  const found = useAnswer("predictions", { ...other, row: other.text === args.text && other.model === args.model ? row : -1 });
+  const tokens = useAnswer("tokens", other), predicts = Boolean(tokens.fresh && tokens.answer && tokens.answer.predicts);
+  const found = useAnswer("predictions", { ...other, row: predicts && other.text === args.text && row < tokens.answer.labels.length ? row : -1 }, predicts);
   if (!found.answer || !first) return html`<${Status} state=${found} />`;
   return html`<${Panel} title=${t("compare_next")} part="versus" note=${`${about(t, first)} / ${about(t, found.answer)}`}><${Versus} items=${merge(first.tokens, found.answer.tokens)} names=${[t("first"), t("second")]} /></${Panel}>`;
 }
