@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from .engine import NumPy, engine
-from .names import assign_sizes, role_of, size_of
+from .names import assign_sizes, neutral_value, role_of, size_of
+from .rotary_tables import is_table, make_table
 
 
 class CannotCall(Exception):
@@ -91,19 +93,26 @@ class Candidate:
     example: ExampleCall | None = None
     broken: Mapping[str, int] = field(default_factory=dict)  # undefined names -> the line that failed to define them
     documented: bool = False  # an exercise: its docstring states which inputs must work
+    file_source: str = ""
+    is_factory: bool = False  # a function that returns a module: `def FeedForward(dim): return nn.Sequential(…)`
 
     def caller(self, thing: Any, roles: tuple[str, ...], sizes: ProbeSizes, engine: NumPy | None = None) -> Caller:
         """Return a caller for the object, which follows the example call if there is one."""
         example = None if self.example is None else self.example.call
-        return Caller(find_forward(thing), engine or self.engine(), roles, sizes, example=example or {})
+        made = Caller(find_forward(thing), engine or self.engine(), roles, sizes, example=example or {})
+        return replace(made, neighbours=self.neighbours)
 
     @property
     def is_class(self) -> bool:
-        return inspect.isclass(self.thing)
+        return inspect.isclass(self.thing) or self.is_factory
 
     @property
     def is_function(self) -> bool:
-        return inspect.isfunction(self.thing) or inspect.isbuiltin(self.thing)
+        return (inspect.isfunction(self.thing) or inspect.isbuiltin(self.thing)) and not self.is_factory
+
+    def constructor_takes(self, size: str) -> bool:
+        """Return True if the constructor has an argument for this size."""
+        return self.is_class and any(size_of(p.name) == size for p in constructor_parameters(self.thing))
 
     def engine(self, dtype: str = "float64") -> NumPy:
         made = engine(self.engine_name, dtype)
@@ -118,12 +127,27 @@ class Candidate:
         seed_all(seed, self.engine_name)
         given = {} if self.example is None else self.example.construct
         try:
-            return construct(self.thing, sizes, self.neighbours, given=given)
+            with global_depth(self.neighbours, sizes.N):
+                return construct(self.thing, sizes, self.neighbours, given=given)
         except (CannotCall, NotWritten, NotImplementedError, NeedsModule, NameError, MemoryError):
             raise
         except Exception as error:
             call = f"{self.name}({describe(self.thing, sizes, self.neighbours)})"
             raise CannotConstruct(call, one_line(error)) from error
+
+
+@contextmanager
+def global_depth(names: Mapping[str, Any], depth: int) -> Iterator[None]:
+    """Let a global such as `n_layer` say how many layers to build, if it is another number."""
+    before = {n: v for n, v in names.items() if type(v) is int and len(n) > 1 and size_of(n) == "N" and v != depth}
+    if not isinstance(names, dict) or not before or depth == ProbeSizes.N:
+        yield
+        return
+    names.update(dict.fromkeys(before, depth))
+    try:
+        yield
+    finally:
+        names.update(before)
 
 
 def one_line(error: BaseException) -> str:
@@ -158,6 +182,11 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
+def constructor_parameters(thing: Any) -> list[inspect.Parameter]:
+    """Return the arguments of a class's constructor, or of a function that returns a module."""
+    return parameters_of(thing.__init__)[1:] if inspect.isclass(thing) else parameters_of(thing)
+
+
 def construct(
     cls: Any, sizes: ProbeSizes, neighbours: Mapping[str, Any], depth: int = 0, given: Mapping[str, Any] | None = None
 ) -> Any:
@@ -168,7 +197,7 @@ def construct(
 def constructor_arguments(
     cls: Any, sizes: ProbeSizes, neighbours: Mapping[str, Any], depth: int, given: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    parameters = [p for p in parameters_of(cls.__init__)[1:] if p.name not in (given or {})]
+    parameters = [p for p in constructor_parameters(cls) if p.name not in (given or {})]
     roles = assign_sizes([p.name for p in parameters], getattr(cls, "__name__", ""))
     found = {p.name: constructor_value(p, roles.get(p.name), sizes, neighbours, depth) for p in parameters}
     return {name: value for name, value in found.items() if value is not inspect.Parameter.empty}
@@ -187,11 +216,12 @@ def constructor_value(
         return sizes[size]
     if not required:
         return inspect.Parameter.empty
-    if parameter.name in ("device", "dtype", "bias", "qkv_bias"):
-        return {"device": "cpu", "dtype": None}.get(parameter.name, True)
-    if depth < 3:
+    if depth < 3 and sublayers_named(parameter.name):
         return sublayer_for(parameter.name, sizes, neighbours, depth)
-    raise CannotCall(parameter.name)
+    is_known, value = neutral_value(parameter.name, str(parameter.annotation))
+    if not is_known:
+        raise CannotCall(parameter.name)
+    return sizes["K"] ** 0.5 if value == "temperature" else value
 
 
 def overrides_default(parameter: inspect.Parameter, size: str, sizes: ProbeSizes) -> bool:
@@ -221,7 +251,7 @@ def config_for(parameter: inspect.Parameter, sizes: ProbeSizes, neighbours: Mapp
     annotation = str(parameter.annotation).strip("'\"").split(".")[-1]
     classes = [v for v in neighbours.values() if inspect.isclass(v) and is_config(v, annotation)]
     for cls in sorted(classes, key=lambda cls: cls.__name__ != annotation):
-        roles = assign_sizes([p.name for p in parameters_of(cls.__init__)[1:]], cls.__name__)
+        roles = assign_sizes([p.name for p in constructor_parameters(cls)], cls.__name__)
         try:
             return cls(**{name: sizes[size] for name, size in roles.items() if size != "rope_base"})
         except Exception:
@@ -242,20 +272,23 @@ def sublayer_for(name: str, sizes: ProbeSizes, neighbours: Mapping[str, Any], de
     """Construct a sublayer that the constructor takes, as in EncoderLayer(size, self_attn, feed_forward, dropout)."""
     from .names import part_of
 
-    low = name.lower()
-    wanted: tuple[str, ...] = ()
-    if "attn" in low or "attention" in low:
-        wanted = ("multi_head",)
-    elif "ff" in low or "feed" in low or "mlp" in low:
-        wanted = ("feed_forward", "swiglu")
-    elif "norm" in low:
-        wanted = ("layer_norm", "rms_norm")
-    elif "layer" in low or "block" in low:
-        wanted = ("encoder_block", "decoder_block")
     for cls in neighbours.values():
-        if inspect.isclass(cls) and part_of(cls.__name__) in wanted:
+        if inspect.isclass(cls) and part_of(cls.__name__) in sublayers_named(name):
             return construct(cls, sizes, neighbours, depth + 1)
     raise CannotCall(name)
+
+
+# words in an argument's name -> the parts that it may be; the first match wins
+SUBLAYERS = (
+    (r"attn|attention|mha", ("multi_head",)),
+    (r"ff|feed|mlp", ("feed_forward", "swiglu")),
+    (r"norm", ("layer_norm", "rms_norm")),
+    (r"layer$|layers$|block", ("encoder_block", "decoder_block")),
+)
+
+
+def sublayers_named(name: str) -> tuple[str, ...]:
+    return next((parts for pattern, parts in SUBLAYERS if re.search(pattern, name.lower())), ())
 
 
 @dataclass(frozen=True)
@@ -282,7 +315,7 @@ def parse_example(text: str, thing: Any, names: Mapping[str, Any]) -> ExampleCal
     if not inspect.isclass(thing):
         return ExampleCall(text, {}, bind_arguments(node, parameters_of(find_forward(thing)), names))
     made, called = (node.func, node) if isinstance(node.func, ast.Call) else (node, None)
-    construct = bind_arguments(made, parameters_of(thing.__init__)[1:], names)
+    construct = bind_arguments(made, constructor_parameters(thing), names)
     forward = getattr(thing, "forward", None) or thing.__call__
     call = {} if called is None else bind_arguments(called, parameters_of(forward)[1:], names)
     return ExampleCall(text, construct, call)
@@ -311,6 +344,8 @@ class Caller:
     sizes: ProbeSizes
     fixed: Mapping[str, Any] = field(default_factory=dict)  # parameter -> value
     example: Mapping[str, Any] = field(default_factory=dict)  # parameter -> Role or value, from an example call
+    neighbours: Mapping[str, Any] = field(default_factory=dict)  # what else the file defines
+    table_style: str = "wide"  # how cosines and sines are laid out, if the file does not build them
 
     def role(self, parameter: inspect.Parameter) -> str | None:
         if self.takes_own_context(parameter):
@@ -352,7 +387,7 @@ class Caller:
             elif not required:
                 continue
             else:
-                value = self.placeholder(parameter, role)
+                value = self.placeholder(parameter, role, arguments)
             arguments[parameter.name] = self.engine.to_native(value)
         if rest or set(given) - used:
             raise CannotCall(", ".join([*sorted(set(given) - used), *(["?"] * len(rest))]))
@@ -364,8 +399,13 @@ class Caller:
             raise NotWritten
         return result
 
-    def placeholder(self, parameter: inspect.Parameter, role: str | None) -> Any:
+    def placeholder(self, parameter: inspect.Parameter, role: str | None, arguments: Mapping[str, Any]) -> Any:
         """Return a value for a required argument that the check has no value for."""
+        if is_table(parameter.name):
+            return make_table(parameter.name, length_of(arguments), self.head_width, self.neighbours, self.table_style)
+        if role_of(parameter.name, ("positions",)):
+            is_start = "start" in parameter.name.lower() or "int" in str(parameter.annotation)
+            return 0 if is_start or parameter.name == "offset" else np.arange(length_of(arguments))
         if role in ("mask", "memory_mask", "cache", "dropout") or role_of(parameter.name, ("lengths",)):
             return None
         if self.takes_own_context(parameter):
@@ -375,7 +415,31 @@ class Caller:
             return self.sizes[size]
         if role in ("causal", "training", "weights_too"):
             return False
-        raise CannotCall(parameter.name)
+        is_known, value = neutral_value(parameter.name, str(parameter.annotation))
+        if not is_known or value == "temperature":
+            raise CannotCall(parameter.name)
+        return value
+
+    @property
+    def head_width(self) -> int:
+        """The width of one head: as the object states it, or else by our sizes."""
+        owner = getattr(self.function, "__self__", None)
+        holders = [owner, *getattr(owner, "modules", list)()] if owner is not None else []
+        for holder in holders:
+            for name, value in vars(holder).items():
+                if size_of(name) == "K" and type(value) is int:
+                    return value
+        return self.sizes["K"]
+
+
+def length_of(arguments: Mapping[str, Any]) -> int:
+    """Return T from x [.., T, D], or from tokens [B, T]."""
+    arrays = [value for value in arguments.values() if hasattr(value, "shape") and len(value.shape) >= 2]
+    if not arrays:
+        raise CannotCall("T")
+    shape = arrays[0].shape
+    is_tokens = "int" in str(arrays[0].dtype)
+    return int(shape[-1 if is_tokens else -2])
 
 
 def own_context(x: Any) -> Any:

@@ -46,6 +46,8 @@ DEFINING = (
     ast.Try,
 )
 STATEMENT_SECONDS = 2.0
+# parts that people also build in a function that returns the module
+FACTORIES = ("feed_forward", "swiglu", "multi_head", "attention", "layer_norm", "rms_norm")
 
 
 @dataclass(frozen=True)
@@ -272,7 +274,9 @@ def make_candidate(name: str, thing: Any, loaded: Loaded, example: str | None) -
     documented = bool(re.search(r"^Check: clearhead check \d\d_", loaded.source, re.MULTILINE))
     call = example_for(name, thing, loaded, example)
     broken = {own: problem.line for own, problem in loaded.broken.items()}
-    return Candidate(name, "", thing, engine, text, loaded.names, call, broken, documented)
+    is_factory = engine == "torch" and part_of(name) in FACTORIES and returns_module(thing, text)
+    source = loaded.source
+    return Candidate(name, "", thing, engine, text, loaded.names, call, broken, documented, source, is_factory)
 
 
 def example_for(name: str, thing: Any, loaded: Loaded, example: str | None) -> ExampleCall | None:
@@ -294,6 +298,15 @@ def is_abstract(candidate: Candidate) -> bool:
     return not re.search(r"@|matmul|einsum|softmax|Linear|\.dot\(|mean\(|exp\(", candidate.source)
 
 
+def returns_module(thing: Any, text: str) -> bool:
+    """Return True for a function of sizes that returns a module: `def FeedForward(dim): return nn.Sequential(…)`."""
+    if not inspect.isfunction(thing) or not re.search(r"return\s+[\s\S]*(nn|torch)\.", text):
+        return False
+    required = [p.name for p in parameters_of(thing) if p.default is p.empty]
+    inputs = {role_of(p.name, ("q", "k", "v", "x", "mask", "tokens")) for p in parameters_of(thing)} - {None}
+    return bool(required) and all(size_of(name) for name in required) and not inputs
+
+
 def find_broken(loaded: Loaded, name: str | None, part: str | None) -> list[dict[str, Any]]:
     """Return the parts whose definition failed, with the reason."""
     found = []
@@ -311,6 +324,8 @@ def classify(candidate: Candidate, tries: bool = False) -> str | None:
         return None
     if candidate.is_function:
         return classify_function(candidate, part) or (classify_by_trial(candidate) if tries else None)
+    if candidate.is_factory:
+        return part
     if not hasattr(candidate.thing, "forward") and "__call__" not in vars(candidate.thing) and part is None:
         return None
     return classify_class(candidate, part)
@@ -345,20 +360,41 @@ def classify_class(candidate: Candidate, part: str | None) -> str | None:
     if part == "sinusoidal":
         is_learned = not re.search(r"\bsin\b|\.sin\(|cos\(", candidate.source)
         return "learned" if is_learned and re.search("Embedding|Parameter|randn|normal", candidate.source) else part
-    if part in ("attention", "multi_head", "rotary", None):
+    if part in ("attention", "multi_head", "rotary", "feed_forward", "swiglu", "lm", None):
         try:
             thing = construct(candidate.thing, ProbeSizes(), candidate.neighbours)
         except Exception:
             return part
+        if part == "lm":
+            return part if reads_tokens(thing) else "encoder"
         held = [w for w in iter_weights(thing) if w.array.ndim >= 2]
+        if part in ("feed_forward", "swiglu"):
+            return part if held else None  # an activation such as GEGLU has no weights
+        if part in ("attention", "multi_head") and is_block(thing):
+            return "decoder_block"
         roles = {weight_role(w.path) for w in held}
-        if {"q", "k", "v"} <= roles or ("qkv" in roles and part is not None):
-            return "multi_head" if part != "lm" else part
+        if {"q", "k", "v"} <= roles or ((roles & {"qkv", "kv"}) and part is not None):
+            return "multi_head"
         asked = {role_of(p.name, ("q", "k", "v")) for p in parameters_of(find_forward(thing))}
         if not held and {"q", "k", "v"} <= asked:
             return "attention"
         return part if held or part == "rotary" else None
     return part
+
+
+def reads_tokens(thing: Any) -> bool:
+    """Return True if the model holds an embedding or a head of the vocabulary's size, or is not made of arrays."""
+    held = list(iter_weights(thing))
+    return not held or any(ProbeSizes().V in w.array.shape for w in held)
+
+
+def is_block(thing: Any) -> bool:
+    """Return True if it holds attention and a feed-forward layer: `ResidualAttentionBlock` is a block."""
+    from .parts.sublayer_calls import kind_of
+
+    children = thing.named_children() if hasattr(thing, "named_children") else ()
+    kinds = {kind_of(name, child) for name, child in children}
+    return {"attention", "ffn"} <= kinds
 
 
 def classify_by_trial(candidate: Candidate) -> str | None:

@@ -75,7 +75,10 @@ BY_PAGE: dict[tuple[str, str], str] = {
     "pe-replaces pe-not-added pe-trained",
     ("wrong", LEARNED): "pe-same-everywhere pe-over-batch",
     ("fragile", LEARNED): "pe-too-short",
-    ("wrong", ROPE): "rope-on-values rope-on-queries-only rope-direction rope-off-by-one rope-exponent rope-base "
+    (
+        "wrong",
+        ROPE,
+    ): "rope-on-values rope-on-queries-only rope-on-keys-only rope-direction rope-off-by-one rope-exponent rope-base "
     "rope-mixed-layout rope-no-minus rope-not-turned rope-only-cosine rope-wrong-axis rope-changes-length "
     "rope-positions-ignored rope-cat-for-stack",
     ("wrong", NORMS): "eps-outside unbiased unbiased-eps-outside unbiased-no-eps no-root gamma-unused beta-unused "

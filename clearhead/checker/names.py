@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 # role of an argument -> names, in lower case without underscores
 ARGUMENTS = {
@@ -37,20 +38,21 @@ ARGUMENTS = {
 SIZES = {
     "D": "dmodel dim embeddim nembd hiddensize embdim embeddingdim embedsize d modeldim features normalizedshape size "
     "embsize nembed numhiddens demb width emb din inputdim indim dout querysize keysize valuesize c channels dimension "
-    "queryinputdim nstate statesize hiddensz embeddingsize ndim shape dmod",
+    "queryinputdim nstate statesize hiddensz embeddingsize ndim shape dmod infeatures outfeatures dimin dimout outdim "
+    "contextdim querydim keydim valuedim kdim vdim",
     "H": "heads numheads nheads nhead h numattentionheads head numberofheads",
     "G": "kvheads nkvheads numkvheads nkvhead numkeyvalueheads groups ngroups numgroups "
     "numkvgroups kvgroups nkv kvhead",
     "K": "headsize headdim dk dhead dv dkey dvalue dimhead",
     "F": "dff ff ffdim hiddendim dimfeedforward dhidden ffndim mlpdim intermediatesize innerdim dinner ffsize hidden "
     "ffnhidden ffhidden feedforwarddim ffnnumhiddens hiddenfeatures",
-    "V": "vocabsize vocab nvocab numtokens ntoken srcvocabsize tgtvocabsize srcvocab tgtvocab vocabularysize voc",
+    "V": "v vocabsize vocab nvocab numtokens ntoken srcvocabsize tgtvocabsize srcvocab tgtvocab vocabularysize voc",
     "L": "maxlen blocksize contextlength maxseqlen seqlen maxlength nctx contextsize maxpositionembeddings "
     "maxpositions ctxlen maxsequencelength maxseqlength contextlen maxposition length t numpositions maxpos",
     "N": "numlayers nlayers nlayer layers depth numblocks n nblocks numencoderlayers numdecoderlayers",
     "expansion": "expansion mult forwardexpansion ffnmultiplier expansionfactor ffmult mlpratio",
     "dropout": ARGUMENTS["dropout"],
-    "rope_base": "base theta ropetheta",
+    "rope_base": "base theta ropetheta ropebase thetabase ropethetabase freqbase",
 }
 # which part the name of a function or class suggests; the first match wins
 PARTS = (
@@ -72,7 +74,7 @@ PARTS = (
         r"|triangular_?mask|square_subsequent|subsequent$",
     ),
     ("padding_mask", r"pad(ding)?_?mask|mask_?pad|length(s)?_?(to_)?mask|sequence_?mask|make_src_mask|key_?mask"),
-    ("rotary", r"rope|rotary|rotate(?!_?half)"),
+    ("rotary", r"rope|rotary|rotate(?!_?(half|every|back))"),
     ("learned", r"learn(ed|able)_?pos|learned_?pe"),
     ("sinusoidal", r"sinus|pos(ition(al)?)?_?enc(oding)?|^pe$|positional|get_pe|pos_?emb"),
     ("rms_norm", r"rms"),
@@ -107,9 +109,14 @@ SIZE_PATTERNS = (
     ("dropout", r"drop"),
     ("V", r"vocab"),
     ("G", r"(kv|key_?value)_?(head|group)"),
-    ("K", r"head_?(dim|size|width)|dim_?head|^d_?head"),
+    ("K", r"head_?(dim|size|width)|dim_?head|^d_?head|^d_(val|key|query|q)$"),
+    ("rope_base", r"rope_?\w*(theta|base)|(theta|freq)_?base"),
     ("H", r"(^|_)(num|n|number_of|att\w*|self)_?heads?$|heads$"),
-    ("F", r"(ff|ffn|feed_?forward|mlp|inner|intermediate|hidden)_?\w*(dim|size|hidden|width|units)|num_ff$"),
+    (
+        "F",
+        r"(ff|ffn|feed_?forward|mlp|inner|intermediate|hidden)_?\w*(dim|size|hidden|width|units|features)|num_ff$"
+        r"|^d_hid|dim_?(inner|hidden|ff)",
+    ),
     ("N", r"(^|_)(num|n)_\w*(layers?|blocks?)$|depth$"),
     ("L", r"(max|seq|ctx|context|block)_?\w*(len|length|size|positions?)$"),
     ("D", r"(model|embed|embedding|emb|token)_?(dim|size|width)$"),
@@ -122,6 +129,31 @@ def size_of(name: str) -> str | None:
         if normalize_name(name) in names.split():
             return size
     return next((size for size, pattern in SIZE_PATTERNS if re.search(pattern, name.lower())), None)
+
+
+# arguments that do not change what the part computes: name -> value
+NEUTRAL: tuple[tuple[str, Any], ...] = (
+    (r"^temperature$", "temperature"),  # √d_k, the divisor of the scores
+    (r"^device$", "cpu"),
+    (r"^dtype$|mode$|^cache$|past|kv_?cache|^state$|^rope$|rel_?pos|rng|generator", None),
+    (r"bias$|affine$|proj_?out|use_?proj", True),
+    (r"(layer|block)_?(id|idx|index|num|number|i)$|^(idx|index|i)$|pad\w*_?(id|idx|index|token)?$|start_?pos", 0),
+    (r"^multiple_?of$", 4),
+    (r"batch_?size|^bsz?$", 2),
+    (r"eps(ilon)?$", 1e-5),
+    (r"(init|std|initializer)\w*(range|std|scale)?$|^std$|^gain$", 0.02),
+    (r"^(use|is|has|with|enable|return|need|output|add|apply)_|_?flag$|causal|flash|verbose", False),
+)
+
+
+def neutral_value(name: str, annotation: str = "") -> tuple[bool, Any]:
+    """Return True and a value for an argument that does not change what the part computes, or else False."""
+    for pattern, value in NEUTRAL:
+        if re.search(pattern, name.lower()):
+            return True, value
+    if re.search(r"Optional|\bNone\b", annotation):
+        return True, None
+    return (True, False) if annotation in ("bool", "<class 'bool'>") else (False, None)
 
 
 WIDTH = r"dim|size|width|channels|features|embed|hidden|units"

@@ -53,6 +53,10 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (hasattr(value, "detach") and kind.__module__.startswith("torch"))
 
 
+# arrays that training keeps beside the weights of a NumPy object
+TRAINING_STATE = r"^(cache|d_?[A-Z]\w*|d[wb]\d*|grads?|gradients?|grad_\w+|momentum|velocity)$"
+
+
 def iter_weights(thing: Any, path: str = "", seen: set[int] | None = None, depth: int = 0) -> Iterator[Weight]:
     """Yield every floating-point array in the object and everything it holds."""
     seen = set() if seen is None else seen
@@ -61,7 +65,7 @@ def iter_weights(thing: Any, path: str = "", seen: set[int] | None = None, depth
     seen.add(id(thing))
     registered = set()
     if isinstance(thing, dict):
-        items = list(thing.items())
+        items = [(name, value) for name, value in thing.items() if not re.match(TRAINING_STATE, str(name))]
     elif isinstance(thing, list | tuple):
         items = list(enumerate(thing))
     elif hasattr(thing, "_parameters") and hasattr(thing, "_modules"):  # torch
@@ -69,7 +73,7 @@ def iter_weights(thing: Any, path: str = "", seen: set[int] | None = None, depth
         items = [*thing._parameters.items(), *thing._modules.items(), *thing._buffers.items()]
         items += [(n, v) for n, v in vars(thing).items() if not n.startswith("_") and n != "training"]
     elif hasattr(thing, "__dict__") and not isinstance(thing, type) and not callable_only(thing):
-        items = list(vars(thing).items())
+        items = [(name, value) for name, value in vars(thing).items() if not re.match(TRAINING_STATE, name)]
     else:
         return
     for name, value in items:
@@ -86,6 +90,14 @@ def iter_weights(thing: Any, path: str = "", seen: set[int] | None = None, depth
             for weight in iter_weights(value, inner, seen, depth + 1):
                 weight.registered = weight.registered and not inside_list
                 yield weight
+
+
+def fill_zero_biases(biases: list[Weight]) -> None:
+    """Give biases that start at zero other values, so that a bias that is not used is seen."""
+    generator = np.random.default_rng(3)
+    for bias in biases:
+        if not bias.array.any():
+            bias.set(generator.normal(size=bias.array.shape))
 
 
 def callable_only(thing: Any) -> bool:

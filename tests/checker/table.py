@@ -22,6 +22,7 @@ NAMES = {
     "feedforward": "feed-forward",
     "blocks": "blocks",
     "models": "models",
+    "files": "whole files",
 }
 
 

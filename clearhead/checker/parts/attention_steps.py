@@ -17,6 +17,7 @@ from clearhead.reference import causal_mask, rotate, softmax
 from ..weights import Projections
 
 Array = np.ndarray
+Change = Mapping[str, Any]  # the steps that a mistake or a variant replaces
 
 
 @dataclass(frozen=True)
@@ -159,18 +160,45 @@ def shifted_causal(by: int) -> Callable[[Array], Array]:
     return wrong
 
 
-def rotary_variant(
-    values: bool = False, only_q: bool = False, layout: str = "halves", late: int = 0
-) -> Callable[[Array, Array, Array], tuple[Array, Array, Array]]:
-    def rotate_pairs(q: Array, k: Array, v: Array) -> tuple[Array, Array, Array]:
-        def at(x: Array) -> Array:
-            return rotate(x, np.arange(x.shape[-2]) + late, layout=layout)
+def only_future(allowed: Array) -> Array:
+    return np.broadcast_to(~causal_mask(allowed.shape[-1]), allowed.shape)
 
-        if q.shape[-1] % 2:
-            return q, k, v
-        return at(q), k if only_q else at(k), at(v) if values and v.shape[-1] % 2 == 0 else v
+
+# with a finite fill value, a query that may read nothing reads everything
+def fill_low(scores: Array, allowed: Array) -> Array:
+    return np.where(allowed, scores, -1e9)
+
+
+def add_low(scores: Array, allowed: Array) -> Array:
+    return scores + np.where(allowed, 0.0, -1e9)
+
+
+Turn = Callable[[Array, Array, Array], tuple[Array, Array, Array]]
+
+
+def rotary_variant(layout: str, turned: str = "qk", base: float = 10000.0) -> Turn:
+    """Rotate the arrays that `turned` names."""
+
+    def rotate_pairs(*arrays: Array) -> tuple[Array, Array, Array]:
+        if arrays[0].shape[-1] % 2:
+            return arrays[0], arrays[1], arrays[2]
+        q, k, v = (
+            rotate(x, np.arange(x.shape[-2]), theta=base, layout=layout) if name in turned else x
+            for name, x in zip("qkv", arrays, strict=True)
+        )
+        return q, k, v
 
     return rotate_pairs
+
+
+def rotary_mistakes(layout: str, base: float) -> dict[str, Change]:
+    """What goes wrong with rotary positions inside a layer. A shift of all positions changes nothing there."""
+    return {
+        "rope-on-values": {"turn": rotary_variant(layout, "qkv", base)},
+        "rope-on-values.queries": {"turn": rotary_variant(layout, "qv", base)},
+        "rope-on-queries-only": {"turn": rotary_variant(layout, "q", base)},
+        "rope-on-keys-only": {"turn": rotary_variant(layout, "k", base)},
+    }
 
 
 def unscaled(*_: Any) -> float:
@@ -181,7 +209,6 @@ def unmasked(scores: Array, allowed: Array) -> Array:
     return scores
 
 
-Change = Mapping[str, Any]
 # key -> the steps that the mistake changes
 SCALES: dict[str, Change] = {
     "no-scale": {"scale": lambda s: 1.0},
@@ -237,8 +264,12 @@ MASKS: dict[str, Change] = {
 }
 CAUSAL: dict[str, Change] = {
     "causal-transposed": {"allow": lambda a: np.broadcast_to(causal_mask(a.shape[-1]).T, a.shape)},
-    "causal-inverted": {"allow": lambda a: np.broadcast_to(~causal_mask(a.shape[-1]), a.shape)},
+    "causal-inverted": {"allow": only_future},
     "causal-strict": {"allow": shifted_causal(-1)},
+    "causal-strict.filled": {"allow": shifted_causal(-1), "hide": fill_low},
+    "causal-strict.added": {"allow": shifted_causal(-1), "hide": add_low},
+    "causal-inverted.filled": {"allow": only_future, "hide": fill_low},
+    "causal-inverted.added": {"allow": only_future, "hide": add_low},
     "causal-one-ahead": {"allow": shifted_causal(1)},
     "causal-missing": {"allow": lambda a: np.ones_like(a)},
 }
@@ -261,26 +292,22 @@ HEADS: dict[str, Change] = {
     "values-from-queries": {"turn": lambda q, k, v: (q, k, q if q.shape == v.shape else v)},
     "values-from-keys": {"turn": lambda q, k, v: (q, k, k if k.shape == v.shape else v)},
     "one-head": {"split": lambda x, h: split(x, 1)},
-    "rope-on-values": {"turn": rotary_variant(values=True)},
-    "rope-on-values.interleaved": {"turn": rotary_variant(values=True, layout="interleaved")},
-    "rope-on-queries-only": {"turn": rotary_variant(only_q=True)},
-    "rope-on-queries-only.interleaved": {"turn": rotary_variant(only_q=True, layout="interleaved")},
 }
 # right variants: recorded as an assumption, not as a mistake
 VARIANTS: dict[str, Change] = {
     "plain": {},
-    "rope_halves": {"turn": rotary_variant()},
-    "rope_interleaved": {"turn": rotary_variant(layout="interleaved")},
     "merged_width_first": {"merge": lambda x: x.transpose(0, 2, 3, 1).reshape(x.shape[0], x.shape[2], -1)},
     "groups_interleaved": {"share": lambda x, times: np.tile(x, (1, times, 1, 1))},
 }
 
 
-def mistakes(*banks: Mapping[str, Change]) -> Iterator[tuple[tuple[str, ...], AttentionSteps]]:
-    """Yield every mistake, then every pair of mistakes in different steps."""
+def mistakes(
+    *banks: Mapping[str, Change], base: AttentionSteps = RIGHT
+) -> Iterator[tuple[tuple[str, ...], AttentionSteps]]:
+    """Yield every mistake in the steps of `base`, then every pair of mistakes in different steps."""
     changes = [(key, change) for bank in banks for key, change in bank.items()]
     for key, change in changes:
-        yield (key.split(".")[0],), replace(RIGHT, **change)
+        yield (key.split(".")[0],), replace(base, **change)
     for (one, first), (two, second) in combinations(changes, 2):
         if not set(first) & set(second):
-            yield (one.split(".")[0], two.split(".")[0]), replace(RIGHT, **first, **second)
+            yield (one.split(".")[0], two.split(".")[0]), replace(base, **first, **second)

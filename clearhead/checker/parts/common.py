@@ -342,6 +342,15 @@ class InnerNorm:
         return x if found is None else found
 
 
+Layer = Callable[[np.ndarray], np.ndarray]
+# how a sublayer's own norm n, and perhaps a residual, stand around its computation f
+WRAPS: dict[str, Callable[[np.ndarray, Layer, Layer], np.ndarray]] = {
+    "norm_inside": lambda x, f, n: f(n(x)),
+    "residual_post": lambda x, f, n: n(x + f(x)),
+    "residual_pre": lambda x, f, n: x + f(n(x)),
+}
+
+
 def find_inner_norm(thing: Any, engine: NumPy) -> InnerNorm | None:
     """Return the norm inside a torch sublayer, if it has exactly one."""
     if engine.name != "torch" or not hasattr(thing, "named_modules"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import permutations, product
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..candidate import Candidate, CannotCall, ProbeSizes, find_forward
 from ..diagnostic import Example
 from ..engine import NumPy, equal
 from ..names import role_of, size_of
-from ..weights import Weight, dict_keys, iter_weights
+from ..weights import Weight, dict_keys, fill_zero_biases, iter_weights
 from . import common
 from .common import Inputs, Recorder, Runner
 
@@ -84,6 +85,7 @@ class FeedForwardAdapter:
         self.D = D
         self.given: dict[str, Any] = {}
         self.norm: common.InnerNorm | None = None
+        self.wrap = "norm_inside"
         self.readings = list(self.from_arguments(F, candidate) if candidate.is_function else self.from_weights())
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
@@ -94,9 +96,13 @@ class FeedForwardAdapter:
     def runner(self) -> Runner:
         return Runner(self.native, self.engine, lambda inputs: inputs["x"].shape)
 
-    def normalized(self, x: Array) -> Array:
-        """Return x after the norm that the layer applies to its input, if it has one."""
-        return x if self.norm is None else self.norm(x)
+    def wrapped(self, x: Array, layer: common.Layer) -> Array:
+        """Apply the layer with the norm and the residual that it holds itself."""
+        return layer(x) if self.norm is None else common.WRAPS[self.wrap](x, layer, self.norm)
+
+    @property
+    def wraps(self) -> tuple[str, ...]:
+        return ("",) if self.norm is None else tuple(common.WRAPS)
 
     def from_weights(self) -> Iterator[list[LinearMap]]:
         weights = [w for w in iter_weights(self.thing) if w.array.ndim in (1, 2)]
@@ -105,6 +111,7 @@ class FeedForwardAdapter:
             weights = [w for w in weights if id(w.value) not in self.norm.weights]
         biases = [w for w in weights if w.array.ndim == 1 or (1 in w.array.shape and not w.linear)]
         matrices = [w for w in weights if w not in biases]
+        fill_zero_biases(biases)
         if matrices and not any(self.D in w.array.shape for w in matrices):
             self.D = matrices[0].array.shape[1] if matrices[0].linear else min(matrices[0].array.shape)
         if len(matrices) in (2, 3):
@@ -198,9 +205,14 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
         recorder.assume("weights_not_found")
         check_positionwise(recorder, run, adapter.D)
         return
-    if adapter.norm is not None:
-        recorder.assume("norm_inside")
-    found = next((f for layers in readings if (f := matching_activation(layers, x, got, adapter))), None)
+    found = None
+    for wrap in adapter.wraps:
+        adapter.wrap = wrap
+        found = next((f for layers in readings if (f := matching_activation(layers, x, got, adapter))), None)
+        if found is not None:
+            break
+    if adapter.wrap and found is not None:
+        recorder.assume(adapter.wrap)
     if found is None:
         add_mistake(candidate, recorder, adapter, run, readings, x, got)
     else:
@@ -212,7 +224,8 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     common.check_inputs_unchanged(recorder, run, [{"x": x}])
     common.check_gradient(recorder, run, {"x": x})
     common.check_device(recorder, run, {"x": x}, adapter.thing)
-    check_dropout_mean(candidate, recorder, x)
+    if adapter.wrap != "residual_post":  # the norm of a sum does not keep its mean
+        check_dropout_mean(candidate, recorder, x)
 
 
 def split_fused(layers: list[LinearMap]) -> list[LinearMap]:
@@ -225,11 +238,10 @@ def split_fused(layers: list[LinearMap]) -> list[LinearMap]:
 
 
 def matching_activation(layers: list[LinearMap], x: Array, got: Array, adapter: FeedForwardAdapter) -> str | None:
-    inner = adapter.normalized(x)
-    for order in orders(layers, adapter.D):
-        for name, act in ACTS.items():
-            if equal(got, right(inner, order, act), max(adapter.engine.tolerance, 1e-6)):
-                return name
+    for order, (name, act) in product(orders(layers, adapter.D), ACTS.items()):
+        want = adapter.wrapped(x, partial(right, layers=order, act=act))
+        if equal(got, want, max(adapter.engine.tolerance, 1e-6)):
+            return name
     return None
 
 
@@ -243,7 +255,7 @@ def add_mistake(
     got: Array,
 ) -> None:
     """Name the mistake; if the numbers match no known one, report the difference."""
-    key = known_mistake(readings, adapter.normalized(x), got, adapter)
+    key = known_mistake(readings, x, got, adapter)
     example = mixing(run, adapter.D) if key == "value" else None
     if example is not None:
         recorder.add("ffn-mixes-positions", example)
@@ -254,12 +266,18 @@ def add_mistake(
     recorder.add(key, smallest_example(candidate))
 
 
+def apply_mistake(wrong: Callable[..., Array], order: list[LinearMap], act: Act, x: Array) -> Array:
+    return wrong(x, *order, act)
+
+
 def known_mistake(readings: list[list[LinearMap]], x: Array, got: Array, adapter: FeedForwardAdapter) -> str:
     with np.errstate(all="ignore"):
-        for layers in readings:
+        for wrap, layers in product(adapter.wraps, readings):
+            adapter.wrap = wrap
             bank: dict[str, Any] = GATED if len(layers) == 3 else MISTAKES
             for order, act, (name, wrong) in product(orders(layers, adapter.D), ACTS.values(), bank.items()):
-                if equal(got, wrong(x, *order, act), adapter.engine.tolerance):
+                layer = partial(apply_mistake, wrong, order, act)
+                if equal(got, adapter.wrapped(x, layer), max(adapter.engine.tolerance, 1e-6)):
                     return name.split(".")[0]
     return "value"
 
@@ -270,8 +288,12 @@ def smallest_example(candidate: Candidate) -> Example | None:
             small = FeedForwardAdapter(candidate, D, F)
             x = common.small_integers(common.rng(2), 1, 2, small.D)
             value, error = small.runner().attempt({"x": x})
-            layers, inner = split_fused(small.readings[0]), small.normalized(x)
-            wants = [right(inner, order, act) for order in orders(layers, small.D) for act in ACTS.values()]
+            layers = split_fused(small.readings[0])
+            wants = [
+                small.wrapped(x, partial(right, layers=order, act=act))
+                for order in orders(layers, small.D)
+                for act in ACTS.values()
+            ]
         except Exception:
             continue
         if wants and not any(equal(value, want, 1e-5) for want in wants):

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
-from ..candidate import Candidate, CannotCall, ProbeSizes, find_forward, parameters_of
+from ..candidate import Candidate, CannotCall, ProbeSizes, find_forward
 from ..diagnostic import Example
 from ..engine import equal
 from ..mask_forms import mask_forms
-from ..names import size_of
 from ..weights import Projections
 from . import attention_steps as steps
 from . import common
@@ -21,11 +21,12 @@ from .attention_steps import AttentionSteps
 from .common import Inputs, Recorder, Runner
 from .multihead_adapter import ROLES, MultiHeadAdapter, build, random_case, smallest_example
 from .multihead_mask import check_hidden, check_mask
+from .rotary import LAYOUTS
 
 
 def check(candidate: Candidate, recorder: Recorder) -> None:
     recorder.start("shapes")
-    grouped = candidate.is_class and any(size_of(p.name) == "G" for p in parameters_of(candidate.thing.__init__))
+    grouped = candidate.constructor_takes("G")
     sizes = ProbeSizes(D=16, H=4, G=2) if grouped else ProbeSizes()
     try:
         adapter = build(candidate, sizes)
@@ -97,61 +98,30 @@ def add_first_error(recorder: Recorder, error: str, D: int) -> None:
 
 
 def check_value(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
-    """Compare with the definition under every reading of the weights, then with known mistakes."""
+    """Compare with the definition under every reading of the layer, then with known mistakes."""
     recorder.start("value")
     case = random_case(adapter)
     got, _ = run.attempt(case)
     wants_causal = says_causal(candidate, adapter)
-    for causal in (False, True):
-        adapter.causal = causal
-        for name, change in steps.VARIANTS.items():
-            for reading in adapter.readings:
-                if agrees(adapter, got, case, replace(steps.RIGHT, **change), reading, run):
-                    adapter.reading, adapter.how = reading, replace(steps.RIGHT, **change)
-                    for key in (*reading.assumed, *([name] if name != "plain" else [])):
-                        recorder.assume(key)
-                    if name == "groups_interleaved":
-                        recorder.add("groups-interleaved")
-                    if causal:
-                        recorder.assume("always_causal")
-                    elif wants_causal:
-                        adapter.causal = True
-                        recorder.add("causal-missing", smallest_example(candidate, adapter, recorder))
-                    return
-    for causal in (False, True) if not wants_causal else (True, False):
-        adapter.causal = causal
-        banks: tuple[Any, ...] = (
-            steps.HEADS,
-            steps.SCALES,
-            steps.WEIGHTS,
-            steps.MIXES,
-        )
-        banks = (
-            (
-                steps.CAUSAL,
-                {
-                    "mask-after-softmax": steps.MASKS["mask-after-softmax"],
-                    "mask-to-zero": steps.MASKS["mask-to-zero"],
-                    "mask-to-one": steps.MASKS["mask-to-one"],
-                    "mask-positive": steps.MASKS["mask-positive"],
-                },
-                *banks,
-            )
-            if causal
-            else banks
-        )
-        for keys, how in steps.mistakes(*banks):
-            if "causal-missing" in keys and not wants_causal:
-                continue
-            for reading in adapter.readings if len(keys) == 1 else adapter.readings[:1]:
-                if agrees(adapter, got, case, how, reading, run):
-                    adapter.reading = reading
-                    example = smallest_example(candidate, adapter, recorder)
-                    adapter.how = how
-                    for key in keys:
-                        recorder.add(key, example)
-                    return
-    adapter.causal = wants_causal
+    variants = right_variants(candidate)
+    for wrap, causal, (name, how), reading in product(adapter.wraps, (False, True), variants.items(), adapter.readings):
+        adapter.wrap, adapter.causal = wrap, causal
+        if agrees(adapter, got, case, how, reading, run):
+            adapter.reading, adapter.how = reading, how
+            for key in (*reading.assumed, wrap, name.split(".")[0]):
+                if key not in ("", "plain"):
+                    recorder.assume(key)
+            if name.startswith("groups_interleaved"):
+                recorder.add("groups-interleaved")
+            if causal:
+                recorder.assume("always_causal")
+            elif wants_causal:
+                adapter.causal = True
+                recorder.add("causal-missing", smallest_example(candidate, adapter, recorder))
+            return
+    if name_mistakes(candidate, adapter, recorder, run, got, variants):
+        return
+    adapter.causal, adapter.wrap = wants_causal, adapter.wraps[0]
     if has_unknown_parts(candidate, adapter):
         adapter.is_modeled = False
         check_layer_properties(candidate, adapter, recorder, run)
@@ -160,6 +130,64 @@ def check_value(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recor
         over_batch(candidate, adapter, got, case, run) or mixing(adapter, run) or "value",
         smallest_example(candidate, adapter, recorder),
     )
+
+
+def right_variants(candidate: Candidate) -> dict[str, AttentionSteps]:
+    """Return the right ways to compute the layer: plain, and with rotary positions if the file speaks of them."""
+    found = {name: replace(steps.RIGHT, **change) for name, change in steps.VARIANTS.items()}
+    for layout, base in rotary_options(candidate):
+        turn = steps.rotary_variant(layout, base=base)
+        found[f"rope_{layout}.{base:g}"] = replace(steps.RIGHT, turn=turn)
+        shared = {**steps.VARIANTS["groups_interleaved"], "turn": turn}
+        found[f"groups_interleaved.{layout}.{base:g}"] = replace(steps.RIGHT, **shared)
+    return found
+
+
+def rotary_options(candidate: Candidate) -> list[tuple[str, float]]:
+    """Return the layouts and bases of rotary positions to try: 10000, and the numbers that the file gives to a base."""
+    text = candidate.source + " ".join(map(str, candidate.neighbours))
+    if not re.search(r"rope|rotary|rotat|freqs|\bcos\b", text, re.IGNORECASE):
+        return []
+    given = re.findall(r"(?:theta|base)\w*\s*(?::\s*\w+\s*)?=\s*(\d[\d_]*\.?\d*(?:e\+?\d+)?)", candidate.file_source)
+    bases = {float(number.replace("_", "")) for number in given} - {10000.0}
+    return [(layout, base) for base in (10000.0, *sorted(bases)[:3]) if base > 1 for layout in LAYOUTS]
+
+
+def name_mistakes(
+    candidate: Candidate,
+    adapter: MultiHeadAdapter,
+    recorder: Recorder,
+    run: Runner,
+    got: np.ndarray | None,
+    variants: dict[str, AttentionSteps],
+) -> bool:
+    """Look for known mistakes, alone and in pairs; return True if one explains the numbers."""
+    case, wants_causal = random_case(adapter), says_causal(candidate, adapter)
+    bases = {name: how for name, how in variants.items() if name == "plain" or name.startswith("rope_")}
+    for wrap, causal in product(adapter.wraps, (True, False) if wants_causal else (False, True)):
+        adapter.wrap, adapter.causal = wrap, causal
+        for name, base in bases.items():
+            banks: list[Any] = [*([steps.CAUSAL, steps.MASKS] if causal else []), steps.HEADS]
+            banks += [steps.SCALES, steps.WEIGHTS, steps.MIXES]
+            if name != "plain":
+                layout, theta = name.removeprefix("rope_").split(".", 1)
+                banks.insert(0, steps.rotary_mistakes(layout, float(theta)))
+            for keys, how in steps.mistakes(*banks, base=base):
+                if {"causal-missing", "mask-ignored"} & set(keys) and not wants_causal:
+                    continue
+                for reading in adapter.readings if len(keys) == 1 else adapter.readings[:1]:
+                    if agrees(adapter, got, case, how, reading, run):
+                        adapter.reading, adapter.how = reading, base
+                        example = smallest_example(candidate, adapter, recorder)
+                        adapter.how = how
+                        for key in keys:
+                            recorder.add(AS_CAUSAL.get(key, key) if causal else key, example)
+                        return True
+    return False
+
+
+# mistakes with the mask, where the mask is the layer's own causal one
+AS_CAUSAL = {"mask-inverted": "causal-inverted", "mask-ignored": "causal-missing"}
 
 
 # what attention layers may add to the definition, and we do not model
@@ -191,9 +219,12 @@ def agrees(
     run: Runner,
 ) -> bool:
     try:
-        return equal(got, adapter.expected_output(case, how, reading), max(run.engine.tolerance, 1e-6))
+        want = adapter.expected_output(case, how, reading)
     except ValueError:
         return False
+    if got is not None and got.shape == want.shape and np.isnan(got).any():
+        got = np.where(adapter.reads_nothing(case, how)[..., None], want, got)  # softmax of -inf only is NaN
+    return equal(got, want, max(run.engine.tolerance, 1e-6))
 
 
 def over_batch(
@@ -284,7 +315,7 @@ def properties(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Record
             {"x": batch}, run.engine
         )
 
-    if not adapter.unbatched:
+    if not adapter.unbatched and adapter.wrap != "residual_post":  # the norm of a sum does not keep its mean
         common.check_dropout_mean(recorder, adapter.caller.sizes, value, case["x"][:1, :2])
 
 

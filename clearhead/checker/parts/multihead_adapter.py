@@ -10,13 +10,13 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..candidate import Caller, Candidate, CannotCall, ProbeSizes, find_forward, parameters_of
+from ..candidate import Caller, Candidate, CannotCall, ProbeSizes, constructor_parameters, find_forward
 from ..diagnostic import Example
 from ..engine import NumPy
 from ..mask_forms import MaskForm
 from ..mask_forms import pattern as mask_pattern
 from ..names import normalize_name, size_of, weight_role
-from ..weights import Projections, Weight, dict_keys, is_bias, iter_weights, projections
+from ..weights import Projections, Weight, dict_keys, fill_zero_biases, is_bias, iter_weights, projections
 from . import attention_steps as steps
 from . import common
 from .attention_steps import AttentionSteps
@@ -45,6 +45,7 @@ class MultiHeadAdapter:
     norm: common.InnerNorm | None = None
     is_modeled: bool = True  # False: the layer does more than the definition, so its numbers say nothing
     extra: tuple[str, ...] = ()  # weights that are none of the four projections
+    wrap: str = ""  # how the layer's own norm and residual stand around it, a key of common.WRAPS
 
     @property
     def mode(self) -> str:
@@ -95,15 +96,34 @@ class MultiHeadAdapter:
     def expected_output(
         self, inputs: Inputs, how: AttentionSteps | None = None, reading: Projections | None = None
     ) -> np.ndarray:
-        x = inputs["x"] if self.norm is None else self.norm(inputs["x"])
+        w, allowed = reading or self.reading or self.readings[0], self.allowed(inputs)
+
+        def layer(x: np.ndarray) -> np.ndarray:
+            source = x if inputs.get("source") is None else inputs["source"]
+            return steps.multi_head(x, source, source, w, self.H, self.G, allowed, how or self.how)
+
+        if self.norm is None:
+            return layer(inputs["x"])
+        return common.WRAPS[self.wrap or self.wraps[0]](inputs["x"], layer, self.norm)
+
+    def allowed(self, inputs: Inputs) -> np.ndarray:
+        """Return which keys each query may read, [B, 1, T, S]."""
+        x = inputs["x"]
         source = x if inputs.get("source") is None else inputs["source"]
         allowed = np.ones((x.shape[0], 1, x.shape[1], source.shape[1]), bool)
         if self.causal or inputs.get("causal"):
             allowed = allowed & causal_mask(*allowed.shape[-2:])
         if inputs.get("allowed") is not None:
             allowed = allowed & np.asarray(inputs["allowed"])
-        w = reading or self.reading or self.readings[0]
-        return steps.multi_head(x, source, source, w, self.H, self.G, allowed, how or self.how)
+        return allowed
+
+    def reads_nothing(self, inputs: Inputs, how: AttentionSteps) -> np.ndarray:
+        """Return which queries [B, T] may read no key."""
+        return ~how.allow(self.allowed(inputs)).any(-1)[:, 0]
+
+    @property
+    def wraps(self) -> tuple[str, ...]:
+        return ("",) if self.norm is None else tuple(common.WRAPS)
 
 
 def build(candidate: Candidate, sizes: ProbeSizes) -> MultiHeadAdapter:
@@ -121,6 +141,7 @@ def build(candidate: Candidate, sizes: ProbeSizes) -> MultiHeadAdapter:
     H, G = count_heads(thing, held, sizes, candidate)
     if not list(projections(held, H, G)):
         raise CannotCall("weights")
+    fill_zero_biases([w for w in held if is_bias(w.path)])
     set_small_weights(held, sizes)
     held = held_weights(thing, norm)
     readings = list(projections(held, H, G))
@@ -128,17 +149,9 @@ def build(candidate: Candidate, sizes: ProbeSizes) -> MultiHeadAdapter:
     return MultiHeadAdapter(thing, caller, readings[0].q.shape[1], H, G, readings, norm=norm, extra=extra)
 
 
-# arrays that training keeps beside the weights
-TRAINING_STATE = r"(^|\.)cache(\.|$)|(^|\.)(d[A-Z]\w*|grads?|gradients?|grad_\w+|momentum|velocity)$"
-
-
 def held_weights(thing: Any, norm: common.InnerNorm | None) -> list[Weight]:
     known = set() if norm is None else norm.weights
-    return [
-        w
-        for w in iter_weights(thing)
-        if w.array.ndim <= 3 and id(w.value) not in known and not re.search(TRAINING_STATE, w.path)
-    ]
+    return [w for w in iter_weights(thing) if w.array.ndim <= 3 and id(w.value) not in known]
 
 
 def use_batch_first(thing: Any) -> None:
@@ -211,9 +224,9 @@ def count_heads(thing: Any, held: list[Weight], sizes: ProbeSizes, candidate: Ca
         return len(queries), len(queries)
     if queries and queries[0].array.ndim == 3:
         return queries[0].array.shape[0], queries[0].array.shape[0]
-    has_heads = candidate.is_class and any(size_of(p.name) == "H" for p in parameters_of(candidate.thing.__init__))
+    has_heads = candidate.constructor_takes("H")
     has_config = candidate.is_class and any(
-        re.search("conf|cfg|args", p.name) for p in parameters_of(candidate.thing.__init__)
+        re.search("conf|cfg|args", p.name) for p in constructor_parameters(candidate.thing)
     )
     H = numbers.get("H") or (sizes.H if has_heads or has_config else 1)
     G = numbers.get("G") or H
@@ -252,6 +265,7 @@ def smallest_example(
             form=adapter.form,
             neutral=adapter.neutral,
             how=adapter.how,
+            wrap=adapter.wrap,
         )
         weights = {n: getattr(tiny.reading, n[-1].lower()) for n in ("W_Q", "W_K", "W_V", "W_O")}
         weights |= {f"b_{n}": getattr(tiny.reading, f"{n.lower()}_bias") for n in "QKVO"}

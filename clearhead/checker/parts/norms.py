@@ -56,7 +56,7 @@ def rms_from_zero(x: Array, g: Array, b: Array, e: float) -> Array:
 RIGHT = {"layer_norm": layer, "rms_norm": rms}
 # right in another way: recorded as an assumption
 VARIANTS: dict[str, dict[str, Norm]] = {
-    "layer_norm": {},
+    "layer_norm": {"gain_from_zero": lambda x, g, b, e: layer(x, 1 + g, b, e)},
     "rms_norm": {"eps_clamped": rms_clamped, "eps_clamped.length": rms_by_length, "gain_from_zero": rms_from_zero},
 }
 LAYER: dict[str, Norm] = {

@@ -13,10 +13,11 @@ import numpy as np
 
 from clearhead.reference import rotate
 
-from ..candidate import Caller, Candidate, CannotCall, NotWritten, ProbeSizes, all_arrays, find_forward, parameters_of
+from ..candidate import Candidate, CannotCall, NotWritten, ProbeSizes, all_arrays, find_forward, parameters_of
 from ..diagnostic import Example
 from ..engine import NumPy, equal
 from ..names import normalize_name
+from ..rotary_tables import STYLES, angles, is_table, make_table
 from . import common
 from .common import Inputs, Recorder, Runner
 
@@ -25,10 +26,6 @@ LAYOUTS = ("halves", "interleaved")
 POSITIONS = ("positions", "pos", "positionids", "tokenpositions", "inputpos")
 # `B, H, T, d = x.shape` in the source shows that heads come second
 HEADS_SECOND = r"(?i)b\w*,\s*(h|n_?h|num_h|heads)\w*,\s*[tnlsq]\w*,\s*\w+\s*=\s*\w+\.(shape|size)"
-
-
-def angles(T: int, K: int, start: int = 0, power: float = 2.0, base: float = 10000.0) -> Array:
-    return (np.arange(T) + start)[:, None] * base ** (-power * np.arange(K // 2) / K)
 
 
 def pairs(x: Array, layout: str) -> tuple[Array, Array]:
@@ -133,10 +130,8 @@ class RotaryAdapter:
         T = x.shape[-2]
         for parameter in caller.parameters:
             name, required = normalize_name(parameter.name), parameter.default is inspect.Parameter.empty
-            if name in ("cos", "sin", "coscached", "sincached", "cosines", "sines"):
-                fixed[parameter.name] = self.trig(name[:3], T)
-            elif name.startswith("freqs") or name in ("freqscis", "rotarypos", "angles", "freq"):
-                fixed[parameter.name] = self.frequencies(T)
+            if is_table(parameter.name):
+                fixed[parameter.name] = make_table(parameter.name, T, self.K, self.candidate.neighbours, self.style)
             elif name in POSITIONS and (required or self.positions is not None):
                 fixed[parameter.name] = np.arange(T) if self.positions is None else self.positions
             elif name in ("seqlen", "length", "t", "n") and required:
@@ -152,24 +147,8 @@ class RotaryAdapter:
         moved.engine, moved.function = engine, find_forward(common.cast_module(self.thing, engine))
         return moved.raw(inputs["x"])
 
-    def trig(self, which: str, T: int) -> Array:
-        """Return cos or sin in the layout of `style`: half as wide, or repeated."""
-        phi = angles(T, self.K)
-        wide = np.concatenate((phi, phi), -1) if self.style != "half" else phi
-        wide = np.repeat(phi, 2, -1) if self.style == "repeated" else wide
-        return np.cos(wide) if which == "cos" else np.sin(wide)
-
     style = "wide"
     positions: Array | None = None  # None: 0 … T − 1
-
-    def frequencies(self, T: int) -> Any:
-        """Return the file's own frequency table if it builds one, or else complex numbers e^{iφ}."""
-        for name, thing in self.candidate.neighbours.items():
-            if inspect.isfunction(thing) and any(word in name.lower() for word in ("freq", "precompute", "build_rope")):
-                made = Caller(thing, self.engine, ("length",), ProbeSizes(D=self.K, H=1, L=T))
-                parameters = [p.name for p in made.parameters if p.default is p.empty]
-                return thing(**dict(zip(parameters, (self.K, T), strict=False)))
-        return np.exp(1j * angles(T, self.K))
 
 
 def check(candidate: Candidate, recorder: Recorder) -> None:
@@ -177,7 +156,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     x = common.rng(0).normal(size=(2, 3, 5, 8))
     error, got, adapter = "", None, RotaryAdapter(candidate, 8)
     results: list[tuple[Array, RotaryAdapter]] = []
-    for style in ("wide", "half", "repeated"):
+    for style in STYLES:
         for heads_third in (False, True):
             for rank in (4, 3, 2):
                 adapter = RotaryAdapter(candidate, 8)

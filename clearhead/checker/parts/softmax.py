@@ -25,9 +25,14 @@ def softmax_over(axis: Any) -> Callable[[np.ndarray], np.ndarray]:
     return wrong
 
 
+def row_max(x: np.ndarray) -> np.ndarray:
+    return x.max(-1, keepdims=True)
+
+
 MISTAKES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "softmax-axis": softmax_over(0),
     "softmax-axis.second": lambda x: softmax_over(1)(x) if x.ndim > 2 else softmax_over(0)(x),
+    "softmax-axis.shifted": lambda x: np.exp(x - row_max(x)) / np.exp(x - row_max(x)).sum(0, keepdims=True),
     "softmax-everything": softmax_over(None),
     "not-normalised": np.exp,
     "not-normalised.shifted": lambda x: np.exp(x - x.max(-1, keepdims=True)),
