@@ -346,7 +346,7 @@ def classify_function(candidate: Candidate, part: str | None) -> str | None:
         return "multi_head"
     if part is None and {"gamma", "beta"} <= {normalize_name(n) for n in names}:
         return "layer_norm"
-    if part in ("lm", "encoder", "encoder_block", "decoder_block", "learned"):
+    if part in ("lm", "encoder", "encoder_block", "decoder_block", "learned", "mixer"):
         return None
     if part == "feed_forward" and sum(n.lower().startswith("w") for n in names) == 3:
         return "swiglu"

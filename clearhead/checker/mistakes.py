@@ -24,6 +24,7 @@ CAUSAL = "docs/learn/attention.md#causal"
 HEADS = "docs/learn/attention.md#many-heads"
 CROSS = "docs/learn/attention.md#cross-attention"
 GROUPS = "docs/learn/attention.md#grouped-queries"
+MIXERS = "docs/learn/mixers.md"
 PADDING = "docs/learn/masks.md#padding-and-documents"
 SINES = "docs/learn/positions.md#sinusoidal"
 LEARNED = "docs/learn/positions.md#learned"
@@ -117,6 +118,7 @@ BY_PART = {
     "causal_mask": CAUSAL,
     "padding_mask": PADDING,
     "multi_head": HEADS,
+    "mixer": MIXERS,
     "sinusoidal": SINES,
     "position_likeness": SINES,
     "learned": LEARNED,

@@ -57,6 +57,7 @@ SIZES = {
 # which part the name of a function or class suggests; the first match wins
 PARTS = (
     ("backward", r"backward|grad|_bwd|test_|loss|train|plot|^main$|generate|sample"),
+    ("mixer", r"mamba|\bssm|lstm|\bgru|short_?conv|linear_?att|linformer|longformer|retention|hyena|latent_?att|^mla$"),
     ("flops", r"flops"),
     ("heat_map", r"heat_?map"),
     ("position_likeness", r"likeness|position_similarity"),
@@ -74,13 +75,13 @@ PARTS = (
         r"|triangular_?mask|square_subsequent|subsequent$",
     ),
     ("padding_mask", r"pad(ding)?_?mask|mask_?pad|length(s)?_?(to_)?mask|sequence_?mask|make_src_mask|key_?mask"),
-    ("rotary", r"rope|rotary|rotate(?!_?(half|every|back))"),
+    ("rotary", r"ro_?pe(?!r)|rotary|rotate(?!_?(half|every|back))"),
     ("learned", r"learn(ed|able)_?pos|learned_?pe"),
     ("sinusoidal", r"sinus|pos(ition(al)?)?_?enc(oding)?|^pe$|positional|get_pe|pos_?emb"),
     ("rms_norm", r"rms"),
     ("layer_norm", r"layer_?norm|^ln$|^norm(alize)?$"),
     ("swiglu", r"swi_?glu|gated|llama_?(mlp|ffn|feed)|geglu"),
-    ("feed_forward", r"feed_?for?ward|^ffn?$|^mlp$|ffn$|mlp$|position_?wise|^ffn?_|_ff$"),
+    ("feed_forward", r"feed_?for?ward|^mo_?e$|^ffn?$|^mlp$|ffn$|mlp$|position_?wise|^ffn?_|_ff$"),
     (
         "multi_head",
         r"multi_?(query|head)|multihead|mha|grouped|gqa|mqa|self_?att|cross_?att|causal_?.*att|masked_?att"
@@ -139,7 +140,8 @@ NEUTRAL: tuple[tuple[str, Any], ...] = (
     (r"bias$|affine$|proj_?out|use_?proj", True),
     (r"(layer|block)_?(id|idx|index|num|number|i)$|^(idx|index|i)$|pad\w*_?(id|idx|index|token)?$|start_?pos", 0),
     (r"^multiple_?of$", 4),
-    (r"batch_?size|^bsz?$", 2),
+    (r"batch_?size|^bsz?$|^active$|top_?k$|per_tok(en)?$", 2),
+    (r"experts$|latent_?dim$|rank$|(plain|nope|rope|rotary)_?dim$", 4),
     (r"eps(ilon)?$", 1e-5),
     (r"(init|std|initializer)\w*(range|std|scale)?$|^std$|^gain$", 0.02),
     (r"^(use|is|has|with|enable|return|need|output|add|apply)_|_?flag$|causal|flash|verbose", False),
@@ -233,7 +235,7 @@ ROLES = {
 def weight_role(path: str) -> str | None:
     """Return the role of an attention weight by its path: `heads.0.W_q.weight` -> "q"."""
     path = re.sub(r"\.(data|value|val|array|tensor|params?)$", "", path)
-    last = re.sub(r"[._](weight|bias|w|b)$|^(weight|bias)s?$", "", path)
+    last = re.sub(r"(?i)[._](weights?|bias|w|b|kernel|matrix|mat|param)$|^(weight|bias)s?$", "", path)
     words = re.split(r"[._]", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", last.split(".")[-1]).lower())
     if words and words[0].isdigit() and "." in last:
         words = re.split(r"_", last.split(".")[-2].lower())

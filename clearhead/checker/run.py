@@ -20,6 +20,7 @@ PARTS = {
     "causal_mask": "masks.check_causal",
     "padding_mask": "masks.check_padding",
     "multi_head": "multihead.check",
+    "mixer": "mixers.check",
     "sinusoidal": "positions.check_sinusoidal",
     "position_likeness": "extras.check_likeness",
     "learned": "positions.check_learned",

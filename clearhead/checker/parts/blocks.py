@@ -17,7 +17,7 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..candidate import Caller, Candidate, ProbeSizes, find_forward, parameters_of
+from ..candidate import Caller, Candidate, ProbeSizes, constructor_parameters, find_forward, parameters_of
 from ..diagnostic import Example
 from ..engine import NumPy, equal
 from ..mask_forms import MaskForm, mask_forms
@@ -58,6 +58,7 @@ class BlockAdapter:
     fixed: dict[str, Any] | None = None
     unbatched: bool = False
     example: Mapping[str, Any] = field(default_factory=dict)
+    neighbours: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def parameters(self) -> list[inspect.Parameter]:
@@ -81,6 +82,7 @@ class BlockAdapter:
         caller = Caller(
             find_forward(thing), engine, ("mask", "cache", "training"), ProbeSizes(D=self.D), example=self.example
         )
+        caller = replace(caller, neighbours=self.neighbours)
         x = inputs["x"][0] if self.unbatched else inputs["x"]
         fixed = {self.parameters[0].name: x}
         fixed |= {p.name: x for p in self.parameters if role_of(p.name, ("q", "k", "v")) and p.default is p.empty}
@@ -111,7 +113,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     thing = engine.eval_mode(candidate.instantiate(ProbeSizes()))
     use_batch_first(thing)
     shown = {} if candidate.example is None else candidate.example.call
-    adapter = BlockAdapter(thing, engine, width_of(thing), example=shown)
+    adapter = BlockAdapter(thing, engine, width_of(thing), example=shown, neighbours=candidate.neighbours)
     x = common.rng(0).normal(size=(2, 4, adapter.D))
     got, error = adapter.runner().attempt({"x": x})
     if got is None or got.shape != x.shape:
@@ -304,8 +306,18 @@ def check_masks(candidate: Candidate, adapter: BlockAdapter, recorder: Recorder)
             elif not keys_only:
                 recorder.assume("mask_not_understood")
         return
-    if candidate.part == "decoder_block" and not is_encoder(candidate) and future_leaks(adapter, None):
+    if candidate.part != "decoder_block" or is_encoder(candidate) or not future_leaks(adapter, None):
+        return
+    if has_causal_switch(candidate):
+        recorder.assume("bidirectional")
+    else:
         recorder.add("future-leak", leak_example(candidate, adapter, LAST, FIRST))
+
+
+def has_causal_switch(candidate: Candidate) -> bool:
+    """Return True if the constructor has an argument such as `causal`, which was left off."""
+    cls = candidate.thing if candidate.is_class else type(candidate.thing)
+    return any(role_of(p.name, ("causal",)) for p in constructor_parameters(cls))
 
 
 def leak_example(candidate: Candidate, adapter: BlockAdapter, changed: Any, read: Any) -> Example | None:

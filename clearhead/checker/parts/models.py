@@ -17,6 +17,7 @@ from ..mask_forms import mask_forms
 from ..names import normalize_name
 from . import common
 from .common import Inputs, Recorder, Runner
+from .multihead_adapter import use_batch_first
 from .sublayer_calls import record_calls
 
 SOURCE = ("src", "source", "srcids", "encinput", "srctokens", "inputs")
@@ -30,6 +31,7 @@ class ModelAdapter:
     def __init__(self, candidate: Candidate, sizes: ProbeSizes) -> None:
         self.engine, self.sizes, self.candidate = candidate.engine(), sizes, candidate
         self.thing = self.engine.eval_mode(candidate.instantiate(sizes))
+        use_batch_first(self.thing)
         self.names = [p.name for p in self.caller.parameters]
         self.wants_targets = False
 

@@ -84,6 +84,8 @@ def kind_of(name: str, thing: Any) -> str | None:
     if by_class or cls in ("Linear", "Tensor", "Parameter"):
         return by_class
     low = name.lower()
+    if re.search(r"residual|connection|sublayer|drop|skip", low):
+        return None  # it wraps a sublayer
     if re.search(r"norm|^ln|_ln|layernorm", low):
         return "norm"
     if re.search(r"attn|attention|mha|^sa$|heads", low):
