@@ -64,9 +64,14 @@ def write_page(results: list[tuple[Snippet, str]], rows: list[str]) -> None:
     """Replace the tables of the page."""
     long = ["| part | implementation | in | result | found |", "|---|---|---|---|---|", *rows]
     details = ["<details><summary>Each of them</summary>", "", *long, "", "</details>"]
-    lines = [START, "", *summary(results), "", *details, "", END]
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
-    PAGE.write_text(before + "\n".join(lines) + rest.partition(END)[2], encoding="utf-8")
+    write_between(PAGE, START, END, [*summary(results), "", *details])
+
+
+def write_between(page: Path, start: str, end: str, lines: list[str]) -> None:
+    """Replace the lines between two comments of a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(start)
+    text = "\n".join([start, "", *lines, "", end])
+    page.write_text(before + text + rest.partition(end)[2], encoding="utf-8")
 
 
 def main() -> None:

@@ -301,6 +301,7 @@ ASSUMED = {
     "norm_inside": "it normalizes its own input",
     "residual_post": "it adds its input and normalizes the sum",
     "residual_pre": "it normalizes its input and adds the input at the end",
+    "mask_of_tokens": "mask [B, T]: it hides queries as well as keys",
     "mask_not_understood": "its mask works in a way we do not know",
     "mask_by_caller": "the caller's mask hides the future",
     "bidirectional": "reads both ways",

@@ -301,6 +301,7 @@ ASSUMED = {
     "norm_inside": "它先对自己的输入做归一化",
     "residual_post": "它把输入加到结果上，再做归一化",
     "residual_pre": "它先归一化输入，最后再加上输入",
+    "mask_of_tokens": "掩码 [B, T]：既屏蔽键，也屏蔽查询",
     "mask_not_understood": "它的掩码用法我们不了解",
     "mask_by_caller": "由调用者传入的掩码遮住未来",
     "bidirectional": "双向阅读",

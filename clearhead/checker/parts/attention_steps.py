@@ -127,7 +127,8 @@ def multi_head(
     if k.shape[2] != allowed.shape[-1] or q.shape[2] != allowed.shape[-2]:  # heads attend to heads
         allowed = np.ones((1, 1, q.shape[2], k.shape[2]), bool)
     mixed, _ = attend(q, k, v, allowed, steps, x.shape[-1], H)
-    return steps.finish(steps.merge(mixed), w, x, mixed)
+    with np.errstate(all="ignore"):  # a wrong step may give NaN
+        return steps.finish(steps.merge(mixed), w, x, mixed)
 
 
 def softmax_over(axis: int | tuple[int, ...]) -> Callable[[Array, Array, HeadSizes], Array]:
@@ -301,13 +302,17 @@ VARIANTS: dict[str, Change] = {
 }
 
 
+# what a mask gives that hides every key by a finite number
+HIDES_ALL = replace(RIGHT, weigh=lambda x, a, s: np.full_like(x, 1 / x.shape[-1]))
+
+
 def mistakes(
-    *banks: Mapping[str, Change], base: AttentionSteps = RIGHT
+    *banks: Mapping[str, Change], base: AttentionSteps = RIGHT, count: int | None = None
 ) -> Iterator[tuple[tuple[str, ...], AttentionSteps]]:
-    """Yield every mistake in the steps of `base`, then every pair of mistakes in different steps."""
+    """Yield every mistake in the steps of `base`, then every pair in different steps; `count` asks for one kind."""
     changes = [(key, change) for bank in banks for key, change in bank.items()]
-    for key, change in changes:
+    for key, change in changes if count != 2 else ():
         yield (key.split(".")[0],), replace(base, **change)
-    for (one, first), (two, second) in combinations(changes, 2):
+    for (one, first), (two, second) in combinations(changes if count != 1 else (), 2):
         if not set(first) & set(second):
             yield (one.split(".")[0], two.split(".")[0]), replace(base, **first, **second)

@@ -57,6 +57,7 @@ class BlockAdapter:
     form: MaskForm | None = None
     fixed: dict[str, Any] | None = None
     unbatched: bool = False
+    neutral: MaskForm | None = None  # for a required mask: the form of one that hides nothing
     example: Mapping[str, Any] = field(default_factory=dict)
     neighbours: Mapping[str, Any] = field(default_factory=dict)
 
@@ -91,6 +92,9 @@ class BlockAdapter:
             fixed[self.memory.name] = memory
         if inputs.get("allowed") is not None and self.form is not None and self.masks:
             fixed[self.masks[0]] = engine.to_native(self.form(np.asarray(inputs["allowed"])))
+        elif self.neutral is not None:
+            B, T = inputs["x"].shape[:2]
+            fixed[self.masks[0]] = engine.to_native(self.neutral(np.ones((B, 1, T, T), bool)))
         for parameter in self.parameters:
             if (
                 "mask" in parameter.name.lower()
@@ -116,6 +120,9 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     adapter = BlockAdapter(thing, engine, width_of(thing), example=shown, neighbours=candidate.neighbours)
     x = common.rng(0).normal(size=(2, 4, adapter.D))
     got, error = adapter.runner().attempt({"x": x})
+    if got is None and adapter.masks:
+        adapter = with_mask(adapter, x)
+        got, error = adapter.runner().attempt({"x": x})
     if got is None or got.shape != x.shape:
         single = replace(adapter, unbatched=True)
         alone, _ = single.runner().attempt({"x": x[:1]})
@@ -139,6 +146,18 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     common.check_device(recorder, run, {"x": x}, thing)
     if adapter.memory is not None:
         check_memory(adapter, recorder, x)
+
+
+def with_mask(adapter: BlockAdapter, x: Array) -> BlockAdapter:
+    """For a required mask, find the form of one that hides nothing: a change at the last position reaches the first."""
+    other = x.copy()
+    other[:, -1] *= -2
+    for form in mask_forms():
+        trial = replace(adapter, neutral=form)
+        one, two = trial.runner().attempt({"x": x})[0], trial.runner().attempt({"x": other})[0]
+        if one is not None and two is not None and np.isfinite(one).all() and not equal(one[:, 0], two[:, 0], 1e-6):
+            return trial
+    return adapter
 
 
 def width_of(thing: Any) -> int:

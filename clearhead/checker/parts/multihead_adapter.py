@@ -139,7 +139,11 @@ def build(candidate: Candidate, sizes: ProbeSizes) -> MultiHeadAdapter:
     norm = common.find_inner_norm(thing, engine)
     held = held_weights(thing, norm)
     H, G = count_heads(thing, held, sizes, candidate)
-    if not list(projections(held, H, G)):
+    try:
+        is_known = bool(list(projections(held, H, G)))
+    except ValueError:  # the weights of several layers
+        is_known = False
+    if not is_known:
         raise CannotCall("weights")
     fill_zero_biases([w for w in held if is_bias(w.path)])
     set_small_weights(held, sizes)

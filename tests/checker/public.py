@@ -1,0 +1,106 @@
+"""Measure the checker on public files, which are not part of this repository: `python -m tests.checker.public FOLDER`.
+
+`public.csv` has one line for each part that was found (`fault` is empty) and for each fault that was planted in a
+right part. Whether a part is right was judged by hand, in the column `truth`; the command keeps it and renews the rest.
+"""
+
+from __future__ import annotations
+
+import csv
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from clearhead.checker.batch import collect_files
+from clearhead.checker.check import check_file, import_checks, import_torch
+from clearhead.checker.discover import read_source
+
+from .planting import plant
+from .table import PAGE, write_between
+
+LEDGER = Path(__file__).parent / "public.csv"
+START, END = "<!-- public: python -m tests.checker.public FOLDER -->", "<!-- end of public -->"
+
+
+@dataclass(frozen=True)
+class Line:
+    file: str
+    name: str
+    part: str
+    fault: str  # the names of the planted mistake; empty for the part as it is
+    truth: str  # right, wrong, or other if it is none of the parts that we know
+    result: str  # right, wrong, fragile, unchecked; for a planted fault also named
+
+
+def read_ledger() -> list[Line]:
+    with LEDGER.open(encoding="utf-8", newline="") as file:
+        return [Line(**row) for row in csv.DictReader(file)]
+
+
+def counts(lines: list[Line]) -> list[str]:
+    """The table of the page."""
+    parts = [line for line in lines if not line.fault]
+    planted = Counter(line.result for line in lines if line.fault)
+    caught = planted["wrong"] + planted["fragile"] + planted["named"]
+    rows = ["| public files | parts | right | wrong | fragile | not checked |", "|---|--:|--:|--:|--:|--:|"]
+    for truth, name in (("right", "right parts called …"), ("wrong", "wrong parts called …")):
+        found = Counter(line.result for line in parts if line.truth == truth)
+        cells = (found.total(), found["right"], found["wrong"], found["fragile"], found["unchecked"])
+        rows.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    files = len({line.file for line in parts})
+    checked = planted.total() - planted["unchecked"]
+    rows += ["", f"{files} files. Faults planted by rules in the parts called right: {planted.total()}, of which "]
+    rows[-1] += (
+        f"{planted['unchecked']} not checked. Of the other {checked}: {caught} caught, {planted['named']} named."
+    )
+    return rows
+
+
+def measure(folder: Path) -> list[Line]:
+    """Check every file, then plant faults in each part that is called right."""
+    truths = {(line.file, line.name): line.truth for line in read_ledger()} if LEDGER.exists() else {}
+    lines: list[Line] = []
+    import_checks()
+    import_torch()
+    for path in map(Path, collect_files([str(folder)])):
+        where = str(path.relative_to(folder))
+        for part in check_file(str(path)).parts:
+            truth = truths.get((where, part.name), "?")
+            line = Line(where, part.name, part.part, "", truth, part.verdict)
+            lines.append(line)
+            if part.verdict in ("right", "fragile") and truth != "wrong":
+                lines += planted_lines(path, line)
+            print(f"{where}:{part.name} {part.verdict}", file=sys.stderr, flush=True)
+    return lines
+
+
+def planted_lines(path: Path, line: Line) -> list[Line]:
+    """Check the file with each fault, in a copy beside it, so that its imports work."""
+    found = []
+    for planted in plant(read_source(path), line.name, line.part):
+        with tempfile.NamedTemporaryFile(
+            "w", dir=path.parent, suffix=".py", prefix="planted_", encoding="utf-8"
+        ) as copy:
+            copy.write(planted.text)
+            copy.flush()
+            parts = check_file(f"{copy.name}:{line.name}", line.part).parts
+        keys = {diagnostic.key for part in parts for diagnostic in part.diagnostics}
+        result = "named" if keys & set(planted.keys) else parts[0].verdict if parts else "unchecked"
+        found.append(replace(line, fault=" ".join(planted.keys), result=result))
+    return found
+
+
+def main() -> None:
+    lines = measure(Path(sys.argv[1]))
+    with LEDGER.open("w", encoding="utf-8", newline="") as file:
+        table = csv.DictWriter(file, Line.__annotations__, lineterminator="\n")
+        table.writeheader()
+        table.writerows(asdict(line) for line in lines)
+    write_between(PAGE, START, END, counts(lines))
+    print("\n".join(counts(lines)))
+
+
+if __name__ == "__main__":
+    main()
