@@ -227,6 +227,8 @@ def constructor_value(
 def overrides_default(parameter: inspect.Parameter, size: str, sizes: ProbeSizes) -> bool:
     """Return True if a size replaces the argument's default: not a text, a switch or a computed width."""
     default = parameter.default
+    if default is None and size in ("L", "F", "K", "V"):
+        return False  # the code works out its own value
     if callable(default) or isinstance(default, str | bool) or size == "rope_base":
         return False
     if size in ("G", "K") and not (isinstance(default, int) and (size == "K" or sizes.G is not None)):

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import numpy as np
@@ -46,6 +47,7 @@ DEFINING = (
     ast.Try,
 )
 STATEMENT_SECONDS = 2.0
+EXAMPLE = r"^\s*#\s*clearhead:\s*(\w+\(.*\))\s*$"
 # parts that people also build in a function that returns the module
 FACTORIES = ("feed_forward", "swiglu", "multi_head", "attention", "layer_norm", "rms_norm")
 
@@ -65,6 +67,9 @@ class Loaded:
     source: str
     problems: tuple[FailedLine, ...]
     broken: dict[str, FailedLine]  # names that a failed statement should have defined
+    sources: dict[str, str]  # of each function and class
+    examples: dict[str, str]  # name -> example call, from comments `# clearhead: name(…)`
+    is_exercise: bool
 
 
 class MissingImport:
@@ -124,7 +129,9 @@ def load(path: Path) -> Loaded:
             problems.append(problem)
             broken |= dict.fromkeys(bind_missing(statement, names, error), problem)
         shrink_sizes(statement, names, used)
-    return Loaded(names, source, tuple(problems), broken)
+    examples = {call.partition("(")[0]: call for call in re.findall(EXAMPLE, source, re.MULTILINE)}
+    is_exercise = bool(re.search(r"^Check: clearhead check \d\d_", source, re.MULTILINE))
+    return Loaded(names, source, tuple(problems), broken, sources_by_name(source), examples, is_exercise)
 
 
 def defining(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -222,17 +229,11 @@ def uses_torch(source: str) -> bool:
     return bool(re.search(r"^\s*(import|from)\s+torch\b", source, re.MULTILINE))
 
 
-def source_of(thing: Any, source: str) -> str:
-    """Return the source lines that define this function or class."""
-    name = getattr(thing, "__name__", "")
-    try:
-        tree = ast.parse(source)
-    except SyntaxError:
-        return source
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
-            return ast.get_source_segment(source, node) or ""
-    return ""
+def sources_by_name(source: str) -> dict[str, str]:
+    """Return the source lines of every function and class of the file, nested ones too."""
+    lines = source.splitlines(keepends=True)
+    nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.FunctionDef | ast.ClassDef)]
+    return {n.name: dedent("".join(lines[n.lineno - 1 : n.end_lineno])) for n in reversed(nodes)}
 
 
 def engine_of(thing: Any, text: str, source: str) -> str:
@@ -269,20 +270,18 @@ def find_candidates(
 
 
 def make_candidate(name: str, thing: Any, loaded: Loaded, example: str | None) -> Candidate:
-    text = source_of(thing, loaded.source)
+    text = loaded.sources.get(getattr(thing, "__name__", ""), "")
     engine = engine_of(thing, text, loaded.source)
-    documented = bool(re.search(r"^Check: clearhead check \d\d_", loaded.source, re.MULTILINE))
     call = example_for(name, thing, loaded, example)
     broken = {own: problem.line for own, problem in loaded.broken.items()}
     is_factory = engine == "torch" and part_of(name) in FACTORIES and returns_module(thing, text)
     source = loaded.source
-    return Candidate(name, "", thing, engine, text, loaded.names, call, broken, documented, source, is_factory)
+    return Candidate(name, "", thing, engine, text, loaded.names, call, broken, loaded.is_exercise, source, is_factory)
 
 
 def example_for(name: str, thing: Any, loaded: Loaded, example: str | None) -> ExampleCall | None:
     """Return the example call that was given, or the one in a comment `# clearhead: name(…)`."""
-    written = re.findall(rf"^\s*#\s*clearhead:\s*({re.escape(name)}\(.*\))\s*$", loaded.source, re.MULTILINE)
-    text = example or (written[-1] if written else None)
+    text = example or loaded.examples.get(name)
     return None if text is None else parse_example(text, thing, loaded.names)
 
 

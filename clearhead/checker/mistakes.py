@@ -108,7 +108,10 @@ BY_PAGE: dict[tuple[str, str], str] = {
     ("wrong", CHECKER): "inputs-changed raises heat-map-transposed no-return undefined-name",
     ("note", f"{CHECKER}#what-it-looks-for"): "device device-changed",
     ("unchecked", CHECKER): "not-written nothing-found",
-    ("unchecked", f"{CHECKER}#not-checked"): "cannot-call cannot-construct cannot-run not-understood needs-module "
+    (
+        "unchecked",
+        f"{CHECKER}#not-checked",
+    ): "cannot-call cannot-construct cannot-run not-understood beyond-definition needs-module "
     "needs-line not-defined timeout crash memory ended-process",
 }
 # pages for keys that apply to any part

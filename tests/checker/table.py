@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .judge import Judge, keys, verdict
 from .snippets import Snippet, snippets
 
 PAGE = Path(__file__).parents[2] / "docs" / "learn" / "checker.md"
+JOBS = 4
 START, END = "<!-- bank: python -m tests.checker.table -->", "<!-- end of bank -->"
 NAMES = {
     "softmax": "softmax",
@@ -74,18 +76,27 @@ def write_between(page: Path, start: str, end: str, lines: list[str]) -> None:
     page.write_text(before + text + rest.partition(end)[2], encoding="utf-8")
 
 
-def main() -> None:
-    rows, results = [], []
+def judge_all(share: list[Snippet]) -> list[tuple[Snippet, str, str]]:
+    """Return each snippet with its result and its line of the long table."""
+    found = []
     with tempfile.TemporaryDirectory() as folder:
         judge = Judge(Path(folder))
-        for snippet in snippets():
+        for snippet in share:
             report = judge.check(snippet.text)
             result = verdict(snippet, report)
-            results.append((snippet, result))
-            rows.append(row(snippet, result, keys(report)))
-            print(".", end="", file=sys.stderr, flush=True)
+            found.append((snippet, result, row(snippet, result, keys(report))))
+            print("." if result in ("passed", "named") else f"\n{found[-1][2]}", end="", file=sys.stderr, flush=True)
         judge.close()
-    write_page(results, rows)
+    return found
+
+
+def main() -> None:
+    everything = snippets()
+    with ThreadPoolExecutor(JOBS) as pool:
+        shares = list(pool.map(judge_all, (everything[i::JOBS] for i in range(JOBS))))
+    found = {snippet.id: result for share in shares for snippet, *result in share}
+    results = [(snippet, found[snippet.id][0]) for snippet in everything]
+    write_page(results, [found[snippet.id][1] for snippet in everything])
     print("\n" + "\n".join(summary(results)))
 
 

@@ -1,5 +1,6 @@
 """Files as they are in the wild: globals, missing modules, packages, example calls, notebooks, library modules."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import clearhead
+import clearhead.nn
 from clearhead.checker.check import check_file
 from clearhead.checker.discover import notebook_source
 
@@ -135,3 +137,39 @@ def test_notebooks_are_read_cell_by_cell(tmp_path: Path) -> None:
 def test_the_library_is_right(thing) -> None:
     report = clearhead.check(thing, "softmax" if thing is torch.nn.functional.softmax else None)
     assert report.ok, str(report)
+
+
+SIZES = {"heads": 3, "latent_dim": 4, "plain_dim": 4, "rope_dim": 4, "experts": 4, "active": 2}
+LAYERS = [name for name, place in clearhead.nn.PLACES.items() if place == "layers"]
+
+
+def build_layer(name: str) -> torch.nn.Module:
+    """One of our own layers, of width 12."""
+    cls = getattr(clearhead.nn, name)
+    return cls(12, **{n: size for n, size in SIZES.items() if n in inspect.signature(cls).parameters})
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_our_own_layers_are_right(name: str) -> None:
+    for thing in (getattr(clearhead.nn, name), build_layer(name)):
+        report = clearhead.check(thing)
+        assert report.ok, str(report)
+
+
+def test_a_function_that_returns_a_module(tmp_path: Path) -> None:
+    text = "from torch import nn\ndef FeedForward(dim, mult=4):\n    return nn.Sequential(nn.Linear(dim, dim * mult), "
+    right = check_file(saved(tmp_path, text + "nn.GELU(), nn.Linear(dim * mult, dim))\n"))
+    assert right.ok, str(right)
+    assert keys(check_file(saved(tmp_path, text + "nn.Linear(dim * mult, dim))\n"))) == ["ffn-no-activation"]
+
+
+def test_a_scale_that_the_caller_gives_is_not_missing(tmp_path: Path) -> None:
+    text = "import torch\ndef attention(q, k, v, scale_factor=1, mask=None):\n"
+    text += "    return torch.softmax(q @ k.transpose(-1, -2) * scale_factor, -1) @ v\n"
+    report = check_file(saved(tmp_path, text))
+    assert "no-scale" not in keys(report), str(report)
+
+
+def test_a_large_file_is_read_once(tmp_path: Path) -> None:
+    text = GOOD + "".join(f"def helper_{i}(n):\n    return n + {i}\n" for i in range(300))
+    assert check_file(saved(tmp_path, text)).ok

@@ -239,6 +239,7 @@ DIAGNOSTICS = {
     "needs-module": ("The file needs the module “{module}”, which is not installed.", "Install it, or remove the import."),
     "needs-line": ("It needs “{variable}”, but line {line}, which defines it, could not be run.", "Make line {line} work without files or arguments, or move it into a function."),
     "not-defined": ("Its definition in line {line} failed. {error}", "Fix this line; then check again."),
+    "beyond-definition": ("It does more than the definition (“{word}”), so we cannot compare its numbers.", "If it is plain attention, remove or rename what stands beside it, or name the part with --as."),
     "not-understood": ("The checker does not understand how this is built. {error}", "This is not a verdict on your code. Show us a call in a comment: # clearhead: {name}(x, …)."),
     "nothing-found": ("Nothing to check was found.", "Name it with FILE.py:NAME --as PART; the parts are {names}."),
 }
@@ -283,6 +284,7 @@ ASSUMED = {
     "rope_interleaved": "rotary pairs (2i, 2i + 1)",
     "merged_width_first": "heads merged with the width before the head; W_O can undo it",
     "groups_interleaved": "query heads share key heads in turn, not in groups",
+    "scale_given": "the caller gives the scale",
     "always_causal": "always causal",
     "weights_not_found": "weights not recognised: checked by properties only",
     "sublayers_not_found": "sublayers not recognised: checked by properties only",
@@ -314,6 +316,7 @@ ASSUMED = {
     "activation_silu": "activation SiLU",
     "activation_relu2": "activation ReLU²",
     "activation_leaky": "activation leaky ReLU",
+    "activation_sigmoid": "activation sigmoid",
     "activation_elu": "activation ELU",
 }
 

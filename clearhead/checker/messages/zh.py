@@ -239,6 +239,7 @@ DIAGNOSTICS = {
     "needs-module": ("文件需要模块“{module}”，但没有安装。", "安装它，或去掉这个 import。"),
     "needs-line": ("它需要“{variable}”，但定义它的第 {line} 行无法运行。", "让第 {line} 行不依赖文件和参数，或把它移进函数里。"),
     "not-defined": ("第 {line} 行的定义失败了。{error}", "改好这一行，再检查一次。"),
+    "beyond-definition": ("它所做的超出了定义（“{word}”），因此无法比较数值。", "如果它就是普通的注意力，请去掉或改名旁边的部分，或用 --as 指明是哪一部分。"),
     "not-understood": ("检查器不明白它是怎样构成的。{error}", "这不是对代码的评判。请在注释里写一个调用示例：# clearhead: {name}(x, …)。"),
     "nothing-found": ("没有找到可检查的内容。", "用 FILE.py:NAME --as PART 指明；可选部分：{names}。"),
 }
@@ -283,6 +284,7 @@ ASSUMED = {
     "rope_interleaved": "旋转配对 (2i, 2i + 1)",
     "merged_width_first": "合并时宽度在头之前；W_O 可以抵消",
     "groups_interleaved": "查询头轮流共用键头，而不是分组",
+    "scale_given": "缩放系数由调用者给出",
     "always_causal": "始终因果",
     "weights_not_found": "认不出权重：只按性质检查",
     "sublayers_not_found": "认不出子层：只按性质检查",
@@ -314,6 +316,7 @@ ASSUMED = {
     "activation_silu": "激活函数 SiLU",
     "activation_relu2": "激活函数 ReLU²",
     "activation_leaky": "激活函数 leaky ReLU",
+    "activation_sigmoid": "激活函数 sigmoid",
     "activation_elu": "激活函数 ELU",
 }
 

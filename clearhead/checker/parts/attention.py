@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from . import common
 from .attention_adapter import LEADS, ROLES, AttentionAdapter, expected_output, inputs, ladder
 from .attention_mask import check_mask, mask_properties, masked_ladder
 from .attention_steps import AttentionSteps
-from .common import Inputs, Recorder, Runner
+from .common import UNKNOWN_PARTS, Inputs, Recorder, Runner
 
 
 def check(candidate: Candidate, recorder: Recorder) -> None:
@@ -45,6 +46,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
 def find_rank(adapter: AttentionAdapter, recorder: Recorder, engine: NumPy) -> AttentionAdapter | None:
     """Find out how many axes its inputs have; if none works, record the error."""
     recorder.start("shapes")
+    adapter = with_scale(adapter, recorder, engine)
     fits = ranks_that_run(adapter, engine)
     for neutral in (0.0, 1.0, True, False):  # for a required mask
         trial = replace(adapter, neutral=neutral)
@@ -78,6 +80,17 @@ def find_rank(adapter: AttentionAdapter, recorder: Recorder, engine: NumPy) -> A
         if is_right(other, engine):
             recorder.assume("heads_third")
             return other
+    return adapter
+
+
+def with_scale(adapter: AttentionAdapter, recorder: Recorder, engine: NumPy) -> AttentionAdapter:
+    """If the caller chooses the scale, find out what to pass: 1/√d_k, √d_k or d_k."""
+    names = [p.name for p in adapter.caller.parameters if re.search(r"scal|temperature|factor", p.name.lower())]
+    trials = [replace(adapter, scale=(name, power)) for name in names for power in (-0.5, 0.5, 1.0)]
+    for trial, rank in product(trials, LEADS):
+        if not is_right(replace(adapter, rank=rank), engine) and is_right(replace(trial, rank=rank), engine):
+            recorder.assume("scale_given")
+            return trial
     return adapter
 
 
@@ -143,7 +156,11 @@ def check_value(candidate: Candidate, adapter: AttentionAdapter, recorder: Recor
     example = common.smallest_failure(
         ladder(lead, adapter.causal), run, lambda c: expected_output(c, causal=adapter.causal)
     )
-    recorder.add("value", example)
+    beyond = re.search(UNKNOWN_PARTS, candidate.name + " " + candidate.source, re.IGNORECASE)
+    if beyond:
+        recorder.add("beyond-definition", word=beyond.group(0), name=candidate.name)
+    else:
+        recorder.add("value", example)
     return steps.RIGHT
 
 

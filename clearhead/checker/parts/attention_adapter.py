@@ -34,6 +34,7 @@ class AttentionAdapter:
     causal: bool = False
     first: int = 0  # which item of the returned tuple is the output
     neutral: float | None = None  # for a required mask: the value that hides nothing
+    scale: tuple[str, float] | None = None  # an argument for the scale, and the power of d_k to pass
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
         given: dict[str, Any] = {}
@@ -47,6 +48,8 @@ class AttentionAdapter:
             given["causal"] = True
         thing = common.cast_module(self.thing, engine)
         caller = replace(self.caller, engine=engine, function=find_forward(thing))
+        if self.scale is not None:
+            caller = caller.with_fixed(**{self.scale[0]: inputs["q"].shape[-1] ** self.scale[1]})
         qkv = [self.to_layout(inputs[name]) for name in "qkv"]
         named = {"q", "k", "v"} <= caller.argument_roles
         result = caller(q=qkv[0], k=qkv[1], v=qkv[2], **given) if named else caller(*qkv, **given)

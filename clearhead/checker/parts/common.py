@@ -36,6 +36,13 @@ OURS = (
 NO_VERDICT = (CannotCall, CannotConstruct, NeedsModule, NotWritten, NotImplementedError)
 
 
+# what attention layers may add to the definition, and we do not model
+UNKNOWN_PARTS = (
+    r"rope|rotary|freqs|\bcos\b|alibi|slope|relative|rel_?pos|window|q_?norm|k_?norm|norm_?[qk]|softcap|talking"
+    r"|topk|null_k|mem_k|sink|gate|feature_map|elu\b|sparse|local_att|lora|pos_?bias|position_bias|conv|linear_?att|fast_?att|performer|kernel_|random_feat"
+)
+
+
 class Recorder:
     """Records diagnostics and assumptions about one candidate, and sends each of them at once."""
 

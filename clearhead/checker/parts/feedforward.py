@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -86,6 +87,7 @@ class FeedForwardAdapter:
         self.given: dict[str, Any] = {}
         self.norm: common.InnerNorm | None = None
         self.wrap = "norm_inside"
+        self.is_plain_glu = bool(re.search(r"(?<!swi)(?<!ge)glu", candidate.name.lower()))  # its gate is a sigmoid
         self.readings = list(self.from_arguments(F, candidate) if candidate.is_function else self.from_weights())
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
@@ -217,7 +219,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
         add_mistake(candidate, recorder, adapter, run, readings, x, got)
     else:
         recorder.assume(f"activation_{found}")
-        if candidate.part == "swiglu" and len(readings[0]) == 2:
+        if candidate.part == "swiglu" and len(readings[0]) == 2 and "glu" in candidate.name.lower():
             recorder.add("glu-gate-missing")
         elif candidate.part == "swiglu" and "swi" in candidate.name.lower() and found != "silu":
             recorder.add("glu-activation", activation=found)
@@ -238,7 +240,8 @@ def split_fused(layers: list[LinearMap]) -> list[LinearMap]:
 
 
 def matching_activation(layers: list[LinearMap], x: Array, got: Array, adapter: FeedForwardAdapter) -> str | None:
-    for order, (name, act) in product(orders(layers, adapter.D), ACTS.items()):
+    acts = ACTS | ({"sigmoid": sigmoid} if adapter.is_plain_glu and len(layers) == 3 else {})
+    for order, (name, act) in product(orders(layers, adapter.D), acts.items()):
         want = adapter.wrapped(x, partial(right, layers=order, act=act))
         if equal(got, want, max(adapter.engine.tolerance, 1e-6)):
             return name

@@ -19,7 +19,7 @@ from . import attention_steps as steps
 from . import common
 from .attention_mask import likely_senses
 from .attention_steps import AttentionSteps
-from .common import Inputs, Recorder, Runner
+from .common import UNKNOWN_PARTS, Inputs, Recorder, Runner
 from .multihead_adapter import ROLES, MultiHeadAdapter, build, random_case, smallest_example
 from .multihead_mask import check_hidden, check_mask
 from .rotary import LAYOUTS
@@ -196,13 +196,6 @@ def banks_for(variant: str, causal: bool) -> list[Mapping[str, Any]]:
 
 # mistakes with the mask, where the mask is the layer's own causal one
 AS_CAUSAL = {"mask-inverted": "causal-inverted", "mask-ignored": "causal-missing"}
-
-
-# what attention layers may add to the definition, and we do not model
-UNKNOWN_PARTS = (
-    r"rope|rotary|freqs|\bcos\b|alibi|slope|relative|rel_?pos|window|q_?norm|k_?norm|norm_?[qk]|softcap|talking"
-    r"|temperature|topk|null_k|mem_k|sink|gate|feature_map|elu\b|sparse|local_att|lora|pos_?bias|position_bias|conv"
-)
 
 
 def has_unknown_parts(candidate: Candidate, adapter: MultiHeadAdapter) -> bool:

@@ -189,9 +189,11 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
                 if equal(got, wrong(value), 1e-5):
                     recorder.add(key.split(".")[0], smallest_example(candidate, adapter))
                     return
-        if equal(got, np.swapaxes(rotate(np.swapaxes(value, 0, -2), np.arange(value.shape[0])), 0, -2), 1e-5) or (
-            got.ndim == 4 and any(equal(got, over_heads(value, layout), 1e-5) for layout in LAYOUTS)
-        ):
+        if got.ndim == 4 and any(equal(got, over_axis(value, 0, layout), 1e-5) for layout in LAYOUTS):
+            recorder.assume("positions_first")
+            return
+        axes = (1,) if got.ndim == 4 else (0,) if got.ndim == 3 else ()
+        if any(equal(got, over_axis(value, axis, layout), 1e-5) for axis in axes for layout in LAYOUTS):
             recorder.add("rope-wrong-axis", smallest_example(candidate, adapter))
             return
     got, adapter = results[0]
@@ -200,9 +202,9 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     recorder.add("value" if lengths else "rope-changes-length", smallest_example(candidate, adapter))
 
 
-def over_heads(x: Array, layout: str) -> Array:
-    """Rotate by the head index in place of the position."""
-    return np.swapaxes(rotate(np.swapaxes(x, 1, 2), np.arange(x.shape[1]), layout=layout), 1, 2)
+def over_axis(x: Array, axis: int, layout: str) -> Array:
+    """Rotate by the index along another axis in place of the position."""
+    return np.swapaxes(rotate(np.swapaxes(x, axis, -2), np.arange(x.shape[axis]), layout=layout), axis, -2)
 
 
 def matches_right(recorder: Recorder, adapter: RotaryAdapter, x: Array, got: Array) -> bool:
