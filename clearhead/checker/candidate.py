@@ -216,6 +216,8 @@ def constructor_value(
         return sizes[size]
     if not required:
         return inspect.Parameter.empty
+    if depth < 3 and re.search(r"(layers|blocks)$", parameter.name.lower()) and size is None:
+        return module_list(sizes, neighbours, depth)
     if depth < 3 and sublayers_named(parameter.name):
         return sublayer_for(parameter.name, sizes, neighbours, depth)
     is_known, value = neutral_value(parameter.name, str(parameter.annotation))
@@ -276,7 +278,8 @@ def sublayer_for(name: str, sizes: ProbeSizes, neighbours: Mapping[str, Any], de
 
     for cls in neighbours.values():
         if inspect.isclass(cls) and part_of(cls.__name__) in sublayers_named(name):
-            return construct(cls, sizes, neighbours, depth + 1)
+            is_rotary = part_of(cls.__name__) == "rotary"  # as wide as a head
+            return construct(cls, replace(sizes, D=sizes["K"], H=1) if is_rotary else sizes, neighbours, depth + 1)
     raise CannotCall(name)
 
 
@@ -286,6 +289,7 @@ SUBLAYERS = (
     (r"ff|feed|mlp", ("feed_forward", "swiglu")),
     (r"norm", ("layer_norm", "rms_norm")),
     (r"layer$|layers$|block", ("encoder_block", "decoder_block")),
+    (r"^rope$|rotary", ("rotary",)),
 )
 
 

@@ -111,7 +111,7 @@ def load(path: Path) -> Loaded:
     module.__file__ = str(path)
     folder = path.resolve().parent
     is_package = (folder / "__init__.py").exists() or bool(re.search(r"^\s*from\s+\.", source, re.MULTILINE))
-    sys.path[:0] = [str(folder), str(Path.cwd())]
+    sys.path[:0] = [str(folder), str(Path.cwd()), *package_roots(tree, folder)]
     module.__package__ = register_package(folder) if is_package else ""
     sys.modules["learner"] = module
     linecache.cache[str(path)] = (len(source), None, source.splitlines(True), str(path))
@@ -143,6 +143,14 @@ def defining(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             inner = [*statement.body, *statement.orelse]
             if all(isinstance(s, (*DEFINING, ast.Pass)) for s in inner):
                 yield statement
+
+
+def package_roots(tree: ast.Module, folder: Path) -> list[str]:
+    """Return the folders above the file that hold a package which it imports: `src` for `from model.layers import …`."""
+    names = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
+    names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level}
+    roots = {name.split(".")[0] for name in names} - sys.stdlib_module_names
+    return [str(above) for above in folder.parents if any((above / root).is_dir() for root in roots)][:3]
 
 
 def register_package(folder: Path) -> str:
@@ -265,7 +273,9 @@ def find_candidates(
     return [
         replace(candidate, part=kind)
         for candidate in found
-        if (kind := parts.get(candidate.name)) and not (candidate.thing in bases and is_abstract(candidate))
+        if (kind := parts.get(candidate.name))
+        and not (candidate.thing in bases and is_abstract(candidate))
+        and not inspect.isabstract(candidate.thing)
     ]
 
 

@@ -79,9 +79,10 @@ BY_PAGE: dict[tuple[str, str], str] = {
     (
         "wrong",
         ROPE,
-    ): "rope-on-values rope-on-queries-only rope-on-keys-only rope-direction rope-off-by-one rope-exponent rope-base "
+    ): "rope-on-values rope-on-queries-only rope-on-keys-only rope-off-by-one rope-exponent rope-base "
     "rope-mixed-layout rope-no-minus rope-not-turned rope-only-cosine rope-wrong-axis rope-changes-length "
     "rope-positions-ignored rope-cat-for-stack",
+    ("fragile", ROPE): "rope-direction",
     ("wrong", NORMS): "eps-outside unbiased unbiased-eps-outside unbiased-no-eps no-root gamma-unused beta-unused "
     "gamma-beta-unused gamma-beta-missing gamma-added gamma-after-beta not-centred is-rms not-divided "
     "norm-over-positions norm-over-batch norm-over-everything norm-over-both norm-as-batch-norm rms-sum rms-centred "

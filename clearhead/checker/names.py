@@ -136,7 +136,7 @@ def size_of(name: str) -> str | None:
 NEUTRAL: tuple[tuple[str, Any], ...] = (
     (r"^temperature$", "temperature"),  # √d_k, the divisor of the scores
     (r"^device$", "cpu"),
-    (r"^dtype$|mode$|^cache$|past|kv_?cache|^state$|^rope$|rel_?pos|rng|generator", None),
+    (r"^dtype$|mode$|^cache$|past|kv_?cache|^state$|rel_?pos|rng|generator", None),
     (r"bias$|affine$|proj_?out|use_?proj", True),
     (r"(layer|block)_?(id|idx|index|num|number|i)$|^(idx|index|i)$|pad\w*_?(id|idx|index|token)?$|start_?pos", 0),
     (r"^multiple_?of$", 4),

@@ -2,15 +2,19 @@
 
 `public.csv` has one line for each part that was found (`fault` is empty) and for each fault that was planted in a
 right part. Whether a part is right was judged by hand, in the column `truth`; the command keeps it and renews the rest.
+Without a folder it only writes the table of the page again.
 """
 
 from __future__ import annotations
 
 import csv
+import multiprocessing
 import sys
 import tempfile
 from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from clearhead.checker.batch import collect_files
@@ -18,7 +22,7 @@ from clearhead.checker.check import check_file, import_checks, import_torch
 from clearhead.checker.discover import read_source
 
 from .planting import plant
-from .table import PAGE, write_between
+from .table import JOBS, PAGE, write_between
 
 LEDGER = Path(__file__).parent / "public.csv"
 START, END = "<!-- public: python -m tests.checker.public FOLDER -->", "<!-- end of public -->"
@@ -61,18 +65,22 @@ def counts(lines: list[Line]) -> list[str]:
 def measure(folder: Path) -> list[Line]:
     """Check every file, then plant faults in each part that is called right."""
     truths = {(line.file, line.name): line.truth for line in read_ledger()} if LEDGER.exists() else {}
-    lines: list[Line] = []
     import_checks()
     import_torch()
-    for path in map(Path, collect_files([str(folder)])):
-        where = str(path.relative_to(folder))
-        for part in check_file(str(path)).parts:
-            truth = truths.get((where, part.name), "?")
-            line = Line(where, part.name, part.part, "", truth, part.verdict)
-            lines.append(line)
-            if part.verdict in ("right", "fragile") and truth != "wrong":
-                lines += planted_lines(path, line)
-            print(f"{where}:{part.name} {part.verdict}", file=sys.stderr, flush=True)
+    files = list(map(Path, collect_files([str(folder)])))
+    with ProcessPoolExecutor(JOBS, multiprocessing.get_context("fork")) as pool:
+        return [line for lines in pool.map(partial(measure_file, folder, truths), files) for line in lines]
+
+
+def measure_file(folder: Path, truths: dict[tuple[str, str], str], path: Path) -> list[Line]:
+    where, lines = str(path.relative_to(folder)), []
+    for part in check_file(str(path)).parts:
+        truth = truths.get((where, part.name), "?")
+        line = Line(where, part.name, part.part, "", truth, part.verdict)
+        lines.append(line)
+        if part.verdict in ("right", "fragile") and truth != "wrong":
+            lines += planted_lines(path, line)
+        print(f"{where}:{part.name} {part.verdict}", file=sys.stderr, flush=True)
     return lines
 
 
@@ -93,7 +101,7 @@ def planted_lines(path: Path, line: Line) -> list[Line]:
 
 
 def main() -> None:
-    lines = measure(Path(sys.argv[1]))
+    lines = measure(Path(sys.argv[1])) if len(sys.argv) > 1 else read_ledger()
     with LEDGER.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, Line.__annotations__, lineterminator="\n")
         table.writeheader()

@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.reference import cross_entropy
 
-from ..candidate import Caller, Candidate, CannotCall, ProbeSizes, all_arrays
+from ..candidate import Caller, Candidate, CannotCall, NotWritten, ProbeSizes, all_arrays
 from ..diagnostic import Example
 from ..engine import NumPy, equal
 from ..mask_forms import mask_forms
@@ -33,6 +33,8 @@ class ModelAdapter:
         self.thing = self.engine.eval_mode(candidate.instantiate(sizes))
         use_batch_first(self.thing)
         self.names = [p.name for p in self.caller.parameters]
+        if not self.names:
+            raise NotWritten
         self.wants_targets = False
 
     @property

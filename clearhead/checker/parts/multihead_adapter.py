@@ -132,7 +132,8 @@ def build(candidate: Candidate, sizes: ProbeSizes) -> MultiHeadAdapter:
     caller = candidate.caller(thing, ROLES, sizes)
     if candidate.is_function:
         return build_function(thing, caller, sizes, candidate)
-    if any(type(p).__name__ == "UninitializedParameter" for p in getattr(thing, "parameters", list)()):
+    is_torch = hasattr(thing, "named_parameters") and hasattr(thing, "_parameters")
+    if is_torch and any(type(p).__name__ == "UninitializedParameter" for p in thing.parameters()):
         first_pass(thing, caller, sizes)
         thing = engine.eval_mode(thing)
     use_batch_first(thing)
