@@ -146,7 +146,7 @@ def defining(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def package_roots(tree: ast.Module, folder: Path) -> list[str]:
-    """Return the folders above the file that hold a package which it imports: `src` for `from model.layers import …`."""
+    """Return the folders above the file that hold a package which it imports, such as `src`."""
     names = {alias.name for n in ast.walk(tree) if isinstance(n, ast.Import) for alias in n.names}
     names |= {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module and not n.level}
     roots = {name.split(".")[0] for name in names} - sys.stdlib_module_names

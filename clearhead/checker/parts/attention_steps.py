@@ -220,6 +220,7 @@ SCALES: dict[str, Change] = {
     "scale-length.keys": {"scale": lambda s: s.S**-0.5},
     "scale-no-root": {"scale": lambda s: 1 / s.K},
     "scale-multiplied": {"scale": lambda s: s.K**0.5},
+    "scale-multiplied.model": {"scale": lambda s: s.D**0.5},
     "scale-constant": {"scale": lambda s: 8**-0.5},
     "scale-constant.64": {"scale": lambda s: 1 / 8},
     "scale-constant.512": {"scale": lambda s: 512**-0.5},

@@ -166,7 +166,8 @@ def name_mistakes(
 ) -> bool:
     """Look for known mistakes, alone and in pairs; return True if one explains the numbers."""
     case, wants_causal = random_case(adapter), says_causal(candidate, adapter)
-    bases = {name: how for name, how in variants.items() if name == "plain" or name.startswith("rope_")}
+    shares = "groups" if adapter.H != adapter.G else None
+    bases = {n: how for n, how in variants.items() if n.partition("_")[0] in ("plain", "rope", shares)}
     senses = (True, False) if wants_causal else (False, True)
     for count, wrap, causal, (name, base) in product((1, 2), adapter.wraps, senses, bases.items()):
         adapter.wrap, adapter.causal = wrap, causal
@@ -188,10 +189,8 @@ def banks_for(variant: str, causal: bool) -> list[Mapping[str, Any]]:
     """Return the mistakes that can happen in this variant of the layer."""
     banks: list[Mapping[str, Any]] = [*([steps.CAUSAL, steps.MASKS] if causal else []), steps.HEADS]
     banks += [steps.SCALES, steps.WEIGHTS, steps.MIXES]
-    if variant == "plain":
-        return banks
-    layout, base = variant.removeprefix("rope_").split(".", 1)
-    return [steps.rotary_mistakes(layout, float(base)), *banks]
+    turned = re.search(r"(halves|interleaved)\.([\d.e+]+)$", variant)
+    return [steps.rotary_mistakes(turned.group(1), float(turned.group(2))), *banks] if turned else banks
 
 
 # mistakes with the mask, where the mask is the layer's own causal one
