@@ -19,10 +19,14 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 # Nothing imports from a higher layer.
 LAYERS = (
-    {"shapes", "schedules", "units"},
+    {"shapes", "schedules", "extras", "files"},
+    {"memory", "typed_json", "gguf_file", "units"},
     {"configs"},
-    {"reference", "tokenize"},
-    {"functional", "data", "precision", "kernels.build", "kernels.calls", "kernels.malloc"},
+    {"reference"},
+    {"tokenize"},
+    {"functional", "data"},
+    {"kernels.build", "kernels.calls", "kernels.malloc"},
+    {"precision"},
     {"nn"},
     {"kernels.decode", "kernels.accelerate"},
     {"models"},
@@ -109,6 +113,41 @@ def test_dependencies_point_one_way(path: Path) -> None:
         return
     above = {name for name in imports(path) if LEVEL.get(name, -1) > LEVEL[part]}
     assert not above, f"{path} imports {above} from above"
+
+
+def test_every_module_has_a_layer() -> None:
+    names = {layer_name(path.relative_to(PACKAGE).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
+    assert names - set(LEVEL) <= {"__init__", "__main__", "kernels"}
+
+
+TRAIN_TEXT = """
+import sys
+from clearhead.cli.main import cli
+try:
+    cli(["train", "chars", "--data", sys.argv[1], "--out", sys.argv[2], "--set", "steps=1", "--set", "batch=2"])
+except SystemExit as stop:
+    assert not stop.code
+print(*sorted(name for name in sys.modules if name.startswith(("clearhead", "sacrebleu", "matplotlib"))))
+"""
+
+
+def test_training_on_plain_text_loads_no_other_task(tmp_path: Path) -> None:
+    """`clearhead train` of a text needs no translation, no images, no attention maps and no BLEU."""
+    text = tmp_path / "text.txt"
+    text.write_text("the cat sat on the mat\n" * 400, encoding="utf-8")
+    result = run(sys.executable, "-c", TRAIN_TEXT, str(text), str(tmp_path / "run"))
+    assert result.returncode == 0, result.stderr
+    loaded = set(result.stdout.split())
+    assert "clearhead.training.text" in loaded
+    unneeded = ("clearhead.tasks", "clearhead.inspect", "clearhead.measure.bleu", "clearhead.training.pairs")
+    unneeded += (
+        "clearhead.training.images",
+        "clearhead.data.images",
+        "clearhead.data.pairs",
+        "sacrebleu",
+        "matplotlib",
+    )
+    assert not {name for name in loaded if name.startswith(unneeded)}
 
 
 @pytest.mark.parametrize("module", LIGHT)
