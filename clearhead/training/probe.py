@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from clearhead.files import stage_file
-from clearhead.inspect.inspection import inspect
 from clearhead.models.model import Model
 from clearhead.tokenize import Tokenizer
 
@@ -54,7 +53,7 @@ class TrainingProbe:
         training = model.training
         model.eval()
         try:
-            maps = inspect(model, self.ids, tokenizer=self.tokenizer).maps
+            maps = model.inspect(self.ids, tokenizer=self.tokenizer).maps
         finally:
             model.train(training)
         arrays: dict[str, np.ndarray] = {}
