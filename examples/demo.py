@@ -96,7 +96,7 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
     try:
         model = train(config, (), out / "model", callbacks=Callbacks(message=print, step=show), task=task)
     except TimeUp:
-        with warnings.catch_warnings(action="ignore"):  # the run has not finished, which is said here
+        with warnings.catch_warnings(action="ignore"):  # the run has not finished, as the next line reports
             model = load(out / "model")
         print("\nThis machine became slower than planned, so training stopped early, with the best model so far.")
     run, tokenizer = out / "model", model.tokenizer

@@ -22,7 +22,7 @@ from clearhead.typed_json import read_json
 
 from .adapter import base_digest, merge
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing
-from .convert.compare import differences
+from .convert.differences import differences
 from .convert.tolerate import fit_head, unwrap_names
 from .folder import INDEX, WEIGHTS, prefix_errors, read_config, read_tensors
 from .gguf.read import load_gguf

@@ -16,7 +16,7 @@ from clearhead.tokenize.gguf import from_gguf
 
 from .convert import CheckpointError, family, listing, to_hf
 from .convert.card import model_card
-from .convert.compare import differences
+from .convert.differences import differences
 from .folder import (
     COMPANIONS,
     INDEX,

@@ -8,7 +8,7 @@ from torch import nn
 from clearhead.configs import Blocks, ConfigError, ModelConfig
 from clearhead.configs.train import RecipeConfig
 from clearhead.models.adapter import adapt
-from clearhead.models.convert.compare import differences
+from clearhead.models.convert.differences import differences
 from clearhead.models.hub import find_checkpoint
 from clearhead.models.initialise import RESIDUAL_OUTPUTS
 from clearhead.models.load import load

@@ -34,7 +34,7 @@ class Line:
     name: str
     part: str
     fault: str  # the names of the planted mistake; empty for the part as it is
-    truth: str  # right, wrong, or other if it is none of the parts that we know
+    truth: str  # right, wrong, or other if we have no check for the part
     result: str  # right, wrong, fragile, unchecked; for a planted fault also named
 
 

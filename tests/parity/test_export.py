@@ -23,7 +23,7 @@ from clearhead.configs.data import CharactersConfig
 from clearhead.generate.complete import TextGenerator
 from clearhead.gguf_file import open_gguf
 from clearhead.models.convert import CheckpointError
-from clearhead.models.convert.compare import differences
+from clearhead.models.convert.differences import differences
 from clearhead.models.llama import llama, mixtral
 from clearhead.models.load import load
 from clearhead.models.model import build

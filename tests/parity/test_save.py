@@ -46,7 +46,7 @@ from clearhead.configs import (  # noqa: E402
 from clearhead.models import folder as checkpoint_folder  # noqa: E402
 from clearhead.models.bert import bert  # noqa: E402
 from clearhead.models.convert import FAMILIES, CheckpointError, family, to_hf  # noqa: E402
-from clearhead.models.convert.compare import differences  # noqa: E402
+from clearhead.models.convert.differences import differences  # noqa: E402
 from clearhead.models.gpt import gpt  # noqa: E402
 from clearhead.models.llama import decoder, llama, mixtral  # noqa: E402
 from clearhead.models.load import load  # noqa: E402

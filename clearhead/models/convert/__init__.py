@@ -28,7 +28,7 @@ from . import (
     roberta,
     vit,
 )
-from .compare import differences
+from .differences import differences
 from .rules import Array, Rule
 
 OUTSIDE = (
