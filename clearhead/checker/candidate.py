@@ -378,7 +378,8 @@ class Caller:
 
     def __call__(self, *unnamed: Any, **given: Any) -> Any:
         """Pass arguments by role; `unnamed` fill the first parameters without a known role."""
-        rest, arguments, used = list(unnamed), {}, set()
+        rest, used = list(unnamed), set()
+        arguments: dict[str, Any] = {}
         for parameter in self.parameters:
             role, required = self.role(parameter), parameter.default is inspect.Parameter.empty
             if parameter.name in self.fixed:

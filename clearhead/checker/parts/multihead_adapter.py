@@ -119,7 +119,7 @@ class MultiHeadAdapter:
 
     def reads_nothing(self, inputs: Inputs, how: AttentionSteps) -> np.ndarray:
         """Return which queries [B, T] may read no key."""
-        return ~how.allow(self.allowed(inputs)).any(-1)[:, 0]
+        return np.asarray(~how.allow(self.allowed(inputs))[:, 0].any(-1))
 
     @property
     def wraps(self) -> tuple[str, ...]:
