@@ -6,9 +6,9 @@ import os
 import statistics
 import time
 from pathlib import Path
-from typing import Any
 
 import clearhead
+from clearhead.tokenize import Tokenizer
 from tests.studio.tools import CHROMIUM, running_studio
 
 MODEL = Path(os.environ.get("CLEARHEAD_SHARED", "../shared")) / "models" / "stories15M"
@@ -16,10 +16,11 @@ SENTENCE = "Once upon a time there was a little girl who had a red ball and a bi
 LENGTHS = (13, 200, 850, 1000)
 
 
-def text_of(model: Any, tokens: int) -> str:
+def text_of(tokens: int) -> str:
     """A text of about `tokens` tokens."""
     words = (SENTENCE * (tokens // 15 + 1)).split()
-    while len(model.inspect(" ".join(words), layers=[0], heads=[0]).model_input.labels) > tokens and len(words) > 2:
+    tokenizer = Tokenizer.load(MODEL)
+    while len(tokenizer.encode(" ".join(words))) > tokens and len(words) > 2:
         words = words[: -max(1, len(words) // 20)]
     return " ".join(words)
 
@@ -30,7 +31,7 @@ def main() -> None:
     if not MODEL.exists():
         raise SystemExit(f"{MODEL} is missing: set CLEARHEAD_SHARED to a folder with models/stories15M")
     model = clearhead.load(MODEL)
-    texts = {length: text_of(model, length) for length in LENGTHS}
+    texts = {length: text_of(length) for length in LENGTHS}
     start = time.monotonic()
     with running_studio() as address:
         print(f"clearhead studio without arguments, to its address: {time.monotonic() - start:.1f} s")
@@ -49,10 +50,9 @@ def main() -> None:
         for length, text in texts.items():
             page.evaluate("document.querySelectorAll('.thumb').forEach((each) => each.remove())")
             page.evaluate("window.before = performance.now()")
-            page.fill("[data-act=text]", text)
-            page.wait_for_timeout(250)
-            page.wait_for_load_state("networkidle")
-            page.wait_for_selector(".thumb canvas")
+            with page.expect_response(lambda answer: answer.url.endswith("/ask/atlas"), timeout=120_000):
+                page.fill("[data-act=text]", text + " and")  # not what is on screen already
+            page.wait_for_selector(".panel:not(.stale) .thumb canvas")
             took = page.evaluate("performance.now() - window.before")
             heap = page.evaluate("performance.memory ? performance.memory.usedJSHeapSize / 1e6 : 0")
             print(f"edit to all thumbnails, {length} tokens: {took / 1000:.2f} s; browser heap {heap:.0f} MB")

@@ -27,6 +27,7 @@ PAGE = """<!doctype html>
 <title>Clearhead studio</title>
 <link rel="icon" href="data:,">
 <link rel="stylesheet" href="/web/studio.css">
+{preload}
 <script type="module" src="/web/served.js"></script>
 </head>
 <body><div id="root"></div></body>
@@ -37,12 +38,18 @@ TYPES = {".js": "text/javascript", ".css": "text/css"}
 FILES = {path.relative_to(WEB).as_posix(): path for path in sorted(WEB.rglob("*")) if path.suffix in TYPES}
 """Only these files can be asked for: a fixed table, so that no path leads out of the folder."""
 
+ONE_FILE = {"page.js", "widget.js"}  # modules of the other shells
+PRELOAD = "\n".join(
+    f'<link rel="modulepreload" href="/web/{name}">' for name in FILES if name.endswith(".js") and name not in ONE_FILE
+)
+"""All modules are asked for at once, not one level of imports after the other."""
+
 
 def make_app(session: Session, port: int, lang: str = "") -> tuple[Starlette, str]:
     """The guarded application, and the token that opens it."""
 
     def page(request: Request) -> Response:
-        return HTMLResponse(PAGE.format(lang=lang))
+        return HTMLResponse(PAGE.format(lang=lang, preload=PRELOAD))
 
     def web_file(request: Request) -> Response:
         path = FILES.get(request.path_params["path"])
