@@ -157,3 +157,46 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         },
     ),
 }
+
+SIDES: dict[str, Any] = {
+    "d_model": 28,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 7,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 41,
+    "decoder_ffn_dim": 37,
+    "vocab_size": V,
+    "max_position_embeddings": 64,
+    "scale_embedding": True,
+}
+T5: dict[str, Any] = {
+    "vocab_size": V,
+    "d_model": 28,
+    "d_kv": 5,
+    "d_ff": 41,
+    "num_layers": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 6,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 7,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+}
+END = {"pad_token_id": 60, "decoder_start_token_id": 60, "eos_token_id": 0, "forced_eos_token_id": 0}
+
+TRANSLATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "t5": ("T5", "ForConditionalGeneration", T5),
+    "flan-t5": (
+        "T5",
+        "ForConditionalGeneration",
+        T5 | {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
+    ),
+    "pegasus": ("Pegasus", "ForConditionalGeneration", SIDES | {"activation_function": "relu"}),
+    "m2m_100": ("M2M100", "ForConditionalGeneration", SIDES),
+    "marian, two vocabularies": (
+        "Marian",
+        "MTModel",
+        SIDES | END | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": V},
+    ),
+}

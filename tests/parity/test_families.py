@@ -16,7 +16,7 @@ from clearhead.models.model import SequenceModel  # noqa: E402
 from clearhead.nn.tap import Taps  # noqa: E402
 from clearhead.reference.run import run  # noqa: E402
 
-from .families import DECODERS  # noqa: E402
+from .families import DECODERS, TRANSLATORS  # noqa: E402
 from .test_transformers import TOLERANCE, block_outputs, ids, randomise  # noqa: E402
 
 
@@ -83,3 +83,42 @@ def test_decoder(name: str, tmp_path: Path) -> None:
             pieces = [ours(piece, state=state) for piece in tokens.split((4, 1, 8), dim=1)]
         torch.testing.assert_close(torch.cat(pieces, dim=1), expected.logits, **TOLERANCE)
     check_counts(ours, 7)
+
+
+@pytest.mark.parametrize("name", TRANSLATORS)
+def test_encoder_decoder(name: str, tmp_path: Path) -> None:
+    kind, head, fields = TRANSLATORS[name]
+    theirs = make(kind, head, fields, tmp_path)
+    with torch.no_grad():  # sinusoids are not parameters that vary
+        for side in (theirs.get_encoder(), theirs.get_decoder()):
+            if hasattr(getattr(side, "embed_positions", None), "create_weight"):
+                side.embed_positions.weight.copy_(side.embed_positions.create_weight())
+    theirs.save_pretrained(tmp_path)
+    ours = clearhead.load(tmp_path)
+    assert isinstance(ours, EncoderDecoder)
+    source, target = ids(3, 11), ids(3, 9)
+    readable = torch.ones(3, 11, dtype=torch.bool)
+    readable[1, 6:] = False
+    taps = Taps(read=["encoder.*", "decoder.*"])
+    with torch.no_grad():
+        expected = theirs(source, attention_mask=readable.long(), decoder_input_ids=target, output_hidden_states=True)
+        logits = ours(source, target, source_readable=readable, taps=taps)
+        state = ours.init_state(ours.encode(source, readable=readable), 9, readable=readable)
+        pieces = torch.cat([ours.decode(piece, state) for piece in target.split((4, 1, 4), dim=1)], dim=1)
+        again = check_saved(ours, theirs, tmp_path / "again")
+        again = again(source, attention_mask=readable.long(), decoder_input_ids=target).logits
+    hidden = {"encoder": expected.encoder_hidden_states[1:], "decoder": expected.decoder_hidden_states[1:]}
+    for side, wanted in hidden.items():
+        for got, want in zip(block_outputs(taps, side), wanted, strict=True):
+            kept = readable if side == "encoder" else torch.ones_like(target, dtype=torch.bool)
+            torch.testing.assert_close(got[kept], want[kept], **TOLERANCE)
+    for got in (logits, pieces, again):
+        torch.testing.assert_close(got, expected.logits, **TOLERANCE)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(in_numpy(ours, source, target)), ours(source, target), **TOLERANCE)
+    check_counts(ours, 11, 7)
+
+
+def test_the_page_names_every_family() -> None:
+    page = (Path(__file__).parents[2] / "docs/use/checkpoints.md").read_text()
+    assert not [kind for kind in FAMILIES if f"`{kind}`" not in page]

@@ -22,10 +22,11 @@ from . import (
     gpt,
     llama,
     mamba,
-    marian,
     parallel,
     plain,
     roberta,
+    seq2seq,
+    t5,
     vit,
 )
 from .differences import differences
@@ -171,7 +172,8 @@ FAMILIES = {
             roberta,
             albert,
             vit,
-            marian,
+            seq2seq,
+            t5,
             mamba,
             parallel,
             plain,

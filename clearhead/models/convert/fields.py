@@ -33,6 +33,7 @@ COUNTS = """
     decoder_ffn_dim max_new_tokens top_k num_beams min_length min_new_tokens no_repeat_ngram_size
     encoder_no_repeat_ngram_size decoder_vocab_size decoder_sparse_step dim hidden_dim max_window_layers n_heads
     num_experts rotary_dim shared_expert_intermediate_size ffn_dim word_embed_proj_dim num_ln_in_parallel_attn
+    num_decoder_layers relative_attention_num_buckets relative_attention_max_distance d_kv d_ff
     num_kv_heads ffn_hidden_size num_layers num_heads window_size original_max_position_embeddings
 """
 NUMBERS = """
@@ -41,7 +42,8 @@ NUMBERS = """
     partial_rotary_factor routed_scaling_factor query_pre_attn_scalar final_logit_softcapping attn_logit_softcapping
     temperature top_p min_p repetition_penalty length_penalty classifier_dropout logit_scale
     rotary_emb_base rotary_pct attention_multiplier embedding_multiplier residual_multiplier logits_scaling clip_qkv
-    swiglu_limit swiglu_alpha hidden_dropout resid_dropout embed_dropout residual_dropout embedding_dropout norm_epsilon
+    dropout_rate swiglu_limit swiglu_alpha hidden_dropout resid_dropout embed_dropout residual_dropout
+    embedding_dropout norm_epsilon
 """
 FLAGS = """
     tie_word_embeddings attention_bias mlp_bias use_sliding_window use_conv_bias use_bias
@@ -50,11 +52,11 @@ FLAGS = """
     static_position_embeddings
     qk_layernorm use_parallel_residual use_qk_norm do_layer_norm_before _remove_final_layer_norm enable_bias
     add_cross_attention layer_norm_elementwise_affine apply_residual_connection_post_layernorm new_decoder_architecture
-    multi_query parallel_attn alibi bias use_qkv_bias
+    scale_decoder_outputs multi_query parallel_attn alibi bias use_qkv_bias
 """
 WORDS = """
     model_type hidden_act hidden_activation activation_function afn topk_method position_embedding_type pooler_act
-    problem_type dtype torch_dtype activation
+    problem_type dtype torch_dtype activation feed_forward_proj
 """
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(COUNTS.split(), Count | None),
