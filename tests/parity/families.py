@@ -200,3 +200,10 @@ TRANSLATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
         SIDES | END | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": V},
     ),
 }
+
+EMBEDDING_GEMMA = HEADS | {
+    "sliding_window": 6,
+    "query_pre_attn_scalar": 5,
+    "use_bidirectional_attention": True,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}

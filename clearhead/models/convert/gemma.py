@@ -14,6 +14,7 @@ from clearhead.configs import (
     Causal,
     ClassHeadConfig,
     ConfigError,
+    Full,
     GatedFeedForwardConfig,
     HeadConfig,
     LMHeadConfig,
@@ -41,7 +42,8 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     kind = hf["model_type"]
-    if hf.get("use_bidirectional_attention"):
+    both_ways = bool(hf.get("use_bidirectional_attention"))  # EmbeddingGemma
+    if both_ways and kind != "gemma3_text":
         raise ConfigError(f"{kind} with use_bidirectional_attention is not supported yet")
     biased = bool(hf.get("attention_bias", False))
     sizes: dict[str, Any] = {
@@ -55,7 +57,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         heads=hf["num_attention_heads"],
         kv_heads=hf["num_key_value_heads"],
         head_dim=hf.get("head_dim", 256),
-        mask=Causal(),
+        mask=Full() if both_ways else Causal(),
         qkv_bias=biased,
         out_bias=biased,
         dropout=hf.get("attention_dropout") or 0.0,
@@ -70,8 +72,10 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
             softcap=hf.get("attn_logit_softcapping", 50.0 if kind == "gemma2" else None),
         )
         turned = rotaries(hf) if kind == "gemma3_text" else dict.fromkeys((LOCAL, GLOBAL), rotary(hf))
+        size = hf.get("sliding_window") or 4096  # in both directions together, if there are two
+        window = Window(size // 2 + 1) if both_ways else Causal() & Window(size)
         mixers = {
-            LOCAL: replace(mixer, mask=Causal() & Window(hf.get("sliding_window") or 4096), rotary=turned[LOCAL]),
+            LOCAL: replace(mixer, mask=window, rotary=turned[LOCAL]),
             GLOBAL: replace(mixer, rotary=turned[GLOBAL]),
         }
         every = 2 if kind == "gemma2" else 6
@@ -141,6 +145,14 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     return None
 
 
+def window_fields(local: AttentionConfig | None, mixer: AttentionConfig) -> dict[str, Any]:
+    """The window, which `transformers` counts in both directions together in a model that reads both ways."""
+    size = None if local is None else local.mask.reach
+    if mixer.mask.causal:
+        return {"sliding_window": size}
+    return {"sliding_window": 2 * (size - 1) if size else 4096, "use_bidirectional_attention": True}
+
+
 def layer_fields(kind: str, mixers: Iterable[Any], head: HeadConfig | None) -> dict[str, Any]:
     """The fields of Gemma 2 and 3, which have two kinds of layer. `Family.hf` rejects a stack with more kinds."""
     mixers = [mixer for mixer in mixers if isinstance(mixer, AttentionConfig) and mixer.rotary is not None]
@@ -151,7 +163,7 @@ def layer_fields(kind: str, mixers: Iterable[Any], head: HeadConfig | None) -> d
     scalar = scale**-2
     return {
         "layer_types": kinds,
-        "sliding_window": first[LOCAL].mask.reach if LOCAL in first else None,
+        **window_fields(first.get(LOCAL), mixers[0]),
         "query_pre_attn_scalar": round(scalar) if abs(scalar - round(scalar)) < 1e-6 * scalar else scalar,
         "attn_logit_softcapping": mixers[0].softcap,
         "final_logit_softcapping": head.softcap if isinstance(head, LMHeadConfig) else None,
