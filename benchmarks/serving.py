@@ -44,7 +44,7 @@ ROWS, ROUNDS = 32, 2
 LLAMA = """
 import sys, time, xllamacpp
 params = xllamacpp.CommonParams()
-params.model.path, params.port, params.hostname = sys.argv[1], int(sys.argv[2]), "127.0.0.1"
+params.model.path, params.port = sys.argv[1], int(sys.argv[2])
 params.n_parallel, params.n_ctx = int(sys.argv[3]), 256 * int(sys.argv[3])
 params.cpuparams.n_threads = params.cpuparams_batch.n_threads = int(sys.argv[4])
 server = xllamacpp.Server(params)
@@ -142,7 +142,7 @@ def percentile(values: list[float], share: float) -> float:
 def compare_throughput(weights: str, folder: str) -> None:
     gguf = Path(folder) / f"{BITS[weights]}.gguf"
     export = ["-m", "clearhead", "export", str(MODEL), str(gguf), "--to", "gguf", "--dtype", BITS[weights]]
-    subprocess.run([sys.executable, *export], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *export], check=True, capture_output=True)
     mine, peer = free_port(), free_port()
     threads = os.environ.get("OMP_NUM_THREADS", str(os.cpu_count() or 1))
     theirs = [sys.executable, "-c", LLAMA, str(gguf), str(peer), str(ROWS), threads]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from clearhead.configs import DecodingConfig
 
@@ -68,6 +69,28 @@ class JobError(ValueError):
         self.code = code
 
 
+class AsyncReader(NamedTuple):
+    """A coroutine that waits for news of a job."""
+
+    loop: asyncio.AbstractEventLoop
+    ready: asyncio.Event
+
+
+def ring(readers: Sequence[AsyncReader]) -> None:
+    """Wake readers from another thread, with one call for each event loop."""
+    by_loop: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] = {}
+    for reader in readers:
+        by_loop.setdefault(reader.loop, []).append(reader.ready)
+    for loop, events in by_loop.items():
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody reads any more
+            loop.call_soon_threadsafe(set_all, events)
+
+
+def set_all(events: Sequence[asyncio.Event]) -> None:
+    for event in events:
+        event.set()
+
+
 @dataclass
 class Job:
     """A submitted request. Iterate over it (`for` or `async for`) to get its deltas."""
@@ -86,7 +109,8 @@ class Job:
     _error: JobError | None = None
     _done: bool = False
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _notify: Callable[[], object] | None = None
+    _reader: AsyncReader | None = None
+    bell: list[AsyncReader] | None = None  # readers to wake after the step; None: wake each at once
 
     def __post_init__(self) -> None:
         self.unfinished, self.sent = list(range(self.options.choices)), [0] * self.options.choices
@@ -113,8 +137,12 @@ class Job:
 
     def _wake(self) -> None:
         self._changed.notify_all()
-        if self._notify is not None:
-            self._notify()
+        if self._reader is None:
+            return
+        if self.bell is None:
+            ring([self._reader])
+        else:
+            self.bell.append(self._reader)
 
     def take(self) -> list[Delta]:
         """The unread news; none if there is nothing new yet."""
@@ -140,9 +168,9 @@ class Job:
                 raise self._error
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        loop, ready = asyncio.get_running_loop(), asyncio.Event()
+        ready = asyncio.Event()
         with self._changed:
-            self._notify = lambda: loop.call_soon_threadsafe(ready.set)
+            self._reader = AsyncReader(asyncio.get_running_loop(), ready)
             ready.set()
         try:
             more = True
@@ -156,6 +184,6 @@ class Job:
             if self._error is not None:
                 raise self._error
         finally:
-            self._notify = None
+            self._reader = None
             if not self._done:
                 self.cancel()

@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -277,8 +278,8 @@ class EventStream(Response):
 
 
 async def send_event(send: Send, event: Any) -> None:
-    text = event if isinstance(event, str) else json.dumps(event, ensure_ascii=False, separators=(",", ":"))
-    await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(), "more_body": True})
+    data = event.encode() if isinstance(event, str) else msgspec.json.encode(event)
+    await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
 
 
 def json_response(content: Any, status: int = 200) -> JSONResponse:

@@ -505,6 +505,11 @@ class Answer:
 
     async def merge(self) -> AsyncIterator[tuple[int, Delta]]:
         """The news of all jobs as they come, each with the number of its job."""
+        if len(self.jobs) == 1:
+            async for delta in self.jobs[0]:
+                if self.is_news(0, delta):
+                    yield 0, delta
+            return
         news: asyncio.Queue[tuple[int, Delta] | BaseException | None] = asyncio.Queue()
 
         async def follow(number: int, job: Job) -> None:
@@ -524,11 +529,15 @@ class Answer:
                     raise item
                 if item is None:
                     running -= 1
-                elif item[1].text or item[1].reason or self.jobs[item[0]].options.logprobs is not None:
+                elif self.is_news(*item):
                     yield item
         finally:
             for task in tasks:
                 task.cancel()
+
+    def is_news(self, number: int, delta: Delta) -> bool:
+        """Whether a delta is sent. Without text and log-probabilities it is not."""
+        return bool(delta.text or delta.reason or self.jobs[number].options.logprobs is not None)
 
     @property
     def usage_wanted(self) -> bool:

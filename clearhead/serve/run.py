@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,9 @@ READY = """\
     client.completions.create(model="{model}", prompt="Once upon a time", max_tokens=32)
 
 Chat page: {url}/   Stop with Ctrl-C."""
+
+
+SWITCH_SECONDS = 2e-4  # the engine must not wait 5 ms for the interpreter while answers are sent
 
 
 @dataclass(frozen=True)
@@ -112,4 +116,5 @@ def listen(server: Server, options: ServeOptions, bound: socket.socket, say: Cal
         timeout_graceful_shutdown=max(1, int(options.grace)),
         lifespan="on",
     )
+    sys.setswitchinterval(SWITCH_SECONDS)
     DrainingServer(config, server).run(sockets=[bound])
