@@ -169,7 +169,7 @@ def test_answers_are_identical_in_company(server: Running) -> None:
         return found.choices[0].text, found.choices[0].logprobs.token_logprobs
 
     async def main():
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=8) as client:
+        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=200) as client:
             together = await asyncio.gather(*(ask(client, number) for number in range(32)))
             alone = [await ask(client, number) for number in range(32)]
         return together, alone
