@@ -34,10 +34,15 @@
 
 #define TILE_X (REGISTERS == 32 ? 6 : 3) /* rows of x in one tile */
 #define TILE_W 4                         /* rows of W in one tile */
-#define ROWS_W 16                        /* rows of W that one thread takes at a time; a multiple of TILE_W */
+#define ROWS_W 8                         /* rows of W that one thread takes at a time; a multiple of TILE_W */
+#define ROWS_X 64                        /* rows of x that share one pass over W */
 #define LANES (WIDTH / 4)
 #define INLINE static inline __attribute__((always_inline))
+#if defined(__clang__) /* it takes GCC's pragma as a hint only, and arrays of sums would stay in memory */
+#define EACH(i, n) _Pragma("clang loop unroll(full)") for (int i = 0; i < (n); i++)
+#else
 #define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+#endif
 typedef float vec __attribute__((vector_size(WIDTH)));
 typedef int32_t ivec __attribute__((vector_size(WIDTH)));
 typedef uint32_t uvec __attribute__((vector_size(WIDTH)));
@@ -131,6 +136,25 @@ INLINE vec madd(vec a, vec b, vec c) {
     return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
+#endif
+}
+
+/* acc += a·b, with all three in registers: left alone, GCC loads an operand again for every use and moves sums to the
+ * stack, where the next addition waits for them. */
+INLINE void accumulate(vec *acc, vec a, vec b) {
+#if defined(AVX2) || WIDTH == 64
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(*acc) : "v"(a), "v"(b));
+#else
+    *acc = madd(a, b, *acc);
+#endif
+}
+
+/* The same with a in memory. */
+INLINE void accumulate_from(vec *acc, const float *a, vec b) {
+#if defined(AVX2) || WIDTH == 64
+    __asm__("vfmadd231ps %2, %1, %0" : "+v"(*acc) : "v"(b), "m"(*(const float(*)[LANES])a));
+#else
+    *acc = madd(load(a), b, *acc);
 #endif
 }
 
@@ -249,14 +273,19 @@ INLINE void store_some(float *p, vec v, int64_t count) {
     memcpy(p, &v, (size_t)(count < LANES ? count : LANES) * sizeof(float));
 }
 
-INLINE int64_t row_bytes(const matrix *w) {
-    if (w->kind > INT4) return w->columns / BLOCKS[w->kind].columns * BLOCKS[w->kind].bytes;
-    return w->kind == F32 ? 4 * w->columns : w->kind == INT8 ? w->padded : w->kind == INT4 ? w->padded / 2 : 2 * w->columns;
+/* The bytes of some columns of a row, whole blocks. */
+INLINE int64_t bytes_of(int64_t kind, int64_t columns) {
+    if (kind > INT4) return columns * BLOCKS[kind].bytes / BLOCKS[kind].columns;
+    return columns * (kind == F32 ? 8 : kind == INT8 ? 2 : kind == INT4 ? 1 : 4) / 2;
 }
+
+INLINE int64_t row_bytes(const matrix *w) { return bytes_of(w->kind, w->padded); }
 
 /* ---- from codes to floats */
 
-#define RUN 128 /* columns of INT4 that are stored together */
+#define RUN 128  /* columns of INT4 that are stored together */
+#define STEP 4   /* vectors that are widened and multiplied together */
+#define SPAN 512 /* columns of W that are widened together: ROWS_W rows of them stay in the first cache */
 
 /* The table of INT4, each entry rounded to bfloat16: its upper and its lower bytes, or the floats themselves. */
 typedef struct {
@@ -267,10 +296,11 @@ typedef struct {
 #endif
 } codebook;
 
-INLINE codebook read_table(const float *table) {
-    codebook c;
+INLINE codebook read_table(const matrix *w) {
+    codebook c = {0};
+    if (w->kind != INT4) return c;
     uint32_t bits[16];
-    memcpy(bits, table, sizeof bits);
+    memcpy(bits, w->table, sizeof bits);
     for (int i = 0; i < 16; i++) bits[i] = (bits[i] + 0x7FFF + (bits[i] >> 16 & 1)) & 0xFFFF0000u;
 #if WIDTH == 64
     memcpy(&c.floats, bits, sizeof bits);
@@ -298,32 +328,7 @@ INLINE bytes look_up(const uint8_t *table, bytes i) {
     return i;
 #endif
 }
-
-/* The four floats of every word, of which `upper` and `lower` hold the two high bytes, to to[0], to[32], to[64], to[96]. */
-INLINE void join_bytes(bytes upper, bytes lower, const float *scales, float *to) {
-    const uvec u = (uvec)upper, l = (uvec)lower, odd = (uvec){0} + 0xFF00FF00u;
-    const uvec one = (u & odd) | (l >> 8 & ~odd), zero = (u << 8 & odd) | (l & ~odd);
-    store(to, scales[0] * (vec)(zero << 16));
-    store(to + 32, scales[1] * (vec)(one << 16));
-    store(to + 64, scales[2] * (vec)(zero & 0xFFFF0000u));
-    store(to + 96, scales[3] * (vec)(one & 0xFFFF0000u));
-}
 #endif
-
-/* RUN columns of INT4; scales[i] is that of columns 32 i to 32 i + 31. */
-INLINE void widen_int4(const uint8_t *words, const codebook *c, const float *scales, float *to) {
-    for (int half = 0; half < 16; half += LANES) {
-        uvec word;
-        memcpy(&word, words + 4 * half, sizeof word);
-#if WIDTH == 64
-        EACH(i, 8) store(to + 16 * i, scales[i / 2] * (vec)_mm512_permutexvar_ps((__m512i)(word >> (4 * i)), (__m512)c->floats));
-#else
-        const bytes even = (bytes)(word & 0x0F0F0F0Fu), odd = (bytes)(word >> 4 & 0x0F0F0F0Fu);
-        join_bytes(look_up(c->upper, even), look_up(c->lower, even), scales, to + half);
-        join_bytes(look_up(c->upper, odd), look_up(c->lower, odd), scales, to + half + 16);
-#endif
-    }
-}
 
 INLINE vec load_int8(const uint8_t *values, int64_t at) {
     bvec some;
@@ -463,88 +468,153 @@ INLINE void decode_block(int kind, const uint8_t *row, int64_t k, vec *to) {
     }
 }
 
-/* Columns `from` to `to` of a row in float32; whole runs of INT4, and of other kinds whole vectors but for the last. */
-INLINE void widen_span(int kind, const matrix *w, const codebook *c, int64_t row, int64_t from, int64_t to, float *out) {
-    const uint8_t *values = (const uint8_t *)w->values + row * row_bytes(w);
+/* ---- steps */
+
+/* Rows are widened and multiplied in steps of a few vectors. `steps_of` steps, from column k on, are decoded together: a
+ * step of INT4 takes the columns that share four bits of LANES words. Step i has the vectors from first_column on, each
+ * column_stride after the one before. */
+INLINE int64_t vectors_of(int kind) { return kind > INT4 ? 32 / LANES : STEP; }
+INLINE int64_t steps_of(int kind) { return kind == INT4 ? RUN / (STEP * LANES) : 1; }
+INLINE int64_t first_column(int kind, int64_t k, int64_t i) {
+    return kind == INT4 ? k + i / 2 * LANES + i % 2 * 16 : k + i * STEP * LANES;
+}
+INLINE int64_t column_stride(int kind) { return kind == INT4 ? 32 : LANES; }
+#define MOST (32 / LANES > STEP ? 32 / LANES : STEP) /* vectors of a step at most */
+
+/* Step i from column k on in float32; scales[i] is that of columns 32 i to 32 i + 31. A code times a scale is exact. */
+INLINE void decode(int kind, const uint8_t *values, const codebook *c, const float *scales, int64_t k, int i, vec *to) {
+    if (kind > INT4) {
+        decode_block(kind, values, k, to);
+    } else if (kind == INT4) {
+        uvec word;
+        memcpy(&word, values + k / 2 + i / 2 * LANES * 4, sizeof word);
+        if (i % 2) word >>= 4;
+#if WIDTH == 64
+        EACH(j, STEP) to[j] = (vec)_mm512_permutexvar_ps((__m512i)(word >> (8 * j)), (__m512)c->floats);
+#else
+        typedef uint16_t words __attribute__((vector_size(WIDTH)));
+        const bytes code = (bytes)(word & 0x0F0F0F0Fu);
+        const words upper = (words)look_up(c->upper, code), lower = (words)look_up(c->lower, code);
+#if defined(AVX2)
+        const __m256i second = _mm256_set1_epi16((int16_t)0xFF00);
+        const uvec even = (uvec)_mm256_blendv_epi8((__m256i)lower, (__m256i)(upper << 8), second);
+        const uvec odd = (uvec)_mm256_blendv_epi8((__m256i)(lower >> 8), (__m256i)upper, second);
+#else
+        const uvec even = (uvec)(upper << 8 | (lower & 0x00FF)), odd = (uvec)((upper & 0xFF00) | lower >> 8);
+#endif
+        to[0] = (vec)(even << 16), to[1] = (vec)(odd << 16);
+        to[2] = (vec)(even & 0xFFFF0000u), to[3] = (vec)(odd & 0xFFFF0000u);
+#endif
+        EACH(j, STEP) to[j] *= scales[k / 32 + j];
+    } else if (kind == INT8) {
+        EACH(j, STEP) to[j] = scales[k / 32 + LANES * j / 32] * load_int8(values, k + LANES * j);
+    } else {
+        EACH(j, STEP) to[j] = load_float(kind, values, k + LANES * j);
+    }
+}
+
+/* The scales of columns `from` to from + count of a row, one for every 32 columns. */
+INLINE void read_scales(const matrix *w, int64_t row, int64_t from, int64_t count, float *to) {
     const uint16_t *scales = w->scales + row * (w->padded >> w->shift);
-    if (kind > INT4) for (int64_t k = from; k < to; k += 32) {
-        vec some[32 / LANES];
-        decode_block(kind, values, k, some);
-        EACH(i, 32 / LANES) store(out + k - from + LANES * i, some[i]);
-    } else if (kind == INT4) for (int64_t k = from; k < to; k += RUN) {
-        float each[4];
-        EACH(i, 4) each[i] = bf16(scales[(k + 32 * i) >> w->shift]);
-        widen_int4(values + k / 2, c, each, out + k - from);
-    } else if (kind == INT8) for (int64_t k = from; k < to; k += 32) {
-        const float scale = bf16(scales[k >> w->shift]);
-        EACH(i, 32 / LANES) store(out + k - from + LANES * i, scale * load_int8(values, k + LANES * i));
-    } else for (int64_t k = from; k < to; k += LANES)
-        store(out + k - from, load_some(kind, values, k, to - k));
+    if (w->shift == 5) for (int64_t i = 0; i < count / 32; i += LANES)
+        store(to + i, load_some(BF16, scales, from / 32 + i, count / 32 - i));
+    else for (int64_t i = 0; i < count / 32; i++)
+        to[i] = bf16(scales[(from + 32 * i) >> w->shift]);
+}
+
+/* Columns `from` to from + count of a row in float32: at most SPAN, from a multiple of SPAN on. They are written in the
+ * order of the columns, or, if `apart` is not 0, in that of the steps, `apart` floats from one vector to the next. */
+INLINE void widen_span(int kind, const matrix *w, const codebook *c, int64_t row, int64_t from, int64_t count, float *to,
+                       int64_t apart) {
+    const uint8_t *values = (const uint8_t *)w->values + row * row_bytes(w) + bytes_of(kind, from);
+    const int64_t vectors = vectors_of(kind), steps = steps_of(kind);
+    float scales[SPAN / 32 + LANES];
+    int64_t k = 0;
+    if (kind == INT8 || kind == INT4) read_scales(w, row, from, count, scales);
+    for (; k + vectors * LANES <= count; k += steps * vectors * LANES) EACH(i, steps) {
+        vec some[MOST];
+        decode(kind, values, c, scales, k, i, some);
+        float *ordered = to + first_column(kind, k, i), *packed = to + (k / LANES + i * vectors) * apart;
+        EACH(j, vectors) store(apart ? packed + j * apart : ordered + j * column_stride(kind), some[j]);
+    }
+    for (; k < count; k += LANES) store(to + k / LANES * (apart ? apart : LANES), load_some(kind, values, k, count - k));
 }
 
 /* ---- products */
 
-/* Memory that a later call reads: `lines` cache lines from `next` on are fetched while a tile is computed. */
+/* Memory that is read soon: `each` cache lines are fetched with every step of a tile. */
 typedef struct {
     const uint8_t *next;
-    int64_t lines;
+    int64_t each;
 } fetch;
 
-/* sums[r·M + m] += Σ_k x[m, k] w[r, k] in LANES partial sums, for M rows of x and R rows of w. */
-INLINE void tile(int M, int R, const float *w, int64_t w_stride, const float *x, int64_t x_stride, int64_t columns,
-                 fetch f, vec *sums) {
-    const int64_t whole = columns / LANES * LANES, rest = columns - whole;
+/* sums[r·M + m] += Σ_k x[m, k] w[r, k] in LANES partial sums, for M rows of x and R rows of w, whose vectors take turns:
+ * one of each of M rows in x, and of TILE_W rows in w. */
+INLINE void tile(int M, int R, const float *w, const float *x, int64_t vectors, fetch f, vec *sums) {
+    const float *last = x + vectors / STEP * STEP * M * LANES;
     vec acc[TILE_X][TILE_W];
     EACH(m, M) EACH(r, R) acc[m][r] = sums[r * M + m];
-    for (int64_t k = 0; k < whole; k += LANES) {
-        vec a[TILE_X];
-        if (k < f.lines * LANES) __builtin_prefetch(f.next + k * (64 / LANES), 0, 2);
-        EACH(m, M) a[m] = load(x + m * x_stride + k);
-        EACH(r, R) {
-            const vec b = load(w + r * w_stride + k);
-            EACH(m, M) acc[m][r] = madd(a[m], b, acc[m][r]);
-        }
+#define MULTIPLY(j)                                                                                                   \
+    do {                                                                                                              \
+        vec a[TILE_X];                                                                                                \
+        EACH(m, M) a[m] = load(x + ((j) * M + m) * LANES);                                                            \
+        EACH(r, R) {                                                                                                  \
+            const vec b = load(w + ((j) * TILE_W + r) * LANES);                                                       \
+            EACH(m, M) accumulate(&acc[m][r], a[m], b);                                                               \
+        }                                                                                                             \
+    } while (0)
+    for (; x < last; x += STEP * M * LANES, w += STEP * TILE_W * LANES) {
+        for (int64_t i = 0; i < f.each; i++) __builtin_prefetch(f.next + 64 * i, 0, 2);
+        f.next += 64 * f.each;
+        EACH(j, STEP) MULTIPLY(j);
     }
-    if (rest) EACH(r, R) {
-        const vec b = load_some(F32, w, r * w_stride + whole, rest);
-        EACH(m, M) acc[m][r] = madd(load_some(F32, x, m * x_stride + whole, rest), b, acc[m][r]);
-    }
+    for (int64_t v = vectors % STEP; v > 0; v--, x += M * LANES, w += TILE_W * LANES) MULTIPLY(0);
+#undef MULTIPLY
     EACH(r, R) EACH(m, M) sums[r * M + m] = acc[m][r];
 }
 
-/* The same for one row of x and R rows of a stored matrix, without a copy in float32 where the order of the columns
- * allows it. The rows of the next tile are fetched meanwhile. */
+/* Rows of x as tiles read them: SPAN columns after SPAN columns, TILE_X rows after TILE_X rows, and in these vector after
+ * vector, one of each row in turn, in the order of the steps. The last vector is filled with zeros. */
+static void pack_rows(int kind, const float *x, int64_t stride, int64_t columns, int64_t many, float *to) {
+    for (int64_t from = 0; from < columns; from += SPAN) {
+        const int64_t count = columns - from < SPAN ? columns - from : SPAN, vectors = (count + LANES - 1) / LANES;
+        for (int64_t m = 0; m < many; m++) {
+            const int64_t first = m / TILE_X * TILE_X, M = many - first < TILE_X ? many - first : TILE_X;
+            float *mine = to + from * many + first * vectors * LANES + (m - first) * LANES;
+            for (int64_t v = 0; v < vectors; v++) {
+                const int64_t step = v / STEP, whole = step / steps_of(kind) * steps_of(kind);
+                const int64_t k = first_column(kind, whole * STEP * LANES, step - whole) + v % STEP * column_stride(kind);
+                store(mine + v * M * LANES, load_some(F32, x, m * stride + from + k, count - k));
+            }
+        }
+    }
+}
+
+/* The same for one row of x and R rows of a stored matrix from `row` on, without a copy in float32. */
 INLINE void tile_of_one(int kind, int R, const matrix *w, const codebook *c, int64_t row, const float *x, vec *sums) {
-    const int64_t bytes_each = row_bytes(w), columns = kind >= INT8 ? w->padded : w->columns;
-    const uint8_t *values = (const uint8_t *)w->values + row * bytes_each;
+    const int64_t vectors = vectors_of(kind), steps = steps_of(kind), wide = steps * vectors * LANES;
+    const int64_t bytes_each = row_bytes(w), columns = w->padded, whole = columns / wide * wide;
+    const int64_t bytes_of_step = R * bytes_of(kind, wide);
+    const uint8_t *values = (const uint8_t *)w->values + row * bytes_each, *next = values + R * bytes_each;
     vec acc[ROWS_W];
     EACH(r, R) acc[r] = (vec){0};
-    if (kind >= INT8) { /* codes are widened a run at a time, in the order of the columns */
-        float wide[ROWS_W][RUN];
-        for (int64_t k = 0; k < columns; k += RUN) {
-            const int64_t count = columns - k < RUN ? columns - k : RUN;
-            for (int r = 0; r < R; r++) {
-                const uint8_t *next = values + (R + r) * bytes_each + (kind == INT8 ? k : kind == INT4 ? k / 2 : k * bytes_each / columns);
-                __builtin_prefetch(next, 0, 2);
-                if (kind == INT8 || kind == Q8_0) __builtin_prefetch(next + 64, 0, 2);
-                widen_span(kind, w, c, row + r, k, k + count, wide[r]);
-            }
-            for (int64_t i = 0; i < count; i += LANES) {
-                const vec a = load(x + k + i);
-                EACH(r, R) acc[r] = madd(a, load(wide[r] + i), acc[r]);
+    for (int64_t from = 0; from < whole; from += SPAN) {
+        const int64_t count = whole - from < SPAN ? whole - from : SPAN;
+        float scales[ROWS_W][SPAN / 32 + LANES];
+        if (kind == INT8 || kind == INT4) EACH(r, R) read_scales(w, row + r, from, count, scales[r]);
+        for (int64_t k = 0; k < count; k += wide, next += bytes_of_step) {
+            EACH(line, (bytes_of_step + 63) / 64) __builtin_prefetch(next + 64 * line, 0, 2);
+            EACH(r, R) EACH(i, steps) {
+                const float *a = x + from + first_column(kind, k, i);
+                vec b[MOST];
+                decode(kind, values + r * bytes_each + bytes_of(kind, from), c, scales[r], k, i, b);
+                EACH(j, vectors) accumulate_from(&acc[r], a + j * column_stride(kind), b[j]);
             }
         }
-    } else {
-        const int64_t size = kind == F32 ? 4 : 2, whole = columns / LANES * LANES, rest = columns - whole;
-        for (int64_t k = 0; k < whole; k += LANES) {
-            const vec a = load(x + k);
-            if (k * size % 64 == 0) EACH(r, R) __builtin_prefetch(values + (R + r) * bytes_each + k * size, 0, 2);
-            EACH(r, R) acc[r] = madd(a, load_float(kind, values + r * bytes_each, k), acc[r]);
-        }
-        if (rest) EACH(r, R) {
-            const vec b = load_some(kind, values + r * bytes_each, whole, rest);
-            acc[r] = madd(load_some(F32, x, whole, rest), b, acc[r]);
-        }
+    }
+    for (int64_t k = whole; k < columns; k += LANES) EACH(r, R) {
+        const vec b = load_some(kind, values + r * bytes_each, k, columns - k);
+        acc[r] = madd(load_some(F32, x, k, columns - k), b, acc[r]);
     }
     EACH(r, R) sums[r] = acc[r];
 }
@@ -564,43 +634,56 @@ static float *scratch(int64_t count) {
 
 /* y[m, r] for the sums of R rows of W by M rows of x. */
 INLINE void add_up(int M, int R, const vec *sums, float *y, int64_t y_stride) {
-    float out[TILE_X * TILE_W + LANES];
-    EACH(i, (M * R + LANES - 1) / LANES) store(out + LANES * i, sum_each(sums + LANES * i));
-    EACH(m, M) EACH(r, R) y[m * y_stride + r] = out[r * M + m];
-}
-
-/* M rows of x with rows 0 to `count` of w, which is in float32. */
-INLINE void strip(int M, const float *w, int64_t w_stride, int64_t count, const float *x, int64_t stride, int64_t columns,
-                  fetch f, float *y, int64_t y_stride) {
-    int64_t r = 0;
-    for (; r + TILE_W <= count; r += TILE_W) {
-        vec sums[TILE_X * TILE_W + LANES] = {{0}};
-        tile(M, TILE_W, w + r * w_stride, w_stride, x, stride, columns, f, sums);
-        f.next += 64 * f.lines;
-        add_up(M, TILE_W, sums, y + r, y_stride);
-    }
-    for (; r < count; r++) {
-        vec sums[TILE_X * TILE_W + LANES] = {{0}};
-        tile(M, 1, w + r * w_stride, w_stride, x, stride, columns, (fetch){0}, sums);
-        add_up(M, 1, sums, y + r, y_stride);
+    EACH(m, M) {
+        vec each[LANES] = {{0}};
+        EACH(r, R) each[r] = sums[r * M + m];
+        const vec all_of_them = sum_each(each);
+        memcpy(y + m * y_stride, &all_of_them, (size_t)R * sizeof(float));
     }
 }
 
-static void strip_by_rows(int M, const float *w, int64_t w_stride, int64_t count, const float *x, int64_t stride,
-                          int64_t columns, fetch f, float *y, int64_t y_stride) {
+/* Some columns of W by x: `count` rows of w, as `tile` reads them. */
+typedef struct {
+    const float *w, *x;
+    int64_t vectors, count;
+    fetch f;
+    vec *sums; /* of the columns before these */
+    float *y;
+    int64_t y_stride, begins, ends; /* whether these columns are the first, the last */
+} part;
+
+/* M rows of x; the sums of R rows of W begin at sums[r·M]. */
+INLINE void strip(int M, const part *p) {
+    fetch f = p->f;
+    for (int64_t r = 0; r < p->count; r += TILE_W) {
+        const float *w = p->w + r * SPAN;
+        vec *sums = p->sums + r * M;
+        if (p->begins) memset(sums, 0, sizeof(vec) * (size_t)(M * TILE_W));
+        if (r + TILE_W <= p->count) {
+            tile(M, TILE_W, w, p->x, p->vectors, f, sums);
+            if (p->ends) add_up(M, TILE_W, sums, p->y + r, p->y_stride);
+            f.next += p->vectors / STEP * 64 * f.each;
+        } else for (int64_t i = 0; r + i < p->count; i++) {
+            tile(M, 1, w + i * LANES, p->x, p->vectors, (fetch){0}, sums + i * M);
+            if (p->ends) add_up(M, 1, sums + i * M, p->y + r + i, p->y_stride);
+        }
+    }
+}
+
+static void strip_by_rows(int64_t M, const part *p) {
     switch (M) {
-    case 1: strip(1, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
-    case 2: strip(2, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
+    case 1: strip(1, p); break;
+    case 2: strip(2, p); break;
 #if REGISTERS == 32
-    case 3: strip(3, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
-    case 4: strip(4, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
-    case 5: strip(5, w, w_stride, count, x, stride, columns, f, y, y_stride); break;
+    case 3: strip(3, p); break;
+    case 4: strip(4, p); break;
+    case 5: strip(5, p); break;
 #endif
-    default: strip(TILE_X, w, w_stride, count, x, stride, columns, f, y, y_stride);
+    default: strip(TILE_X, p);
     }
 }
 
-#define ONE_ROWS (LANES < 8 ? 4 : 8) /* rows of W by one row of x in one tile */
+#define ONE_ROWS (WIDTH == 64 ? 8 : 4) /* rows of W by one row of x in one tile */
 
 /* Rows `from` to `to` of W with one row of x. */
 INLINE void strip_of_one(int kind, const matrix *w, const codebook *c, int64_t from, int64_t to, const float *x, float *y) {
@@ -623,8 +706,9 @@ INLINE void strip_of_one(int kind, const matrix *w, const codebook *c, int64_t f
     static void one_##kind(const matrix *w, const codebook *c, int64_t from, int64_t to, const float *x, float *y) {  \
         strip_of_one(kind, w, c, from, to, x, y);                                                                     \
     }                                                                                                                 \
-    static void widen_##kind(const matrix *w, const codebook *c, int64_t row, int64_t from, int64_t to, float *out) { \
-        widen_span(kind, w, c, row, from, to, out);                                                                   \
+    static void widen_##kind(const matrix *w, const codebook *c, int64_t row, int64_t from, int64_t n, float *out,    \
+                             int64_t apart) {                                                                         \
+        widen_span(kind, w, c, row, from, n, out, apart);                                                             \
     }
 STRIPS(F32) STRIPS(BF16) STRIPS(F16) STRIPS(INT8) STRIPS(INT4)
 STRIPS(Q8_0) STRIPS(Q4_0) STRIPS(Q4_1) STRIPS(Q5_0) STRIPS(Q5_1) STRIPS(IQ4_NL)
@@ -633,42 +717,66 @@ static void (*const ONE[])(const matrix *, const codebook *, int64_t, int64_t, c
     one_F32, one_BF16, one_F16, one_INT8, one_INT4,
     one_Q8_0, one_Q4_0, one_Q4_1, one_Q5_0, one_Q5_1, one_IQ4_NL,
     one_Q2_K, one_Q3_K, one_Q4_K, one_Q5_K, one_Q6_K, one_IQ4_XS};
-static void (*const WIDEN[])(const matrix *, const codebook *, int64_t, int64_t, int64_t, float *) = {
+static void (*const WIDEN[])(const matrix *, const codebook *, int64_t, int64_t, int64_t, float *, int64_t) = {
     widen_F32, widen_BF16, widen_F16, widen_INT8, widen_INT4,
     widen_Q8_0, widen_Q4_0, widen_Q4_1, widen_Q5_0, widen_Q5_1, widen_IQ4_NL,
     widen_Q2_K, widen_Q3_K, widen_Q4_K, widen_Q5_K, widen_Q6_K, widen_IQ4_XS};
 
-/* Rows `from` to `to` of W, at most ROWS_W, with `many` rows of x; y begins with row `from`. Several rows of x share
- * one copy of these rows of W in float32, which stays in the cache. */
-static void strips(const matrix *w, int64_t from, int64_t to, const float *x, int64_t stride, float *y, int64_t y_stride,
-                   int64_t many) {
+/* Rows of x for the products of one call, packed if there are several. */
+typedef struct {
+    const float *rows, *packed;
+    int64_t stride, many;
+    codebook book;
+    float *wide; /* ROWS_W rows of SPAN columns of W */
+    vec *sums;
+} inputs;
+
+INLINE inputs read_rows(const matrix *w, const float *x, int64_t stride, int64_t many) {
+    inputs in = {.rows = x, .stride = stride, .many = many, .book = read_table(w)};
+    if (many > 1) {
+        const int64_t size = many * ((w->padded + LANES - 1) / LANES) * LANES;
+        float *packed = scratch(size + ROWS_W * SPAN + ROWS_X * ROWS_W * LANES);
+        pack_rows(w->kind, x, stride, w->padded, many, packed);
+        in.packed = packed, in.wide = packed + size, in.sums = (vec *)(in.wide + ROWS_W * SPAN);
+    }
+    return in;
+}
+
+/* Rows `from` to `to` of W, at most ROWS_W, with at most ROWS_X rows of x; y begins with row `from`. Several rows of x
+ * share one copy of SPAN columns of these rows in float32. The next rows of W are fetched meanwhile. */
+static void strips(const matrix *w, const inputs *in, int64_t from, int64_t to, float *y, int64_t y_stride) {
     if (w->kind == JOINED) {
         for (int64_t i = 0, first = 0; i < w->shift; first += w->parts[i++].rows) {
             const matrix *part = w->parts + i;
             const int64_t low = from > first ? from : first, high = to < first + part->rows ? to : first + part->rows;
-            if (low < high) strips(part, low - first, high - first, x, stride, y + low - from, y_stride, many);
+            if (low < high) strips(part, in, low - first, high - first, y + low - from, y_stride);
         }
         return;
     }
-    const codebook c = w->kind == INT4 ? read_table(w->table) : (codebook){0};
+    const int64_t many = in->many, lines = to < w->rows ? (to - from) * row_bytes(w) / 64 : 0;
     if (many == 1) {
-        ONE[w->kind](w, &c, from, to, x, y);
+        ONE[w->kind](w, &in->book, from, to, in->rows, y);
         return;
     }
-    const int64_t width = w->kind >= INT8 ? w->padded : w->columns;
-    const int64_t w_stride = w->kind == F32 ? w->columns : (width + LANES - 1) / LANES * LANES;
-    const float *wide = (const float *)w->values + from * w->columns;
-    if (w->kind != F32) {
-        float *copy = scratch(ROWS_W * w_stride);
-        for (int64_t r = from; r < to; r++) WIDEN[w->kind](w, &c, r, 0, width, copy + (r - from) * w_stride);
-        wide = copy;
-    }
-    const int64_t tiles = (many + TILE_X - 1) / TILE_X * (ROWS_W / TILE_W), ahead = to < w->rows ? (to - from) * row_bytes(w) : 0;
-    fetch f = {(const uint8_t *)w->values + to * row_bytes(w), (ahead / 64 + tiles - 1) / tiles};
-    for (int64_t m = 0; m < many; m += TILE_X) {
-        const int M = (int)(many - m < TILE_X ? many - m : TILE_X);
-        strip_by_rows(M, wide, w_stride, to - from, x + m * stride, stride, width, f, y + m * y_stride, y_stride);
-        f.next += 64 * f.lines * (ROWS_W / TILE_W);
+    const int64_t tiles = (many + TILE_X - 1) / TILE_X * ROWS_W / TILE_W;
+    const int64_t steps = tiles * (w->padded / (STEP * LANES) + 1);
+    const uint8_t *next = (const uint8_t *)w->values + to * row_bytes(w), *last = next + 64 * lines;
+    for (int64_t k = 0; k < w->padded; k += SPAN) {
+        const int64_t columns = w->padded - k < SPAN ? w->padded - k : SPAN, vectors = (columns + LANES - 1) / LANES;
+        part p = {.w = in->wide, .x = in->packed + k * many, .vectors = vectors, .count = to - from, .sums = in->sums,
+                  .y = y, .y_stride = y_stride, .begins = k == 0, .ends = k + columns == w->padded};
+        for (int64_t r = 0; r < to - from; r++) {
+            float *wide = in->wide + r / TILE_W * TILE_W * SPAN + r % TILE_W * LANES;
+            WIDEN[w->kind](w, &in->book, from + r, k, columns, wide, TILE_W * LANES);
+        }
+        for (int64_t m = 0; m < many; m += TILE_X) {
+            p.f = (fetch){next, next < last ? (lines + steps - 1) / steps : 0};
+            next += vectors / STEP * ROWS_W / TILE_W * 64 * p.f.each;
+            strip_by_rows(many - m, &p);
+            p.x += TILE_X * vectors * LANES;
+            p.y += TILE_X * y_stride;
+            p.sums += TILE_X * ROWS_W;
+        }
     }
 }
 
@@ -704,30 +812,35 @@ INLINE vec silu(vec x) {
 static void team_linear(team t, const matrix *w, const float *bias, const float *plus, const float *x, int64_t stride,
                         float *y, int64_t many) {
     const int64_t blocks = (w->rows + ROWS_W - 1) / ROWS_W;
-    for (int64_t block = first_of(t, blocks), last = last_of(t, blocks); block < last; block++) {
-        const int64_t from = block * ROWS_W, to = from + ROWS_W < w->rows ? from + ROWS_W : w->rows;
-        strips(w, from, to, x, stride, y + from, w->rows, many);
-        if (bias || plus)
-            for (int64_t m = 0; m < many; m++)
-                for (int64_t i = from; i < to; i++)
-                    y[m * w->rows + i] += (bias ? bias[i] : 0) + (plus ? plus[m * w->rows + i] : 0);
+    for (int64_t first = 0; first < many; first += ROWS_X) {
+        const int64_t end = first + ROWS_X < many ? first + ROWS_X : many;
+        const inputs in = read_rows(w, x + first * stride, stride, end - first);
+        for (int64_t block = first_of(t, blocks), last = last_of(t, blocks); block < last; block++) {
+            const int64_t from = block * ROWS_W, to = from + ROWS_W < w->rows ? from + ROWS_W : w->rows;
+            strips(w, &in, from, to, y + first * w->rows + from, w->rows);
+            if (bias || plus)
+                for (int64_t m = first; m < end; m++)
+                    for (int64_t i = from; i < to; i++)
+                        y[m * w->rows + i] += (bias ? bias[i] : 0) + (plus ? plus[m * w->rows + i] : 0);
+        }
     }
     meet(t);
 }
-
-#define ROWS_X 64 /* rows of x whose results are held on the stack */
 
 /* y = silu(x Gᵀ) ∘ x Uᵀ: the hidden values of a gated feed-forward layer. */
 static void team_gated(team t, const matrix *gate, const matrix *up, const float *x, int64_t stride, float *y,
                        int64_t y_stride, int64_t many) {
     const int64_t blocks = (gate->rows + ROWS_W - 1) / ROWS_W;
-    for (int64_t block = first_of(t, blocks), last = last_of(t, blocks); block < last; block++) {
-        const int64_t from = block * ROWS_W, to = from + ROWS_W < gate->rows ? from + ROWS_W : gate->rows;
-        for (int64_t first = 0; first < many; first += ROWS_X) {
-            const int64_t count = many - first < ROWS_X ? many - first : ROWS_X;
-            float gates[ROWS_X][ROWS_W], ups[ROWS_X][ROWS_W];
-            strips(gate, from, to, x + first * stride, stride, gates[0], ROWS_W, count);
-            strips(up, from, to, x + first * stride, stride, ups[0], ROWS_W, count);
+    for (int64_t first = 0; first < many; first += ROWS_X) {
+        const int64_t count = many - first < ROWS_X ? many - first : ROWS_X;
+        const inputs in = read_rows(gate, x + first * stride, stride, count);
+        inputs in_up = in;
+        in_up.book = read_table(up);
+        for (int64_t block = first_of(t, blocks), last = last_of(t, blocks); block < last; block++) {
+            const int64_t from = block * ROWS_W, to = from + ROWS_W < gate->rows ? from + ROWS_W : gate->rows;
+            float gates[ROWS_X][ROWS_W + LANES], ups[ROWS_X][ROWS_W + LANES];
+            strips(gate, &in, from, to, gates[0], ROWS_W + LANES);
+            strips(up, &in_up, from, to, ups[0], ROWS_W + LANES);
             for (int64_t m = 0; m < count; m++)
                 for (int64_t i = 0; i < to - from; i += LANES)
                     store_some(y + (first + m) * y_stride + from + i, silu(load(gates[m] + i)) * load(ups[m] + i), to - from - i);
@@ -862,13 +975,14 @@ void add_norm(const float *x, const float *y, const float *weight, const float *
 static void expand_work(team t, const void *given) {
     const call *c = given;
     const matrix *w = c->w;
-    const int64_t width = w->kind == INT4 ? w->padded : w->kind == INT8 ? (w->columns + 31) / 32 * 32 : w->columns;
-    const codebook book = w->kind == INT4 ? read_table(w->table) : (codebook){0};
-    float *wide = scratch(width + LANES);
-    for (int64_t row = first_of(t, w->rows), last = last_of(t, w->rows); row < last; row++) {
-        WIDEN[w->kind](w, &book, row, 0, width, wide);
-        memcpy(c->y + row * w->columns, wide, (size_t)w->columns * sizeof(float));
-    }
+    const codebook book = read_table(w);
+    float wide[SPAN];
+    for (int64_t row = first_of(t, w->rows), last = last_of(t, w->rows); row < last; row++)
+        for (int64_t k = 0; k < w->columns; k += SPAN) {
+            const int64_t columns = w->padded - k < SPAN ? w->padded - k : SPAN, wanted = w->columns - k;
+            WIDEN[w->kind](w, &book, row, k, columns, wide, 0);
+            memcpy(c->y + row * w->columns + k, wide, (size_t)(wanted < SPAN ? wanted : SPAN) * sizeof(float));
+        }
 }
 
 /* The whole matrix in float32. */
