@@ -29,7 +29,7 @@ from clearhead.nn.packing import DenseRows, dense_rows
 from clearhead.nn.pool import PAGE, Pages
 from clearhead.nn.rotary import Rotary
 from clearhead.nn.stack import Block, Residual, Select, all_positions
-from clearhead.precision.matrix import Packed, linear
+from clearhead.precision.matrix import Int4Matrix, Packed, linear
 
 from .build import AttentionArguments, LayerArguments, WorkSpace, kernels
 from .calls import KINDS, QUERIES, WIDEST, address, kernels_on, readable, threads_for
@@ -236,8 +236,9 @@ class KernelGatedFeedForward(GatedFeedForward):
         """Whether the kernels have this layer: SiLU, no biases, packed matrices."""
         gate, up = (self._modules[name]._modules.get("weight") for name in ("gate", "up"))  # type: ignore[union-attr]
         packed = isinstance(gate, Packed) and isinstance(up, Packed)
+        alike = isinstance(gate, Int4Matrix) == isinstance(up, Int4Matrix)  # the kernels read int4 in another order
         plain = type(self.config) is GatedFeedForwardConfig and self.activation == "silu" and self.gate.bias is None
-        return packed and plain
+        return packed and alike and plain
 
 
 class KernelFeedForward(FeedForward):

@@ -98,7 +98,7 @@ enum kind { F32, BF16, F16, INT8, INT4, Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, IQ4_NL, Q2
  *                  Rows are padded with zeros to `padded` columns. INT4: 128 columns are 16 words of 32 bits; word i
  *                  holds columns i, 16 + i, …, 112 + i from the lowest four bits up.
  * Q8_0 … IQ4_XS    blocks of llama.cpp, as in a GGUF file
- * JOINED           the rows of `shift` other matrices under each other, which are at `parts` */
+ * JOINED           the rows of `shift` other matrices under each other, none of them INT4, which are at `parts` */
 typedef struct matrix {
     int64_t kind, shift, rows, columns, padded; /* a group is 2^shift columns */
     const void *values;
@@ -827,7 +827,7 @@ static void team_linear(team t, const matrix *w, const float *bias, const float 
     meet(t);
 }
 
-/* y = silu(x Gᵀ) ∘ x Uᵀ: the hidden values of a gated feed-forward layer. */
+/* y = silu(x Gᵀ) ∘ x Uᵀ: the hidden values of a gated feed-forward layer. Both matrices are INT4, or neither is. */
 static void team_gated(team t, const matrix *gate, const matrix *up, const float *x, int64_t stride, float *y,
                        int64_t y_stride, int64_t many) {
     const int64_t blocks = (gate->rows + ROWS_W - 1) / ROWS_W;
