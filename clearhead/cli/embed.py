@@ -6,7 +6,16 @@ from typing import Any
 
 import click
 
-from .options import device_option, gather_texts, json_option, load_model, print_json, require_texts, text_inputs
+from .options import (
+    device_option,
+    gather_texts,
+    json_option,
+    load_model,
+    print_json,
+    require_texts,
+    text_inputs,
+    tokenizer_option,
+)
 
 
 @click.command("embed")
@@ -25,6 +34,7 @@ from .options import device_option, gather_texts, json_option, load_model, print
     help="Scale each vector to length 1.  [default: as the folder says, or not]",
 )
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the model's context.")
+@tokenizer_option
 @device_option
 @json_option
 def command(
@@ -35,6 +45,7 @@ def command(
     pool: Any,
     normalize: bool | None,
     truncate: bool,
+    tokenizer: str | None,
     as_json: bool,
 ) -> None:
     """Print the embedding of each of TEXTS: a line of numbers, or JSON.
@@ -50,8 +61,10 @@ def command(
     loaded = load_model(model)
     from clearhead.tasks.sentences import SentenceSettings
     from clearhead.tasks.texts import embed
+    from clearhead.tokenize import Tokenizer
 
-    found = embed(loaded, wanted, pool=pool, normalize=normalize, truncate=truncate)
+    given = None if tokenizer is None else Tokenizer.load(tokenizer)
+    found = embed(loaded, wanted, pool=pool, normalize=normalize, truncate=truncate, tokenizer=given)
     vectors = [vector.tolist() for vector in found]
     pool = pool or SentenceSettings.of(loaded.origin).pool
     if as_json:

@@ -21,9 +21,9 @@ DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 @click.option("--to", "form", type=click.Choice(["hf", "gguf", "onnx"]), required=True, help="Target format.")
 @click.option(
     "--dtype",
-    type=click.Choice([*DTYPES, "q8_0", "q4_0", "q4_1"]),
+    type=click.Choice([*DTYPES, "q8_0", "q4_0", "q4_1", "q4_k_m"]),
     default=None,
-    help="Precision of the matrices (q8_0, q4_0 and q4_1: GGUF only).  [default: unchanged]",
+    help="Precision of the matrices (q8_0, q4_0, q4_1 and q4_k_m: GGUF only).  [default: unchanged]",
 )
 @click.argument("out")
 @force_option
@@ -33,9 +33,9 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     \b
     hf     a folder for transformers, vLLM and the Hub
     gguf   a file for llama.cpp, Ollama and LM Studio
-    onnx   a graph for onnxruntime: input_ids -> logits
+    onnx   a graph for onnxruntime: input_ids -> logits; an encoder also has attention_mask and last_hidden_state
     \b
-    clearhead export runs/mine --to gguf mine.gguf --dtype q8_0
+    clearhead export runs/mine --to gguf mine.gguf --dtype q4_k_m
     clearhead export mine.gguf --to hf folder/
     clearhead export runs/mine --to onnx mine.onnx --force
     """

@@ -20,6 +20,7 @@ from .options import (
     load_writer,
     print_json,
     require_texts,
+    tokenizer_option,
     weights_option,
 )
 
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 @click.option("--regex", default=None, help="Write text that matches this regular expression.")
 @click.option("--echo", is_flag=True, help="Print the prompt before its continuation.")
 @click.option("--logprobs", is_flag=True, help="With --json, also print the log-probability of every token.")
+@tokenizer_option
 @device_option
 @weights_option
 @cache_option
@@ -81,6 +83,7 @@ def command(
     regex: str | None,
     echo: bool,
     logprobs: bool,
+    tokenizer: str | None,
     weights: str | None,
     cache: Cache | None,
     as_json: bool,
@@ -105,9 +108,11 @@ def command(
     loaded = load_writer(model, weights, cache)
     from clearhead.generate.complete import TextGenerator, generate, stream_text
     from clearhead.generate.speculate import Draft
+    from clearhead.tokenize import Tokenizer
 
     draft_model = None if draft is None else Draft(load_writer(draft), draft_tokens)
-    generator = TextGenerator.of(loaded, draft=draft_model, **options)
+    given = None if tokenizer is None else Tokenizer.load(tokenizer)
+    generator = TextGenerator.of(loaded, given, draft_model, **options)
     grammar = None
     if json_schema is not None or regex is not None:
         from clearhead.generate.grammar import read_grammar
@@ -125,8 +130,8 @@ def command(
         click.echo()
         print_acceptance([row])
         return
-    options["seed"] = generator.config.seed
-    found = generate(loaded, wanted, draft=draft_model, logprobs=logprobs, batch=batch, grammar=grammar, **options)
+    options |= {"seed": generator.config.seed, "logprobs": logprobs, "batch": batch, "grammar": grammar}
+    found = generate(loaded, wanted, tokenizer=given, draft=draft_model, **options)
     print_acceptance(found)
     if as_json:
         seed = {"seed": generator.config.seed} if generator.config.sampling else {}

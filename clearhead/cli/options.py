@@ -178,6 +178,12 @@ def requested_device() -> str:
     return "auto" if context is None else context.find_root().meta.get(DEVICE, "auto")
 
 
+def tokenizer_option(function: F) -> F:
+    """--tokenizer: a tokenizer from elsewhere."""
+    text = "Folder, tokenizer.json or GGUF file with the tokenizer.  [default: the model's own]"
+    return click.option("--tokenizer", default=None, metavar="PATH", help=text)(function)
+
+
 def weights_option(function: F) -> F:
     """--weights: the precision of the weight matrices."""
     from clearhead.configs import PRECISIONS

@@ -12,6 +12,7 @@ from clearhead.configs.base import nearest
 from clearhead.configs.decoding import DecodingOptions
 from clearhead.models.model import EncoderDecoder, Model
 from clearhead.tokenize import Tokenizer
+from clearhead.tokenize.tokenizer import FILES
 
 from .beam import beam_search
 from .defaults import context_length, default_decoding
@@ -75,7 +76,10 @@ class TextGenerator:
         """The token ids of a prompt, which is text or token ids."""
         if isinstance(prompt, str):
             if self.tokenizer is None:
-                raise ValueError("the prompt is text, but the model has no tokenizer; pass token ids or tokenizer=")
+                raise ValueError(
+                    f"the prompt is text, but the model has no tokenizer (none of {FILES}); name a folder that has one "
+                    "with --tokenizer (in Python: tokenizer=), or give token ids"
+                )
             ids = self.tokenizer.prompt(prompt)
         else:
             ids = [int(token) for token in prompt]

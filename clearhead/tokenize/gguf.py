@@ -15,7 +15,7 @@ from clearhead.extras import install_command
 from clearhead.gguf_file import open_gguf
 
 from .pieces import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Pieces, begin_with, from_pieces
-from .pretokenizers import WordRule, find_rule, name_rule, split_words
+from .pretokenizers import UnknownTokenizer, WordRule, find_rule, name_rule, split_words
 from .tokenizer import Tokenizer, TokenizerError
 
 if TYPE_CHECKING:
@@ -35,13 +35,25 @@ def gguf_package() -> Any:
 
 
 def from_gguf(path: Path) -> Tokenizer | None:
+    """Return the file's tokenizer; None if it has none, or, with a warning, one of an unknown kind.
+
+    Everything that needs no tokenizer still works then, and so does a tokenizer from elsewhere.
+    """
+    try:
+        return read_gguf_tokenizer(path)
+    except UnknownTokenizer as error:
+        warnings.warn(f"{error}. Give token ids, or a tokenizer from elsewhere (--tokenizer FOLDER)", stacklevel=2)
+        return None
+
+
+def read_gguf_tokenizer(path: Path) -> Tokenizer | None:
     """Return the file's tokenizer, or None if the file holds only a model."""
     fields = open_gguf(path).fields
     kind = fields.get(f"{TOKENS}model", NONE)
     if kind == NONE:
         return None
     if kind not in ("llama", "gpt2"):
-        raise TokenizerError(f"{path}: the tokenizer {kind!r} is not supported; supported: gpt2, llama")
+        raise UnknownTokenizer(f"{path}: the tokenizer {kind!r} is not supported; supported: gpt2, llama")
     rule = find_rule(fields.get(f"{TOKENS}pre", "default"), path) if kind == "gpt2" else None
     try:
         inner = from_scores(fields) if rule is None else from_merges(fields, rule)

@@ -148,10 +148,14 @@ ALIASES = {
 WORD_RULES |= {alias: WORD_RULES[name] for name, aliases in ALIASES.items() for alias in aliases.split()}
 
 
+class UnknownTokenizer(TokenizerError):
+    """A GGUF file has a tokenizer of a kind that is not supported."""
+
+
 def find_rule(name: str, path: object) -> WordRule:
     if name not in WORD_RULES:
         known = ", ".join(sorted(WORD_RULES))
-        raise TokenizerError(f"{path}: the pre-tokenizer {name!r} is not supported; supported: {known}")
+        raise UnknownTokenizer(f"{path}: the pre-tokenizer {name!r} is not supported; supported: {known}")
     return WORD_RULES[name]
 
 

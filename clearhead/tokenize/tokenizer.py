@@ -83,9 +83,9 @@ class Tokenizer:
         """Load a `tokenizer.json`, a GGUF file, or a folder with a `tokenizer.json` or one of the older files."""
         file = Path(path)
         if file.suffix == ".gguf":
-            from .gguf import from_gguf  # imported here because gguf.py imports this module
+            from .gguf import read_gguf_tokenizer  # imported here because gguf.py imports this module
 
-            inside = from_gguf(file)
+            inside = read_gguf_tokenizer(file)
             if inside is None:
                 raise TokenizerError(f"{file} holds a model without a tokenizer")
             return inside

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 import tokenizers
+from click.testing import CliRunner
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
+from clearhead.cli.main import cli
+from clearhead.models.llama import llama
 from clearhead.tokenize import Tokenizer, TokenizerError
 from clearhead.tokenize.gguf import from_gguf, write_tokenizer
 from clearhead.tokenize.pieces import BYTE, CONTROL, NORMAL, UNKNOWN, Pieces, from_pieces
@@ -171,3 +174,30 @@ def test_nfc_is_written_with_a_warning(tmp_path: Path) -> None:
         write(train(bytewise(), normalizers.NFC()), tmp_path / "m.gguf")
     assert json.loads(train(bytewise()).json)["pre_tokenizer"]["pretokenizers"][0]["use_regex"]
     assert WORD_RULES["gpt-2"].splits[0] == GPT2
+
+
+def test_an_unknown_pre_tokenizer_blocks_only_text(tmp_path: Path) -> None:
+    """`cost`, ids and a tokenizer from elsewhere still work, and the reason is a warning."""
+    import clearhead
+    from clearhead.models.gguf.write import save_gguf
+
+    mine = train(split_words(WORD_RULES["gpt-2"]))
+    mine.save(tmp_path / "elsewhere")
+    sizes = {"dim": 32, "layers": 1, "heads": 2, "hidden": 32, "vocabulary": mine.vocabulary}
+    save_gguf(clearhead.build(llama(**sizes)), tmp_path / "m.gguf", mine)
+    data = (tmp_path / "m.gguf").read_bytes()
+    assert data.count(b"gpt-2") == 1
+    (tmp_path / "m.gguf").write_bytes(data.replace(b"gpt-2", b"xyz-9"))
+    with pytest.raises(TokenizerError, match="the pre-tokenizer 'xyz-9' is not supported; supported: "):
+        Tokenizer.load(tmp_path / "m.gguf")
+    path = str(tmp_path / "m.gguf")
+    assert CliRunner().invoke(cli, ["cost", path]).exit_code == 0
+    assert CliRunner().invoke(cli, ["inspect", path, "5 3", "--ids"]).exit_code == 0
+    model = clearhead.load(path)
+    with pytest.warns(UserWarning, match="'xyz-9' is not supported"):
+        assert len(model.generate([[1, 2]], max_new_tokens=3)[0].tokens) <= 3
+    with pytest.raises(ValueError, match=r"has no tokenizer .*--tokenizer"):
+        model.generate("the dog", max_new_tokens=3)
+    given = ["--tokenizer", str(tmp_path / "elsewhere"), "--max-new-tokens", "3"]
+    result = CliRunner().invoke(cli, ["generate", path, "the dog", *given])
+    assert result.exit_code == 0, result.output

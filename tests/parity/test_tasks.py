@@ -151,3 +151,44 @@ def test_models_of_another_kind_are_refused(tmp_path) -> None:
         embed(gpt, ["the cat"])
     with pytest.raises(ValueError, match="this needs a model that reads one text"):
         embed(clearhead.build(clearhead.preset("tiny-vit")), ["the cat"])
+
+
+def test_a_sentence_transformers_folder_decides(tmp_path) -> None:
+    """Pooling, normalizing and the longest text come from the folder, and go along when it is saved."""
+    theirs, tokenizer = bert_folder(tmp_path / "a", "BertModel")
+    kinds = ["Transformer", "Pooling", "Normalize"]
+    paths = ["", "1_Pooling", "2_Normalize"]
+    modules = [
+        {"idx": i, "path": path, "type": f"x.models.{kind}"}
+        for i, (path, kind) in enumerate(zip(paths, kinds, strict=True))
+    ]
+    (tmp_path / "a" / "modules.json").write_text(json.dumps(modules))
+    (tmp_path / "a" / "1_Pooling").mkdir()
+    (tmp_path / "a" / "1_Pooling" / "config.json").write_text(
+        '{"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}'
+    )
+    (tmp_path / "a" / "sentence_bert_config.json").write_text('{"max_seq_length": 6}')
+    clearhead.load(tmp_path / "a").save(tmp_path / "b")
+    for folder in ("a", "b"):
+        with pytest.warns(UserWarning, match="1 of 3 texts has more than 6 tokens"):
+            found = embed(clearhead.load(tmp_path / folder), TEXTS)
+        with torch.no_grad():
+            read = tokenizer(TEXTS, return_tensors="pt", padding=True, truncation=True, max_length=6)
+            wanted = torch.nn.functional.normalize(theirs(**read).last_hidden_state[:, 0], dim=-1)
+        torch.testing.assert_close(torch.stack(found), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_long_texts_are_cut_if_asked(tmp_path) -> None:
+    theirs, tokenizer = bert_folder(tmp_path, "BertModel")
+    long = "the cat sat on the mat . " * 5
+    ours = clearhead.load(tmp_path)
+    with pytest.raises(ValueError, match="reads at most 20; to cut it, use truncate"):
+        embed(ours, [long])
+    with torch.no_grad():
+        read = tokenizer([long], return_tensors="pt", truncation=True, max_length=20)
+        wanted = theirs(**read).last_hidden_state[0]
+    torch.testing.assert_close(embed(ours, [long], truncate=True)[0], wanted.mean(0), atol=1e-4, rtol=1e-4)
+    for pool, want in (("max", wanted.amax(0)), ("last", wanted[-1])):
+        torch.testing.assert_close(embed(ours, [long], truncate=True, pool=pool)[0], want, atol=1e-4, rtol=1e-4)
+    scaled = embed(ours, [long, "a dog"], truncate=True, normalize=True)
+    assert all(float(vector.norm()) == pytest.approx(1, abs=1e-5) for vector in scaled)

@@ -17,6 +17,7 @@ from clearhead.models.load import load
 from clearhead.models.model import build
 from clearhead.models.quantize import dequantize
 from clearhead.precision.blocks import TYPES, BlockMatrix, JoinedMatrix, join_rows
+from clearhead.precision.kquants import quantise_blocks
 from clearhead.precision.matrix import FloatMatrix
 
 gguf = pytest.importorskip("gguf")
@@ -200,3 +201,33 @@ def test_a_split_model_is_read_from_its_first_file(files: dict[str, Path], tmp_p
     os.remove(tmp_path / "m-00002-of-00002.gguf")
     with pytest.raises(GGUFError, match="cannot read"):
         load(tmp_path / "m-00001-of-00002.gguf")
+
+
+@pytest.mark.parametrize(("kind", "most"), [("Q4_K", 0.072), ("Q6_K", 0.0178)])
+def test_k_blocks_are_rounded_well(kind: str, most: float) -> None:
+    """llama.cpp's own rounding of these numbers has a relative error of 0.0717 and 0.0177."""
+    weight = torch.randn(64, COLUMNS, generator=torch.Generator().manual_seed(0)) / 50
+    got = BlockMatrix(quantise_blocks(weight, kind), kind).dense()
+    assert float((got - weight).norm() / weight.norm()) < most
+    for odd in (torch.zeros(2, 256), torch.full((2, 256), 3.0), -torch.rand(2, 256), torch.eye(256) * 1e4):
+        found = BlockMatrix(quantise_blocks(odd, kind), kind).dense()
+        assert float((found - odd).abs().max()) <= 0.04 * float(odd.abs().max())
+
+
+def test_a_file_in_q4_k_m_has_the_types_of_llama_cpp(tmp_path: Path) -> None:
+    """Sensitive matrices have six bits; rows that are not a multiple of 256 get smaller blocks."""
+    torch.manual_seed(0)
+    model = build(llama(dim=256, layers=8, heads=4, kv_heads=2, hidden=288, vocabulary=64))
+    save_gguf(model, tmp_path / "m.gguf", None, "q4_k_m")
+    kinds = {name: tensor.kind for name, tensor in open_gguf(tmp_path / "m.gguf").tensors.items()}
+    assert kinds["token_embd.weight"] == "Q4_K"
+    assert kinds["output.weight"] == "Q6_K"
+    assert [kinds[f"blk.{i}.attn_v.weight"] for i in range(8)] == [
+        {True: "Q6_K", False: "Q4_K"}[i in (0, 3, 6, 7)] for i in range(8)
+    ]
+    assert {kinds[f"blk.{i}.ffn_down.weight"] for i in range(8)} == {"Q5_0", "Q8_0"}
+    assert kinds["blk.0.attn_norm.weight"] == "F32"
+    again, tokens = load(tmp_path / "m.gguf"), torch.tensor([[1, 5, 17, 31, 8]])
+    with torch.inference_mode():
+        got, want = again(tokens), model(tokens)
+    assert float((got - want).norm() / want.norm()) < 0.15

@@ -21,7 +21,9 @@ ARCHITECTURES = {
     "gemma": "gemma",
 }
 """The architecture of llama.cpp for each model_type."""
-PRECISIONS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
+PRECISIONS = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q4_k_m")
+FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+"""The type of a matrix whose rows are not a multiple of 256, as llama.cpp chooses it."""
 
 OUTER = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 INNER = {
@@ -40,6 +42,22 @@ INNER = {
 }
 SCALING_FIELDS = tuple(f"rope.scaling.{name}" for name in ("type", "factor", "original_context_length", "finetuned"))
 EXPERTS = {"ffn_gate_exps": "w1", "ffn_down_exps": "w2", "ffn_up_exps": "w3"}
+
+
+def mixed_type(name: str, layers: int, tied: bool) -> str:
+    """The type of a matrix in llama.cpp's mixture Q4_K_M: sensitive matrices have six bits.
+
+    Those are the output table, and the values and the last feed-forward matrix of an eighth of the layers at either
+    end and of every third layer between them.
+    """
+    part = name.removesuffix(".weight").split(".")
+    if part[0] == "output" or (tied and part[0] == "token_embd"):
+        return "Q6_K"
+    if part[0] == "blk" and part[2] in ("attn_v", "ffn_down", "ffn_down_exps"):
+        layer, eighth = int(part[1]), layers // 8
+        if layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2:
+            return "Q6_K"
+    return "Q4_K"
 
 
 def llama3_factors(theta: float, scaling: Llama3Scaling, pairs: int) -> np.ndarray:

@@ -19,13 +19,38 @@ from clearhead.models.model import Model
 from clearhead.models.origin import origin_fields
 from clearhead.models.quantize import dequantize
 from clearhead.models.save import family_checkpoint
+from clearhead.precision.blocks import TYPES
+from clearhead.precision.kquants import quantise_blocks
 from clearhead.tokenize import Tokenizer
 from clearhead.tokenize.gguf import NONE, gguf_package, write_tokenizer
 
-from .layout import ARCHITECTURES, EXPERTS, INNER, OUTER, PRECISIONS, llama3_factors, permute_rotary, shift_gain
+from .layout import (
+    ARCHITECTURES,
+    EXPERTS,
+    FALLBACKS,
+    INNER,
+    OUTER,
+    PRECISIONS,
+    llama3_factors,
+    mixed_type,
+    permute_rotary,
+    shift_gain,
+)
 
 if TYPE_CHECKING:
     import gguf
+
+
+FILE_TYPES = {
+    "f32": "ALL_F32",
+    "f16": "MOSTLY_F16",
+    "bf16": "MOSTLY_BF16",
+    "q8_0": "MOSTLY_Q8_0",
+    "q4_0": "MOSTLY_Q4_0",
+    "q4_1": "MOSTLY_Q4_1",
+    "q4_k_m": "MOSTLY_Q4_K_M",
+}
+"""llama.cpp's names of the precisions of a whole file."""
 
 
 def save_gguf(
@@ -52,11 +77,11 @@ def save_gguf(
             writer.add_tokenizer_model(NONE)
         else:
             write_tokenizer(writer, tokenizer, hf["vocab_size"])
-        kind = package.GGMLQuantizationType[precision.upper()]
+        writer.add_file_type(package.LlamaFileType[FILE_TYPES[precision]])
         for name, array in gguf_tensors(hf, tensors):
-            small = array.ndim == 1 or "ffn_gate_inp" in name
-            chosen = package.GGMLQuantizationType.F32 if small else storage_type(package, kind, array)
-            writer.add_tensor(name, package.quants.quantize(array, chosen), raw_dtype=chosen)
+            kind = storage_type(name, array, precision, hf)
+            data = quantise(array, kind)
+            writer.add_tensor(name, data, raw_dtype=package.GGMLQuantizationType[kind])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -75,10 +100,24 @@ def check_yarn(rotary: RotaryConfig) -> None:
         )
 
 
-def storage_type(package: Any, kind: Any, array: np.ndarray) -> Any:
-    """The type to store a matrix in: rows that are not a whole number of blocks stay in float16."""
-    block, _ = package.GGML_QUANT_SIZES[kind]
-    return kind if array.shape[-1] % block == 0 else package.GGMLQuantizationType.F16
+def storage_type(name: str, array: np.ndarray, precision: str, hf: Mapping[str, Any]) -> str:
+    """The type to store a tensor in. Rows that are not a whole number of blocks get a type with smaller blocks."""
+    if array.ndim == 1 or "ffn_gate_inp" in name:
+        return "F32"
+    mixed = precision == "q4_k_m"
+    kind = mixed_type(name, hf["num_hidden_layers"], hf["tie_word_embeddings"]) if mixed else precision.upper()
+    if kind in TYPES and array.shape[-1] % TYPES[kind].columns:
+        kind = FALLBACKS.get(kind, "F16")
+    return "F16" if kind in TYPES and array.shape[-1] % TYPES[kind].columns else kind
+
+
+def quantise(array: np.ndarray, kind: str) -> np.ndarray:
+    """The bytes or floats of a tensor in this type."""
+    if kind in FALLBACKS:
+        rows = quantise_blocks(torch.from_numpy(array).reshape(-1, array.shape[-1]), kind)
+        return rows.view(*array.shape[:-1], -1).numpy()
+    package = gguf_package()
+    return package.quants.quantize(array, package.GGMLQuantizationType[kind])
 
 
 def write_metadata(writer: gguf.GGUFWriter, hf: Mapping[str, Any]) -> None:
