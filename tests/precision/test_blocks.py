@@ -228,7 +228,6 @@ def test_a_file_in_q4_k_m_has_the_types_of_llama_cpp(tmp_path: Path) -> None:
     ]
     assert {kinds[f"blk.{i}.ffn_down.weight"] for i in range(8)} == {"Q5_0", "Q8_0"}
     assert kinds["blk.0.attn_norm.weight"] == "F32"
-    again, tokens = load(tmp_path / "m.gguf"), torch.tensor([[1, 5, 17, 31, 8]])
-    with torch.inference_mode():
-        got, want = again(tokens), model(tokens)
-    assert float((got - want).norm() / want.norm()) < 0.15
+    again = dequantize(load(tmp_path / "m.gguf")).state_dict()
+    for name, weight in model.state_dict().items():
+        assert float((again[name] - weight).norm() / weight.norm()) < 0.08, name
