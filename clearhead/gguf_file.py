@@ -150,7 +150,7 @@ class Header:
         places = [self.place() for _ in range(many)]
         step = int(fields.get("general.alignment", ALIGNMENT))
         first = -(-self.at // step) * step
-        return GGUFFile(fields, {name: self.tensor(name, *rest, first) for name, *rest in places})
+        return GGUFFile(fields, {place[0]: self.tensor(*place, first) for place in places})
 
     def number(self, form: str) -> Any:
         (value,) = struct.unpack_from(form, self.data, self.at)
