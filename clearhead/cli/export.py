@@ -33,7 +33,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     \b
     hf     a folder for transformers, vLLM and the Hub
     gguf   a file for llama.cpp, Ollama and LM Studio
-    onnx   a graph for onnxruntime: input_ids -> logits; an encoder also has attention_mask and last_hidden_state
+    onnx   a graph for onnxruntime: input_ids -> logits
     \b
     clearhead export runs/mine --to gguf mine.gguf --dtype q4_k_m
     clearhead export mine.gguf --to hf folder/

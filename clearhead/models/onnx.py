@@ -13,10 +13,8 @@ from torch import Tensor, nn
 from clearhead.configs import (
     AttentionConfig,
     FeedForwardConfig,
-    Full,
     GatedFeedForwardConfig,
     LatentAttentionConfig,
-    PoolerConfig,
     RotaryConfig,
     SequenceModelConfig,
     TokenEmbeddingConfig,
@@ -24,7 +22,6 @@ from clearhead.configs import (
 from clearhead.extras import install_command
 from clearhead.files import check_target, flush_to_disk
 
-from .context import make_context
 from .convert import CheckpointError
 from .model import Model, SequenceModel
 
@@ -43,27 +40,8 @@ class Graph(nn.Module):
         return self.model(input_ids, fused=False)  # kernels are chosen by lengths, which are not known yet
 
 
-class EncoderGraph(Graph):
-    """ids and which of them are real -> the hidden states, and what the head says, if there is one."""
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        model, readable = self.model, attention_mask.bool()
-        context = make_context(*input_ids.shape, input_ids.device, readable=readable, fused=False)
-        x = model.hidden_states(input_ids, context)
-        return (x,) if model.head is None else (x, model.head(x, context.at("head"), model.embedding.table))
-
-
-def is_encoder(config: SequenceModelConfig) -> bool:
-    """Whether every token may read every other one, so padding must be masked."""
-    return all(getattr(block.mixer, "mask", None) == Full() for block in config.stack.blocks)
-
-
 def save_onnx(model: Model, path: Path, force: bool = False) -> None:
-    """Write `path`, and its weights beside it. `force` replaces both.
-
-    A decoder's graph goes from `input_ids` to `logits`. An encoder's takes `attention_mask` too, 1 where a token is
-    real, and gives `last_hidden_state` and the output of its head: `pooler_output` or `logits`.
-    """
+    """Write `path`, and its weights beside it; the input is `input_ids`, the output `logits`. `force` replaces both."""
     weights = path.with_name(f"{path.name}.data")
     check_target(path, force)
     check_target(weights, force)
@@ -89,18 +67,14 @@ def save_onnx(model: Model, path: Path, force: bool = False) -> None:
         raise CheckpointError(f"ONNX files need the packages onnx and onnxscript: {install_command('onnx')}") from None
     sizes = {0: torch.export.Dim("batch", max=2**16), 1: torch.export.Dim("length", max=2**20)}
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-    graph, inputs, outputs = (Graph(model), ["input_ids"], ["logits"])
-    if is_encoder(config):
-        said = [] if config.head is None else ["pooler_output" if isinstance(config.head, PoolerConfig) else "logits"]
-        graph, inputs, outputs = EncoderGraph(model), ["input_ids", "attention_mask"], ["last_hidden_state", *said]
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # what the exporter says of its own ways
         program = torch.onnx.export(
-            graph.eval(),
-            tuple(torch.ones(2, 3, dtype=torch.long) for _ in inputs),
-            dynamic_shapes=dict.fromkeys(inputs, sizes),
-            input_names=inputs,
-            output_names=outputs,
+            Graph(model).eval(),
+            (torch.ones(2, 3, dtype=torch.long),),
+            dynamic_shapes={"input_ids": sizes},
+            input_names=["input_ids"],
+            output_names=["logits"],
             dynamo=True,
             verbose=False,
         )

@@ -424,22 +424,3 @@ def test_what_lies_beside_a_model_goes_along(tokenizer: Tokenizer, tmp_path: Pat
     shutil.rmtree(tmp_path / "b")
     load(tmp_path / "a").save(tmp_path / "b", extra={"eos_token_id": 3})
     assert json.loads((tmp_path / "b" / "config.json").read_text())["eos_token_id"] == 3
-
-
-def test_an_encoder_has_a_mask_in_onnx(tmp_path: Path) -> None:
-    """Padded texts give the same vectors as without padding."""
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    model = randomise(build(preset("tiny-bert")))
-    save_onnx(model, tmp_path / "m.onnx")
-    session = onnxruntime.InferenceSession(str(tmp_path / "m.onnx"))
-    assert [given.name for given in session.get_inputs()] == ["input_ids", "attention_mask"]
-    assert [given.name for given in session.get_outputs()] == ["last_hidden_state", "pooler_output"]
-    ids = torch.randint(5, 60, (3, 7))
-    mask = torch.tensor([[1] * 7, [1, 1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 0, 0, 0]])
-    hidden, pooled = session.run(None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()})
-    assert hidden.shape == (3, 7, model.config.stack.dim)
-    with torch.inference_mode():
-        for row, length in enumerate((7, 4, 2)):
-            want = model(ids[row : row + 1, :length])
-            torch.testing.assert_close(torch.from_numpy(pooled[row : row + 1]), want, rtol=1e-3, atol=1e-4)
