@@ -79,13 +79,11 @@ def learn_table(groups: Float[Tensor, "n k"]) -> Float[Tensor, "16"]:
     """
     table = torch.tensor(GAUSSIAN, device=groups.device)
     sample = groups[torch.randint(len(groups), (SAMPLE,), generator=torch.Generator().manual_seed(0))]
-    importance = importances(sample)
     for _ in range(ROUNDS):
         scales = best_scales(sample, table, FEW_SCALES)[:, None].expand_as(sample)
         codes = places(sample, scales[:, 0], table).flatten()
         moved, weights = (
-            groups.new_zeros(16).index_add_(0, codes, (importance * values).flatten())
-            for values in (sample * scales, scales.square())
+            groups.new_zeros(16).index_add_(0, codes, values.flatten()) for values in (sample * scales, scales.square())
         )
         table = torch.where(weights > 0, moved / safe(weights), table).sort().values
     return table
@@ -104,20 +102,14 @@ def best_scales(
 ) -> Float[Tensor, "..."]:
     """Return the best of several scales for each group, of both signs, each refined by least squares."""
     largest = weight.gather(-1, weight.abs().argmax(-1, keepdim=True))[..., 0]
-    importance = importances(weight)
     least, scales = torch.full_like(largest, inf), torch.zeros_like(largest)
     for end in (table[-1], table[0]):  # the end of the table that the largest number is mapped to
         for share in shares.tolist():
             codes = table[places(weight, largest / end * share, table)]
-            tried = (importance * weight * codes).sum(-1) / safe((importance * codes.square()).sum(-1))
-            error = (importance * (weight - tried[..., None] * codes).square()).sum(-1)
+            tried = (weight * codes).sum(-1) / safe(codes.square().sum(-1))
+            error = (weight - tried[..., None] * codes).square().sum(-1)
             scales, least = torch.where(error < least, tried, scales), torch.minimum(error, least)
     return scales
-
-
-def importances(weight: Float[Tensor, "... k"]) -> Float[Tensor, "... k"]:
-    """Return the weight of each squared error: large numbers count more, as in llama.cpp, for a lower perplexity."""
-    return weight.square().mean(-1, keepdim=True).sqrt() + weight.abs()
 
 
 def places(
