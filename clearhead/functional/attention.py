@@ -225,11 +225,11 @@ class FusedSDPA(torch.autograd.Function):
         ctx.save_for_backward(q, k, v, mask)
         ctx.causal, ctx.scale = causal, scale
         with torch.enable_grad():
-            own = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in (q, k, v, mask)]
-            own_q, own_k, own_v, own_mask = own
+            own_q, own_k, own_v = (x.detach().requires_grad_(x.requires_grad) for x in (q, k, v))
+            own_mask = None if mask is None else mask.detach().requires_grad_(mask.requires_grad)
             ctx.out = F.scaled_dot_product_attention(own_q, own_k, own_v, own_mask, 0.0, causal, scale=scale)
         # a mask that is kept here would outlive its block: a checkpoint frees only what a graph saves
-        ctx.own = [x if x is not None and x.requires_grad else None for x in own]
+        ctx.own = [x if x is not None and x.requires_grad else None for x in (own_q, own_k, own_v, own_mask)]
         return ctx.out.detach()
 
     @staticmethod

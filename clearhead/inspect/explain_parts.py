@@ -273,7 +273,7 @@ def router(cell: Cell) -> list[Stage]:
 
 
 def chosen_experts(cell: Cell, moe: MoE, t: int) -> list[int]:
-    ranks = moe.choice.rank(cell.values[cell.near("ffn.router")][None, t : t + 1])  # type: ignore[operator]
+    ranks = moe.choice.rank(cell.values[cell.near("ffn.router")][None, t : t + 1])
     return [int(n) for n in ranks.topk(moe.active, dim=-1).indices[0, 0]]
 
 

@@ -231,8 +231,11 @@ def inspect(
     Example: `model.inspect("Once upon a time").map(layer=0, head=1)` is one head's map, with its labels.
     """
     if isinstance(inputs, list) and inputs and all(isinstance(text, str) for text in inputs):
-        options = {"tokenizer": tokenizer, "layers": layers, "heads": heads, "rows": rows, "write": write, "name": name}
-        return [inspect(model, text, target, labels=labels, **options) for text in inputs]
+        options: dict[str, Any] = {
+            "tokenizer": tokenizer, "labels": labels, "layers": layers, "heads": heads, "rows": rows, "write": write,
+            "name": name,
+        }  # fmt: skip
+        return [inspect(model, text, target, **options) for text in inputs]
     model_input = make_model_input(model, inputs, target, tokenizer=tokenizer, labels=labels, write=write, name=name)
     chosen = None if rows is None else resolve_indices(rows, len(model_input.labels), "row", "queries")
     return Inspection(model_input, *record(model_input, layers, heads), chosen)

@@ -724,7 +724,8 @@ def generate(session: Session, arguments: Mapping[str, Any]) -> Answer:
 def chat(session: Session, arguments: Mapping[str, Any]) -> Answer:
     """The model's answer to the last message of a conversation."""
     opened = session.model(session.model_name(arguments))
-    *earlier, last = [{"role": str(one["role"]), "content": str(one["content"])} for one in arguments["messages"]]
+    messages = [{"role": str(one["role"]), "content": str(one["content"])} for one in arguments["messages"]]
+    last, earlier = messages[-1], list[Mapping[str, Any]](messages[:-1])
     options = {name: arguments[name] for name in ("temperature", "top_k", "top_p", "min_p") if arguments.get(name)}
     options |= {"max_new_tokens": min(int(arguments.get("count", 200)), 1024), "seed": int(arguments.get("seed", 0))}
     generator = TextGenerator.of(opened, **options)

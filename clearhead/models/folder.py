@@ -227,7 +227,7 @@ def write_safetensors(tensors: Mapping[str, Tensor], path: Path) -> None:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in order:
             flat = tensors[name].detach().cpu().contiguous().flatten()
-            file.write(memoryview(flat.view(torch.uint8).numpy()))
+            file.write(flat.view(torch.uint8).numpy().data)
 
 
 def refuse_model(folder: Path, names: set[str]) -> None:

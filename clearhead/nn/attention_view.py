@@ -99,8 +99,8 @@ class SoftmaxView(AttentionView):
     def select_heads(self, heads: list[int]) -> SoftmaxView:
         bias, groups = bias_of_heads(self.score_bias, heads), self.groups(heads)
         sinks = None if self.sinks is None else self.sinks[heads]
-        parts = {"q": self.q[:, heads], "k": self.k[:, groups], "v": self.v[:, groups]}
-        return replace(self, **parts, score_bias=bias, sinks=sinks)
+        q, k, v = self.q[:, heads], self.k[:, groups], self.v[:, groups]
+        return replace(self, q=q, k=k, v=v, score_bias=bias, sinks=sinks)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ from clearhead.configs import (
     ShortConvConfig,
 )
 from clearhead.configs.ffn import Activation
+from clearhead.configs.stack import PLACES
 from clearhead.functional.attention import attention, flash_attention
 
 from . import attention as attention_part
@@ -380,8 +381,8 @@ class Block(torch_nn.Module):
         self.width = dim
         self.mixer = MultiHeadAttention(dim, heads, causal=causal) if mixer is None and heads is not None else mixer
         self.ffn = SwiGLU(dim) if ffn is None else ffn
-        self.mixer_residual = stack_part.Residual(config, placement, dropout, dim)
-        self.ffn_residual = stack_part.Residual(config, placement, dropout, dim)
+        self.mixer_residual = stack_part.Residual(config, PLACES[placement], dim, dropout)
+        self.ffn_residual = stack_part.Residual(config, PLACES[placement], dim, dropout)
 
     def forward(self, x: Float[Tensor, "B T D"], **options: Any) -> Float[Tensor, "B T D"]:
         """The output [B, T, D]; `options`, such as mask=, go to the mixer."""

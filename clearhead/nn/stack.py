@@ -12,7 +12,7 @@ in the pre-norm placement. No class here has a branch on the placement: a place 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from clearhead.configs import BlockConfig, ParallelBlockConfig, SharedStackConfig, StackConfig
+from clearhead.configs.norm import NormConfig
 
 from .build import build_part, builds
 from .cache import BlockState, StateAllocator
@@ -46,14 +47,15 @@ class Residual(nn.Module):
     `f` is passed as a function, so the same class serves the mixer, cross-attention and the feed-forward layer.
     """
 
-    def __init__(self, config: BlockConfig, branch: str, dim: int) -> None:
+    def __init__(
+        self, norm: NormConfig, places: Collection[str], dim: int, dropout: float = 0.0, scale: float = 1.0
+    ) -> None:
         super().__init__()
-        norm, places = config.norm, config.places(branch)
-        self.scale = config.branch_scale
+        self.scale = scale
         self.before = build_part(norm if "before" in places else None, dim)
         self.inside = build_part(norm if "inside" in places else None, dim)
         self.after = build_part(norm if "after" in places else None, dim)
-        self.dropout = Dropout(config.dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "B T D"], f: Callable[[Tensor], Tensor], context: Context
@@ -75,13 +77,16 @@ class Block(nn.Module):
     def __init__(self, config: BlockConfig, dim: int) -> None:
         super().__init__()
 
-        self.mixer, self.mixer_residual = build_part(config.mixer, dim), Residual(config, "mixer", dim)
+        def residual(branch: str) -> Residual:
+            return Residual(config.norm, config.places(branch), dim, config.dropout, config.branch_scale)
+
+        self.mixer, self.mixer_residual = build_part(config.mixer, dim), residual("mixer")
         self.cross: Any = None
         self.ffn: Any = None
         if config.cross is not None:
-            self.cross, self.cross_residual = build_part(config.cross, dim), Residual(config, "cross", dim)
+            self.cross, self.cross_residual = build_part(config.cross, dim), residual("cross")
         if config.ffn is not None:
-            self.ffn, self.ffn_residual = build_part(config.ffn, dim), Residual(config, "ffn", dim)
+            self.ffn, self.ffn_residual = build_part(config.ffn, dim), residual("ffn")
 
     def forward(
         self,

@@ -133,7 +133,7 @@ def kinds_for(node: Config | None, hint: Any) -> Iterator[tuple[str, Any]]:
         yield "", None
     for kind in config_types(hint):
         if type(node) is kind:
-            yield kind.kind(), typing.cast(Config, node).to_dict()
+            yield kind.kind(), node.to_dict()
         elif (made := start_value(kind, node)) is not None:
             yield kind.kind(), made.to_dict()
 

@@ -75,7 +75,8 @@ def finish(inner: tokenizers.Tokenizer, settings: Settings, defaults: dict[str, 
     settings = {role: name for role, name in defaults.items() if inner.token_to_id(name) is not None} | settings
     for role in ROLES:
         if value := settings.get(role):
-            strips = {flag: value.get(flag, False) for flag in ("lstrip", "rstrip")} if isinstance(value, dict) else {}
+            given: dict[str, Any] = value if isinstance(value, dict) else {}
+            strips = {flag: bool(given.get(flag, False)) for flag in ("lstrip", "rstrip")}
             if inner.token_to_id(name_of(value)) is not None:
                 inner.add_special_tokens([AddedToken(name_of(value), special=True, normalized=False, **strips)])
     return Tokenizer(inner, settings)
@@ -150,7 +151,7 @@ def read_byte_pairs(folder: Path, settings: Settings) -> Tokenizer:
             f"{folder / 'merges.txt'} marks ends of words, as for CLIP and GPT-1; those need a tokenizer.json"
         )
     family = family_of(folder, settings)
-    inner = tokenizers.Tokenizer(models.BPE(vocabulary, merges))
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary, [(left, right) for left, right in merges]))
     inner.decoder = decoders.ByteLevel()
     space = bool(settings.get("add_prefix_space", False))
     if family.startswith("qwen"):

@@ -195,6 +195,7 @@ def test_other_architectures_open_without_a_message(name: str, seen: Watched) ->
     seen.go(seen.base, f"#model={name}", "main .panel")
     for view in ("flow", "atlas"):
         seen.open(view)
+        assert seen.messages == []
 
 
 def test_hostile_text_stays_text(seen: Watched) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -163,9 +164,12 @@ def test_transformers_is_never_a_run_time_dependency() -> None:
 
 
 def test_nothing_is_pickled() -> None:
+    """Pickles of other people are read in one file only, as tensors only."""
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
         assert "import pickle" not in text, path
+        if path.name == "pickles.py":
+            text = re.sub(r"torch\.load\([^()]*weights_only=True[^()]*\)", "", text)
         assert "torch.load(" not in text, path
         assert "torch.save(" not in text, path
 

@@ -251,13 +251,14 @@ def layer_mixers(kind: str, hf: Mapping[str, Any], mixer: AttentionConfig) -> li
 def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     match config:
         case SequenceModelConfig(
-            embedding=TokenEmbeddingConfig(vocabulary=vocabulary),
+            embedding=TokenEmbeddingConfig(vocabulary=vocabulary) as embedding,
             stack=StackConfig(
                 pattern=(
                     BlockConfig(
                         mixer=AttentionConfig() as mixer,
                         ffn=GatedFeedForwardConfig() | MoEConfig(),
                         norm=norm,
+                        branch_scale=branch_scale,
                     ),
                     *_,
                 )
@@ -293,9 +294,9 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
             }
             if variant.multipliers:
                 fields |= {
-                    "embedding_multiplier": config.embedding.scale(stack.dim),
+                    "embedding_multiplier": embedding.scale(stack.dim),
                     "attention_multiplier": mixer.scale,
-                    "residual_multiplier": stack.pattern[0].branch_scale,
+                    "residual_multiplier": branch_scale,
                     "logits_scaling": 1 / head.scale if isinstance(head, LMHeadConfig) else 1.0,
                 }
             return {name: value for name, value in fields.items() if name != "no_eps"}

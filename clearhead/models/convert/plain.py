@@ -23,6 +23,7 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
     Window,
 )
+from clearhead.configs.norm import NormConfig
 
 from .rules import (
     GroupedRows,
@@ -57,7 +58,7 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     kind = hf["model_type"]
     make = {"opt": opt, "bloom": bloom, "falcon": falcon, "gpt_neo": gpt_neo, "starcoder2": starcoder2}[kind]
     embedding, blocks = make(hf)
-    norm = blocks[0].norm
+    norm: NormConfig | None = blocks[0].norm
     if (isinstance(blocks[0], BlockConfig) and blocks[0].placement == "post") or hf.get("_remove_final_layer_norm"):
         norm = None
     same = all(block == blocks[0] for block in blocks)
@@ -151,10 +152,11 @@ def gpt_neo(hf: Mapping[str, Any]) -> tuple[TokenEmbeddingConfig, Blocks]:
     kinds = hf.get("attention_layers") or [
         kind for group, count in hf["attention_types"] for _ in range(count) for kind in group
     ]
+    mixer = AttentionConfig(
+        heads=hf["num_heads"], mask=Causal(), scale=1.0, out_bias=True, dropout=hf.get("attention_dropout", 0.0)
+    )
     block = BlockConfig(
-        mixer=AttentionConfig(
-            heads=hf["num_heads"], mask=Causal(), scale=1.0, out_bias=True, dropout=hf.get("attention_dropout", 0.0)
-        ),
+        mixer=mixer,
         ffn=FeedForwardConfig(
             hidden=hf.get("intermediate_size") or 4 * hf["hidden_size"],
             activation=activation(hf.get("activation_function", "gelu_new")),
@@ -168,7 +170,7 @@ def gpt_neo(hf: Mapping[str, Any]) -> tuple[TokenEmbeddingConfig, Blocks]:
         position=LearnedConfig(length=hf["max_position_embeddings"]),
         dropout=hf.get("embed_dropout", 0.0),
     )
-    local = replace(block, mixer=replace(block.mixer, mask=window))
+    local = replace(block, mixer=replace(mixer, mask=window))
     return embedding, tuple(local if kind == "local" else block for kind in kinds)
 
 
