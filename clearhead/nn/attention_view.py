@@ -97,6 +97,7 @@ class SoftmaxView(AttentionView):
         return attention_weights(scores, None if allowed is None else allowed[..., :keys], sinks=sinks)
 
     def select_heads(self, heads: list[int]) -> SoftmaxView:
+        """The view of some query heads, with the key heads that their groups read."""
         bias, groups = bias_of_heads(self.score_bias, heads), self.groups(heads)
         sinks = None if self.sinks is None else self.sinks[heads]
         q, k, v = self.q[:, heads], self.k[:, groups], self.v[:, groups]
@@ -115,6 +116,7 @@ class MultiQueryView(AttentionView):
     scale: float | None
 
     def weights(self, heads: slice, rows: Rows, keys: int | None = None) -> Float[Tensor, "B Heads Rows Keys"]:
+        """One softmax over the scores of all kinds of queries: each key is scored by the kind whose mask allows it."""
         k = self.k[:, self.groups(list(range(self.q.shape[1]))[heads]), :keys]
         scores = attention_scores(self.q[:, heads, rows], k, None, self.scale)
         for q, mask in self.others:

@@ -153,6 +153,7 @@ class Slots:
         return context.once(("key_context", id(self), context.path), lambda: context.with_keys(keys, real))
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
+        """Reorder the rows. The page table follows, so pages are shared and not copied."""
         self.positions = self.positions[rows]
         if self.pages is not None:
             self.pages.select(rows)
@@ -284,6 +285,7 @@ class CrossCache:
     shared: int = 1
 
     def select(self, rows: Int[Tensor, "R"]) -> None:
+        """Keep the sources of these target rows, each once."""
         sources = self.sources(rows)
         self.key, self.value = self.key[sources], self.value[sources]
 

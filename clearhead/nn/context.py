@@ -124,6 +124,7 @@ class Context:
         return plans if worthwhile(area, pairs, len(masks)) else None
 
     def _tiles(self, masks: tuple[Mask, ...]) -> list[tuple[Tile, ...]]:
+        """One plan for all rows if all rows are alike; otherwise one plan per row, from its positions and documents."""
         if self.aligned and self.readable is None and self.documents is None:
             return [tiles_within(masks, self.positions.shape[1])]
         own = self.readable if self.key_positions is self.positions else None

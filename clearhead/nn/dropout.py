@@ -16,6 +16,7 @@ class Dropout(nn.Dropout):
     """
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        """x with a share of its numbers set to 0 and the rest scaled up, in training; otherwise x itself."""
         dropped = round(self.p * STEPS)
         if not self.training or not 0 < dropped < STEPS or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)

@@ -71,6 +71,7 @@ class MaskedLMHead(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
+        """B T V. Taps: dense and norm B T Y, logits B T V."""
         x = context.tap("dense", ACTIVATIONS[self.activation](self.dense(x)))
         x = context.tap("norm", self.norm(x))
         return context.tap("logits", linear(x, own_or_tied(self.weight, table), self.bias))

@@ -167,6 +167,7 @@ class Favor(Kernel):
     def weights(
         self, q: Features, k: Float[Tensor, "B H S W"], allowed: Bool[Tensor, "#B 1 #T #S"] | None
     ) -> Float[Tensor, "B H T S"]:
+        """softmax over log Σ_w φ_w(q)φ_w(k): the shares never leave the range of floats."""
         logs = log_products(q, k)
         return softmax(logs if allowed is None else torch.where(allowed, logs, -torch.inf))
 
@@ -175,6 +176,7 @@ class Favor(Kernel):
         return dense_rows(context, batch) if context.documents is None else document_rows(context, batch)
 
     def init_state(self, allocator: StateAllocator, heads: int, features: int, width: int) -> LinearAttentionState:
+        """Sums of 0, with exponents so small that the first key replaces them."""
         sums, top = allocator.zeros(heads, features, width), allocator.zeros(heads, features)
         return LinearAttentionState(widen(sums), widen(top).fill_(EMPTY))
 

@@ -40,6 +40,10 @@ class Longformer(nn.Module):
         self.out = nn.Linear(dim, dim, bias=config.out_bias)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, state: None = None) -> Float[Tensor, "B T D"]:
+        """Local attention of all tokens, then the rows of the global tokens replaced.
+
+        Taps: qkv B T 3·D; query, key, value, local and mixed B H T K; concat and out B T D.
+        """
         dropout = self.config.dropout if self.training else 0.0
         projected = context.tap("qkv", self.qkv(x)).chunk(3, dim=-1)
         q, k, v = (

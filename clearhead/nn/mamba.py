@@ -33,6 +33,7 @@ class MambaState(ConvState):
     ssm: Float[Tensor, "B Z I"]
 
     def select(self, rows: Int[Tensor, "B"]) -> None:
+        """Row i becomes the old row `rows[i]`, in both parts of the state."""
         super().select(rows)
         self.ssm = self.ssm[rows]
 

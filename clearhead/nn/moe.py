@@ -47,6 +47,14 @@ class MoE(nn.Module):
         self.shared = None if config.shared is None else build_part(config.shared, dim)
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B T D"]:
+        """The weighted outputs of each token's experts, B T D.
+
+        1. The router scores all experts, and the choice turns scores into weights p, B T E. 2. The `active` experts
+        of the highest rank are chosen, B T A. The rank may differ from p (DeepSeek-V3). 3. Their weights are divided
+        by their sum (`normalised`), multiplied by `scale`, and applied to the outputs.
+
+        Taps: router B T E, chosen B T A.
+        """
         p = context.tap("router", self.choice(self.router(x)))
         which = self.choice.rank(p).topk(self.active, dim=-1).indices  # B T A
         weights = p.gather(-1, which)

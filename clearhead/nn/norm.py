@@ -83,6 +83,7 @@ class ProjectionNorm(nn.Module):
         self.norm = build_part(config.norm, dim)
 
     def forward(self, x: Float[Tensor, "B H T K"]) -> Float[Tensor, "B H T K"]:
+        """B H T K -> B T H·K, normalised over all H·K numbers, and back."""
         joint = self.norm(x.transpose(1, 2).flatten(2))
         return joint.unflatten(-1, (-1, x.shape[-1])).transpose(1, 2)
 

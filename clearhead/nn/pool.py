@@ -6,6 +6,9 @@
 All layers that share their `Slots` share one table. A layer's buffers are `[pages, G, 32, K]` and `[pages, G, 32, U]`.
 The compiled attention (`kernels.c: attend`) takes for every new token a row of the table, the slot to write and the
 number of slots to read, so tokens of many texts and a chunk of one text are the same case.
+
+Pages are what lets rows grow, share a prompt and leave at any time without copying keys: a row is a list of page
+numbers, and two rows with the same beginning list the same pages.
 """
 
 from __future__ import annotations

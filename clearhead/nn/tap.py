@@ -1,4 +1,8 @@
-"""Named taps: read or replace any intermediate value of a forward pass by its path. Reading changes nothing."""
+"""Named taps: read or replace any intermediate value of a forward pass by its path. Reading changes nothing.
+
+A path is the place of a value in the model, the same as in `clearhead trace`: stack.blocks.0.mixer.weights. Patterns
+may contain *, as in "stack.blocks.*.mixer.weights". `model.taps()` lists all of them.
+"""
 
 from __future__ import annotations
 
