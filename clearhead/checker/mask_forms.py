@@ -32,7 +32,7 @@ class MaskForm:
 
     @property
     def finite(self) -> MaskForm:
-        """The same form with -1e9 in place of -inf: a row of -inf is the caller's fault."""
+        """The same form with -1e9 in place of -inf: if a whole row is -inf, NaN is the caller's fault."""
         return replace(self, sense="additive_finite") if self.sense == "additive" else self
 
     def __call__(self, allowed: Array) -> Array:
@@ -70,7 +70,7 @@ def mask_forms(shapes: tuple[tuple[str, str], ...] = SHAPES) -> Iterator[MaskFor
 
 
 def pattern(kind: str, B: int, T: int, S: int, seed: int = 3) -> Array:
-    """Return a random mask [B, 1, T, S] in which every query may read at least one key and not read at least one."""
+    """Return a random mask [B, 1, T, S] in which every query has at least one allowed and one hidden key."""
     generator = np.random.default_rng(seed)
     shape = {"shared": (1, 1, T, S), "keys": (B, 1, 1, S), "any": (B, 1, T, S)}[kind]
     allowed = generator.random(shape) < 0.55

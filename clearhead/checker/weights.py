@@ -24,7 +24,7 @@ class Weight:
     owner: Any
     name: Any  # attribute, key or index in its owner
     value: Any
-    registered: bool = True  # torch: the optimiser sees it, or it is a buffer
+    registered: bool = True  # torch: a parameter that the optimizer sees, or a buffer
     linear: bool = False  # belongs to an nn.Linear: [out, in]
 
     @property
@@ -53,7 +53,7 @@ def is_array(value: Any) -> bool:
     return isinstance(value, np.ndarray) or (hasattr(value, "detach") and kind.__module__.startswith("torch"))
 
 
-# arrays that training keeps beside the weights of a NumPy object
+# names of arrays in a NumPy object that are not weights: gradients, caches, optimizer state
 TRAINING_STATE = r"^(cache|d_?[A-Z]\w*|d[wb]\d*|grads?|gradients?|grad_\w+|momentum|velocity)$"
 
 
@@ -93,7 +93,7 @@ def iter_weights(thing: Any, path: str = "", seen: set[int] | None = None, depth
 
 
 def fill_zero_biases(biases: list[Weight]) -> None:
-    """Give biases that start at zero other values, so that a bias that is not used is seen."""
+    """Replace zero biases by random ones, so that a bias that is never used is noticed."""
     generator = np.random.default_rng(3)
     for bias in biases:
         if not bias.array.any():

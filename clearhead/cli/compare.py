@@ -189,7 +189,7 @@ def train_model(task: NextToken) -> dict[str, float]:
         start = time.perf_counter()
         try:
             train(task.recipe, out=folder, task=task)
-        except RunStopped:  # the temporary folder goes with its checkpoint
+        except RunStopped:  # the temporary folder and its checkpoint are deleted
             raise click.Abort from None
         taken, last = time.perf_counter() - start, Run(folder).history()[-1]
     return {"loss": last["val/loss"], "bits_per_byte": last["val/bpb"], "seconds": taken}

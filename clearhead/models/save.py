@@ -57,7 +57,7 @@ def save(
     force        replace a model that the folder already holds; without it, that is an error
 
     A model that was loaded keeps its family (`model_type`) as long as its config still belongs to it. All files are
-    written under temporary names and then renamed, so a crash leaves the old ones whole.
+    written under temporary names and then renamed, so a crash leaves the old files intact.
     """
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
@@ -103,7 +103,7 @@ def quantised_checkpoint(model: Model, extra: Mapping[str, Any]) -> tuple[dict[s
 
 
 def family_checkpoint(model: Model, extra: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """`config.json` and the tensors of a family of `transformers`, or our own if no family has this architecture."""
+    """`config.json` and tensors in the format of `transformers`, or in our own if it does not have the architecture."""
     config, weights = model.config, named_weights(model)
     dtype = {"dtype": str(next(iter(weights.values())).dtype).removeprefix("torch.")}
     hf = to_hf(config, model.family)
@@ -117,7 +117,7 @@ def family_checkpoint(model: Model, extra: Mapping[str, Any]) -> tuple[dict[str,
 
 
 def named_weights(model: Model) -> dict[str, Tensor]:
-    """The model's weights by name. They must be those of its config, neither adapted nor quantised."""
+    """The model's weights by name. Raise if they do not match its config, as after adding adapters."""
     weights, wanted = model.state_dict(), model.config.weights()
     missing, unknown = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
     if missing or unknown:

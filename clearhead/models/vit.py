@@ -25,7 +25,7 @@ def vit(
     head: HeadConfig | None = ClassHeadConfig(classes=1000),
     dropout: float = 0.0,
 ) -> SequenceModelConfig:
-    """Patches and a class token through pre-norm blocks; classes are read from the class token."""
+    """A ViT: pre-norm blocks over a class token and patches. The head classifies the class token."""
     norm = LayerNormConfig(eps=1e-12)
     block = BlockConfig(
         mixer=AttentionConfig(heads=heads, qkv_bias=True, out_bias=True, dropout=dropout),

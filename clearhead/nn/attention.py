@@ -1,7 +1,7 @@
-"""Multi-head, grouped-query and multi-query attention: one module, which differ in `kv_heads` only.
+"""Multi-head, grouped-query and multi-query attention in one module. They differ only in `kv_heads`.
 
-The file in reading order: the module, then `attend`, which chooses one of the paths below, then the paths. What
-attention reads can be shown without changing it: `attention_view.py`.
+The file in reading order: the module, then `attend`, which chooses one of the paths below, then the paths.
+`attention_view.py` shows what attention reads, without changing the result.
 
     x B T D ── qkv ──┬── q B H T K ── norm ── rotate ───────────────────┐
                      ├── k B G S K ── norm ── rotate ── cache ── scores ─┴── softmax ── ∘ v ── out B T D
@@ -40,7 +40,7 @@ class MultiHeadAttention(nn.Module):
     x  B T D      q  B H T K      k  B G S K      v  B G S U      out  B T D
 
     G = H is multi-head, G = 1 multi-query, anything between grouped-query attention: H/G query heads share a key head.
-    Cross-attention is the same module with a source in its context, which the key and value rows of the matrix read.
+    For cross-attention the context holds a source: keys and values are projected from it, queries from x.
 
     One matrix for q, k and v is one large product instead of three small ones. `fused` tells loaders and LoRA where the
     three are inside it. Dropout acts on the weights, in training only.
@@ -71,7 +71,7 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """The layer's output, B T D.
 
-        x        B T D: the queries are made of it, and without a source the keys and values too
+        x        B T D: projected to queries and, if there is no source, to keys and values
         context  positions, padding, documents; for cross-attention also the source
         state    None: read x alone. `KVCache`: append the new keys, and read all. `CrossCache`: read a source that
                  was projected before
@@ -141,7 +141,7 @@ class MultiHeadAttention(nn.Module):
     def init_state(self, allocator: StateAllocator) -> KVCache:
         """A KV cache for every position, or a ring for the last `reach` if the mask is a sliding window.
 
-        A mask that is not causal raises: a token could not know keys that come later.
+        Raise if the mask is not causal: the keys of later tokens are not in the cache yet.
         """
         check_causal(self.mask)
         slots = allocator.slots_for(self.ring)
@@ -151,7 +151,7 @@ class MultiHeadAttention(nn.Module):
 
 @builds(SinksConfig)
 class Sinks(nn.Module):
-    """A learned score for each head that reads nothing (gpt-oss)."""
+    """Attention sinks: one learned score per head joins the softmax, but has no value to read (gpt-oss)."""
 
     def __init__(self, config: SinksConfig, heads: int) -> None:
         super().__init__()
@@ -163,7 +163,7 @@ class Sinks(nn.Module):
 
 
 def clip(x: Tensor, limit: float | None) -> Tensor:
-    """x cut to ±limit."""
+    """x clamped to ±limit; unchanged if the limit is None."""
     return x if limit is None else x.clamp(-limit, limit)
 
 
@@ -197,9 +197,9 @@ def attend(
 
     written out   plain operations: `fused=False`, a softcap, sinks, or a tap that replaces scores or weights
     fused         torch's kernel: no mask, a causal mask, or a boolean table of all pairs
-    tiles         only the tiles of the scores that the mask leaves: sparse masks over long texts
+    tiles         only the tiles of the scores that the mask does not hide: sparse masks over long texts
 
-    A tap that only reads scores or weights has them computed beside the fused kernel, so reading changes nothing.
+    If a tap only reads scores or weights, they are computed in addition to the fused kernel. The result is the same.
     """
     for view in context.viewers():
         view(attention_view(queries, k, v, context, score_bias, scale, softcap, sinks))
@@ -211,13 +211,13 @@ def attend(
     if not context.fused or softcap is not None or sinks is not None or context.replaces("scores", "weights"):
         return plain(dropout=dropout)
     if context.reads("scores", "weights"):
-        plain(dropout=0.0)  # for the taps alone
+        plain(dropout=0.0)  # only for the taps
     (q, mask), *others = queries
     if not others and score_bias is None and (context.is_causal(mask) or context.is_full(mask)):
         return fused_attention(q, k, v, None, context.is_causal(mask), None, scale, dropout)
     plans = context.tiles(tuple(mask for _, mask in queries))
     learned = score_bias is not None and score_bias is context.score_bias and torch.is_grad_enabled()
-    if plans is not None and not learned:  # tiles have no gradient of the bias
+    if plans is not None and not learned:  # tiles compute no gradient for the bias
         bias = None if score_bias is None else tile_bias(score_bias, context, q.dtype)
         return attention_by_tiles([q for q, _ in queries], k, v, plans, scale=scale, dropout=dropout, bias=bias)
     if others:
@@ -277,11 +277,11 @@ def fused_attention(
     scale: float | None,
     dropout: float,
 ) -> Float[Tensor, "B H T U"]:
-    """One call of torch's fused kernel. The key heads of a group are read in place, never copied R times.
+    """Call torch's fused kernel. A key head is not copied for the R query heads that share it.
 
-    The kernel wants as many key heads as query heads, and keys as wide as values. Both are arranged by views where
-    possible: heads of a group become rows of queries (decoding) or rows of the batch (a prompt), and a narrower width
-    is padded with zeros, which add nothing to a dot product.
+    The kernel needs as many key heads as query heads, and keys as wide as values. Views give it the heads: the heads
+    of a group become rows of queries (decoding) or rows of the batch (a prompt). The narrower of keys and values is
+    padded with zeros, which add nothing to a dot product.
     """
     (batch, heads, length, key), (groups, value) = q.shape, (v.shape[1], v.shape[3])
     repeats = heads // groups
@@ -291,7 +291,7 @@ def fused_attention(
     extra: Tensor | None = allowed
     if bias is not None:
         extra = bias if allowed is None else torch.where(allowed, bias, -torch.inf)
-    if key != value:  # the kernel wants one width; added zeros change neither scores nor results
+    if key != value:  # the kernel needs one width; zeros change neither scores nor results
         width = max(key, value)
         q, k, v = F.pad(q, (0, width - key)), F.pad(k, (0, width - key)), F.pad(v, (0, width - value))
     if repeats == 1:
@@ -322,7 +322,7 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, causal: bool, sc
 def few_queries(q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, scale: float) -> Tensor:
     """softmax(scale·qkᵀ)·v in place. On a CPU this is faster than torch's kernel for a few queries.
 
-    A query that may read nothing gets zeros: its largest score −∞ is clamped, and so is its denominator 0.
+    A query whose keys are all masked gets zeros: its maximum (−∞) and its denominator (0) are clamped.
     """
     scores = (q @ k.mT).mul_(scale)
     if extra is not None:

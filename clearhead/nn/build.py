@@ -1,11 +1,11 @@
-"""From a config to its module, which is in the file of `clearhead.nn` named like the config's file.
+"""Build the module of a config. Both are in files of the same name: `configs/lstm.py` and `nn/lstm.py`.
 
     @builds(LSTMConfig)
     class LSTM(nn.Module): …
 
     build_part(LSTMConfig(), dim=64)        imports clearhead.nn.lstm if it has to, and makes an LSTM
 
-So a config needs no import of torch, and a new part is found without a list of all parts.
+So configs do not import torch, and a new part does not have to be added to a list.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Module = TypeVar("Module", bound=type[nn.Module])
 
 
 def builds(config: type[Config]) -> Callable[[Module], Module]:
-    """Class decorator: register this module as what that config describes.
+    """Class decorator: register the class as the module that `config` describes.
 
     The class takes `(config, dim)`: its own config, and the width of the model.
     """

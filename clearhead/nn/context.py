@@ -4,7 +4,7 @@ A context answers three questions for every part:
 
     where      positions of queries and keys, for rotary, ALiBi and masks
     who        which keys are real (`readable`), and which tokens share a document
-    what else  taps to read or replace values, and `fused` to write attention out
+    what else  taps to read or replace values; `fused=False` computes attention in plain operations
 
 It is made once per pass by the model and handed down. `at(name)` is the same context for a child, with a longer path.
 """
@@ -40,7 +40,7 @@ class Context:
     documents: Int[Tensor, "B T"] | None = None  # only tokens of one document read each other; None: all do
     key_documents: Int[Tensor, "B S"] | None = None  # None: the same as the queries'
     aligned: bool = False  # queries and keys are the same 0 … T−1 in every row
-    score_bias: Callable[[Context, torch.dtype], Tensor] | None = None  # of the whole stack, added to its scores
+    score_bias: Callable[[Context, torch.dtype], Tensor] | None = None  # shared by all layers, added to scores
     source: Float[Tensor, "B S D"] | None = None  # what cross-attention reads
     cross: Context | None = None  # the context for reading it
     fused: bool = True  # False: attention is written out in plain operations
@@ -69,7 +69,7 @@ class Context:
         return self.taps is not None and any(self.taps.reads(self.path_of(name)) for name in names)
 
     def replaces(self, *names: str) -> bool:
-        """Whether a tap replaces one of these values, so that a kernel that never makes it cannot be used."""
+        """Whether a tap replaces one of these values. If so, a fused kernel that never computes it cannot be used."""
         return self.taps is not None and any(self.taps.replaces(self.path_of(name)) for name in names)
 
     def viewers(self) -> Sequence[Callable[[Any], None]]:
@@ -112,9 +112,9 @@ class Context:
         return self.readable is None and self.documents is None and mask == Full()
 
     def tiles(self, masks: tuple[Mask, ...]) -> list[tuple[Tile, ...]] | None:
-        """The tiles of scores that the masks leave: one plan per row of the batch, or one for all rows.
+        """The tiles of the scores that the masks do not hide: one plan per row of the batch, or one for all rows.
 
-        None if so little is saved that a boolean table of all pairs is cheaper.
+        None if tiles save too little: then a boolean mask of all pairs is cheaper.
         """
         pairs = self.positions.shape[1] * self.key_positions.shape[1]
         if not worthwhile(0, pairs, len(masks)):

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-STEPS = 2**16  # probabilities are multiples of 1/STEPS: 16 random bits decide about each value
+STEPS = 2**16  # probabilities are multiples of 1/STEPS: 16 random bits decide whether a value is dropped
 
 
 class Dropout(nn.Dropout):
-    """Set each value to 0 with probability p (rounded to a multiple of 2⁻¹⁶); scale the rest so that the mean stays.
+    """Set each value to 0 with probability p (rounded to a multiple of 2⁻¹⁶); scale the rest to keep the mean.
 
     On a CPU, torch draws 64 random bits for each value, one after the other. Here 64 bits serve four values.
     """

@@ -2,7 +2,7 @@
 
 DeepSeek-V2, arXiv 2405.04434, section 2.1. The KV cache holds the latent and one rotary key.
 
-Per position the cache keeps [latent ; rotary key], L + N numbers for all heads together, instead of H·(K + U).
+Per position the cache keeps [latent ; rotary key]: L + R numbers for all heads together, instead of H·(K + U).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LatentAttention(nn.Module):
     plain     k_h = [W_key,h·c ; r]   v_h = W_value,h·c        make keys and values of every head: training, prefill
     absorbed  q_h·W_key,h reads c     W_value,h·(weights·c)    multiply the matrices into the query instead: decoding
 
-    The absorbed form reads the cache as it is, because q·(W c) = (q W)·c and Σ p·(W c) = W·(Σ p·c).
+    The absorbed form reads the cached latents directly, because q·(W c) = (q W)·c and Σ p·(W c) = W·(Σ p·c).
     """
 
     def __init__(self, config: LatentAttentionConfig, dim: int) -> None:
@@ -49,7 +49,7 @@ class LatentAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], context: Context, state: LatentCache | None = None
     ) -> Float[Tensor, "B T D"]:
-        """Queries and latents of the new tokens; the state adds the old latents; then the cheaper form attends."""
+        """Project the new tokens, append their latents to the cache if there is one, and attend in the cheaper form."""
         q, joint = self.queries(x, context), self.latents(x, context)
         if state is not None:
             joint, context = state.append(joint, context)
@@ -76,7 +76,7 @@ class LatentAttention(nn.Module):
         return torch.cat((latent, rope), dim=-1)
 
     def prefers_absorbed(self, queries: int, keys: int) -> bool:
-        """Whether the absorbed form takes fewer multiplications: for few queries over many cached latents it does."""
+        """Whether the absorbed form needs fewer multiplications, as for few queries over many cached latents."""
         c = self.config
         made = c.latent_dim * (c.plain_dim + c.value_dim)  # per key, in the plain form
         wider = 2 * (c.latent_dim + c.rope_dim) - (c.plain_dim + c.rope_dim + c.value_dim)  # per query and key
@@ -108,7 +108,7 @@ class LatentAttention(nn.Module):
         return mixed[..., : c.latent_dim] @ to_value.mT
 
     def init_state(self, allocator: StateAllocator) -> LatentCache:
-        """A cache with one "head" of L + N numbers per position, which all heads read."""
+        """A cache with one "head" of L + R numbers per position, which all heads read."""
         check_causal(self.config.mask)
         slots = allocator.slots_for(self.config.ring)
         joint = allocator.buffer(1, slots.positions.shape[1], self.config.latent_dim + self.config.rope_dim)

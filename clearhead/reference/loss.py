@@ -2,13 +2,13 @@
 
     loss = −log p[target],   p = softmax(logits)
 
-The loss is 0 if the model gives the target probability 1, and log V ≈ ln(vocabulary) for uniform guesses. exp(loss)
-is the perplexity: as how many equally likely tokens the model hesitates between.
+The loss is 0 if the model gives the target probability 1, and ln V for a uniform guess among V tokens. exp(loss) is
+the perplexity: how many equally likely tokens would be as hard to guess.
 
 Why this loss. Maximising the probability of a text is minimising the sum of −log p over its tokens, because logarithms
 turn the product of probabilities into a sum. The same number is the length, in nats, of the text compressed with the
-model's probabilities; divided by ln 2 and by the bytes of the text, it is bits per byte, which models with different
-tokenizers share.
+model's probabilities; divided by ln 2 and by the bytes of the text, it is bits per byte, which can be compared
+between models with different tokenizers.
 
     p of the target    1      0.5     0.1     0.01    1/50,257 (guessing with GPT-2's vocabulary)
     loss               0      0.69    2.30    4.61    10.82
@@ -40,9 +40,9 @@ def cross_entropy(
     """−Σ_V w ∘ y · log softmax(logits) over the targets that are not ignored.
 
     y is one-hot at the target. With label smoothing ε it is (1 − ε)·one-hot + ε/V, which keeps logits from growing
-    without end (Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7). `weight` gives each class a
+    without bound (Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7). `weight` gives each class a
     weight w, as for unbalanced classes. `reduction`: "mean" divides by the number of counted targets, or by the sum of
-    their weights, and is 0 if none counts; "sum" adds up; "none" returns one loss per target, 0 where it is ignored.
+    their weights, and is 0 if all are ignored; "sum" adds up; "none" returns one loss per target, 0 where ignored.
 
     >>> print(cross_entropy(np.zeros((1, 4)), np.array([2])).round(3))      # log 4: four equally likely classes
     1.386
@@ -83,10 +83,10 @@ def cross_entropy_backward(
 ) -> Float[np.ndarray, "... V"]:
     """d_logits = d_out · (softmax(logits) − y) / count, and zero where the target is ignored.
 
-    The simplest gradient there is: what the model says minus what it should say. With class weights w, y becomes
+    This is the predicted distribution minus the target distribution. With class weights w, y becomes
     w ∘ y and softmax is multiplied by Σ w ∘ y, the derivative of −Σ w ∘ y · log softmax.
 
-    The gradient's numbers are between −1 and 1 before the division, however wrong the model is. That is a reason why
+    The gradient's numbers are between −1 and 1 before the division, however wrong the model is. This is one reason why
     cross-entropy trains well: a confident mistake gives a strong gradient, and a right answer almost none.
 
     >>> cross_entropy_backward(1.0, np.zeros((1, 4)), np.array([2]))
@@ -109,7 +109,7 @@ def cross_entropy_backward(
 def _counted_rows(
     logits: Float[np.ndarray, "... V"], targets: Int[np.ndarray, "..."], ignore_index: int | None
 ) -> tuple[Float[np.ndarray, "counted V"], Bool[np.ndarray, "rows"], Int[np.ndarray, "counted"]]:
-    """The rows of the logits whose target counts, which of all rows they are, and their targets.
+    """The logits of targets that are not ignored, a boolean mask of these rows, and their targets.
 
     Ignored rows are removed first, so a NaN in a padded position cannot reach the sum: 0 · NaN is NaN.
     """
@@ -124,7 +124,7 @@ def _class_weights(weight: np.ndarray | None, classes: int, dtype: Any) -> Float
 
 
 def _divisor(weights: Float[np.ndarray, "counted"]) -> Any:
-    """What a mean divides by: the weights of the counted targets. Without any, 1, so that the mean is 0."""
+    """What a mean divides by: the sum of the counted targets' weights, or 1 if no target counts."""
     return weights.sum() if weights.size else 1
 
 
@@ -136,7 +136,7 @@ def check_targets(
     weight: Any = None,
     reduction: str = "mean",
 ) -> None:
-    """Raise one clear sentence for arguments that do not fit, in either engine."""
+    """Raise ValueError if the arguments do not fit together. Used by the NumPy and the PyTorch engine."""
     check_ids(targets, "target")
     classes = logits.shape[-1]
     if tuple(logits.shape[:-1]) != tuple(targets.shape):

@@ -1,4 +1,4 @@
-"""Change the size of a recipe by the few numbers that people ask for: layers, width, heads, context, learning rate."""
+"""Change a recipe by its most common settings: layers, width, heads, context, learning rate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RecipeSizes:
     """What to change in a recipe; None leaves it unchanged.
 
     lr          the main learning rate; all others are scaled by the same factor
-    vocabulary  the tokens of a byte-pair vocabulary
+    vocabulary  number of tokens in a byte-pair vocabulary
     mixer       a name from `clearhead compare`: full, window, longformer, linear, performer, mamba, lstm …
     """
 
@@ -89,7 +89,7 @@ def resize_vocabulary(recipe: RecipeConfig, vocabulary: int) -> RecipeConfig:
 
 
 def resize_context(recipe: RecipeConfig, context: int) -> RecipeConfig:
-    """Longer or shorter rows; learned positions grow with them."""
+    """Set the number of tokens per row. If it grows, learned positions grow too."""
     if isinstance(recipe.task, ImagesConfig):
         raise ConfigError("--context is the number of tokens in a row, and images have none")
     recipe = recipe.with_value("task.length" if isinstance(recipe.task, PairsConfig) else "task.context", context)
@@ -114,7 +114,7 @@ def resize_stack(stack: StackConfig, sizes: RecipeSizes, context: int) -> StackC
     dim, repeats = sizes.dim or stack.dim, stack.repeats
     pattern = tuple(resize_block(block, sizes, dim / stack.dim, context) for block in stack.pattern)
     if sizes.mixer is not None:
-        pattern = pattern[:1]  # blocks differ by their mixers, and now all have the same
+        pattern = pattern[:1]  # blocks differ only in their mixers, and now all mixers are the same
         repeats = len(stack.pattern) * stack.repeats
     if sizes.layers is not None:
         repeats, rest = divmod(sizes.layers - len(stack.first), len(pattern))
@@ -127,7 +127,7 @@ def resize_stack(stack: StackConfig, sizes: RecipeSizes, context: int) -> StackC
 
 
 def resize_block(block: Block, sizes: RecipeSizes, wider: float, context: int) -> Block:
-    """A block with other heads, another mixer, and a feed-forward layer that grows with the width."""
+    """The block with new heads or a new mixer, and a feed-forward layer that grows with the width."""
     changes: dict[str, Any] = {}
     mixer: Any = block.mixer
     heads = sizes.heads or getattr(block.mixer, "heads", None) or 4
@@ -146,7 +146,7 @@ def resize_block(block: Block, sizes: RecipeSizes, wider: float, context: int) -
 
 
 def drop_kv_heads(mixer: Any) -> dict[str, None]:
-    """With another number of heads, every head has its own keys and values."""
+    """Reset `kv_heads`: after a change of `heads`, every head has its own keys and values."""
     return {"kv_heads": None} if hasattr(mixer, "kv_heads") else {}
 
 

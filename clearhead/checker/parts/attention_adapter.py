@@ -34,7 +34,7 @@ class AttentionAdapter:
     causal: bool = False
     first: int = 0  # which item of the returned tuple is the output
     neutral: float | None = None  # for a required mask: the value that hides nothing
-    scale: tuple[str, float] | None = None  # an argument for the scale, and the power of d_k to pass
+    scale: tuple[str, float] | None = None  # name of the scale argument, and the power of d_k to pass
 
     def native(self, inputs: Inputs, engine: NumPy) -> Any:
         given: dict[str, Any] = {}

@@ -149,7 +149,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
 
 
 def with_mask(adapter: BlockAdapter, x: Array) -> BlockAdapter:
-    """For a required mask, find the form of one that hides nothing: a change at the last position reaches the first."""
+    """Find the form of a required mask: if nothing is hidden, a change at the last position must reach the first."""
     other = x.copy()
     other[:, -1] *= -2
     for form in mask_forms():
@@ -334,7 +334,7 @@ def check_masks(candidate: Candidate, adapter: BlockAdapter, recorder: Recorder)
 
 
 def has_causal_switch(candidate: Candidate) -> bool:
-    """Return True if the constructor has an argument such as `causal`, which was left off."""
+    """Return True if the constructor has an argument such as `causal`, which the checker left off."""
     cls = candidate.thing if candidate.is_class else type(candidate.thing)
     return any(role_of(p.name, ("causal",)) for p in constructor_parameters(cls))
 
@@ -382,7 +382,7 @@ def keys_leak(adapter: BlockAdapter, form: MaskForm) -> bool | None:
 
 
 def mask_has_no_effect(adapter: BlockAdapter) -> bool:
-    """Return True if the mask has no effect."""
+    """Return True if no form of mask changes the output."""
     B = 1 if adapter.unbatched else 2
     x = common.rng(0).normal(size=(B, 4, adapter.D))
     plain_out, _ = adapter.runner().attempt({"x": x})

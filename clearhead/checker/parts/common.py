@@ -32,11 +32,11 @@ OURS = (
 )
 
 
-# errors that say nothing about the code: the checks pass them on
+# errors that are not a verdict on the code: checks re-raise them
 NO_VERDICT = (CannotCall, CannotConstruct, NeedsModule, NotWritten, NotImplementedError)
 
 
-# what attention layers may add to the definition, and we do not model
+# words for features beyond plain attention that the checker does not model
 UNKNOWN_PARTS = (
     r"rope|rotary|freqs|\bcos\b|alibi|slope|relative|rel_?pos|window|q_?norm|k_?norm|norm_?[qk]|softcap|talking"
     r"|topk|null_k|mem_k|sink|gate|feature_map|elu\b|sparse|local_att|lora|pos_?bias|position_bias|conv|linear_?att|fast_?att|performer|kernel_|random_feat"
@@ -44,7 +44,7 @@ UNKNOWN_PARTS = (
 
 
 class Recorder:
-    """Records diagnostics and assumptions about one candidate, and sends each of them at once."""
+    """Records diagnostics and assumptions about one candidate, and sends each one immediately."""
 
     def __init__(self, candidate: Candidate, send: Callable[[dict[str, Any]], None] = lambda event: None) -> None:
         self.candidate, self.send = candidate, send
@@ -71,7 +71,7 @@ class Recorder:
             self.send({"assumed": key})
 
     def start(self, check: str) -> None:
-        """Announce which check runs next, in case it never returns."""
+        """Announce which check runs next, so that a timeout or crash can name it."""
         self.send({"at": check})
 
     @property
@@ -350,7 +350,7 @@ class InnerNorm:
 
 
 Layer = Callable[[np.ndarray], np.ndarray]
-# how a sublayer's own norm n, and perhaps a residual, stand around its computation f
+# how a sublayer combines its computation f with its own norm n and perhaps a residual
 WRAPS: dict[str, Callable[[np.ndarray, Layer, Layer], np.ndarray]] = {
     "norm_inside": lambda x, f, n: f(n(x)),
     "residual_post": lambda x, f, n: n(x + f(x)),

@@ -133,7 +133,7 @@ def check_documented_sense(candidate: Candidate, recorder: Recorder, sense: str,
 
 
 def name_mistake(mask: np.ndarray, candidate: Candidate) -> tuple[str, str]:
-    """Return the mistake and the convention under which it is the most common one."""
+    """Return the mistake's key and the mask convention it was found under; the documented convention comes first."""
     from ..mask_forms import documented_sense
 
     documented = documented_sense(candidate.source)

@@ -13,7 +13,7 @@ from .common import Recorder
 
 
 def check(candidate: Candidate, recorder: Recorder) -> None:
-    """Check that rows of the batch do not mix, and that a layer that says so hides the future."""
+    """Check that rows of the batch do not mix, and that a layer named causal hides the future."""
     recorder.start("shapes")
     engine = candidate.engine()
     thing = engine.eval_mode(candidate.instantiate(ProbeSizes()))

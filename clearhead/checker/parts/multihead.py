@@ -68,7 +68,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
 
 
 def check_unmodeled(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
-    """Check what needs no expected value."""
+    """Run the checks that need no expected output."""
     case = random_case(adapter)
     common.check_inputs_unchanged(recorder, run, [case])
     common.check_gradient(recorder, run, case)
@@ -76,7 +76,7 @@ def check_unmodeled(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) 
 
 
 def with_mask(candidate: Candidate, adapter: MultiHeadAdapter) -> MultiHeadAdapter:
-    """For a required mask, find the form of one that hides nothing."""
+    """If the layer requires a mask, find the form in which a mask that hides nothing works."""
     runs = adapter
     for form in sorted(mask_forms(), key=lambda form: likely_senses(candidate).index(form.sense)):
         trial = replace(adapter, neutral=form)
@@ -93,7 +93,7 @@ def with_mask(candidate: Candidate, adapter: MultiHeadAdapter) -> MultiHeadAdapt
 
 
 def add_first_error(recorder: Recorder, error: str, D: int) -> None:
-    """A transpose with too few axes is a mistake that we know; any other error of the first call may be ours."""
+    """Record the first call's error: too few axes in a transpose is a known mistake; others may be our call's fault."""
     if re.search("axes don't match|repeated axis|number of dims|dimensions in the tensor", error):
         recorder.add("four-as-three", Example({"x": [2, 4, D]}, None, error), error=error)
     else:
@@ -136,7 +136,7 @@ def check_value(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recor
 
 
 def right_variants(candidate: Candidate) -> dict[str, AttentionSteps]:
-    """Return the right ways to compute the layer: plain, and with rotary positions if the file speaks of them."""
+    """Return the right ways to compute the layer: plain, and with rotary positions if the file mentions them."""
     found = {name: replace(steps.RIGHT, **change) for name, change in steps.VARIANTS.items()}
     for layout, base in rotary_options(candidate):
         turn = steps.rotary_variant(layout, base=base)
@@ -147,7 +147,7 @@ def right_variants(candidate: Candidate) -> dict[str, AttentionSteps]:
 
 
 def rotary_options(candidate: Candidate) -> list[tuple[str, float]]:
-    """Return the layouts and bases of rotary positions to try: 10000, and the numbers that the file gives to a base."""
+    """Return the layouts and bases of rotary positions to try: 10000, and those that the file sets."""
     text = candidate.source + " ".join(map(str, candidate.neighbours))
     if not re.search(r"rope|rotary|rotat|freqs|\bcos\b", text, re.IGNORECASE):
         return []
@@ -193,12 +193,12 @@ def banks_for(variant: str, causal: bool) -> list[Mapping[str, Any]]:
     return [steps.rotary_mistakes(turned.group(1), float(turned.group(2))), *banks] if turned else banks
 
 
-# mistakes with the mask, where the mask is the layer's own causal one
+# names of mask mistakes when the mask is the layer's own causal mask
 AS_CAUSAL = {"mask-inverted": "causal-inverted", "mask-ignored": "causal-missing"}
 
 
 def has_unknown_parts(candidate: Candidate, adapter: MultiHeadAdapter) -> bool:
-    """Return True if the layer does more than the definition, so that other numbers need not be wrong."""
+    """Return True if the layer does more than the definition, so that different numbers are not necessarily wrong."""
     text = candidate.source + " " + " ".join(adapter.extra)
     return bool(re.search(UNKNOWN_PARTS, text, re.IGNORECASE)) or len(adapter.extra) > 0
 
@@ -223,7 +223,7 @@ def agrees(
     except ValueError:
         return False
     if got is not None and got.shape == want.shape and np.isnan(got).any():
-        got = np.where(adapter.reads_nothing(case, how)[..., None], want, got)  # softmax of -inf only is NaN
+        got = np.where(adapter.reads_nothing(case, how)[..., None], want, got)  # softmax of a row of -inf is NaN
     return equal(got, want, max(run.engine.tolerance, 1e-6))
 
 
@@ -285,7 +285,7 @@ def check_flag(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Record
     if equal(got, adapter.expected_output(case), max(run.engine.tolerance, 1e-6)):
         return
     if error and "mask" in adapter.caller.argument_roles:
-        return  # the flag may need a mask beside it, as in torch.nn.MultiheadAttention
+        return  # the flag may need a mask too, as in torch.nn.MultiheadAttention
     for key, change in {**steps.CAUSAL, **steps.MASKS}.items():
         if equal(got, adapter.expected_output(case, replace(adapter.how, **change)), max(run.engine.tolerance, 1e-6)):
             recorder.add(key, smallest_example(candidate, adapter, recorder, causal=True))
@@ -320,12 +320,12 @@ def properties(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Record
             {"x": batch}, run.engine
         )
 
-    if not adapter.unbatched and adapter.wrap != "residual_post":  # the norm of a sum does not keep its mean
+    if not adapter.unbatched and adapter.wrap != "residual_post":  # a norm after the sum changes the mean
         common.check_dropout_mean(recorder, adapter.caller.sizes, value, case["x"][:1, :2])
 
 
 def check_stability(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
-    """Check large scores, from a large x."""
+    """Check that a large x, and so large scores, gives the right result."""
     recorder.start("stability")
     case = random_case(adapter)
     case["x"] = case["x"] * 300
@@ -340,7 +340,7 @@ def check_stability(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) 
 
 
 def check_cache(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
-    """Check that one token at a time with the cache equals all at once."""
+    """Check that one token at a time with the cache gives the same result as one pass."""
     recorder.start("cache")
     if "cache" not in adapter.caller.argument_roles or adapter.mode != "self":
         return
@@ -386,7 +386,7 @@ def check_properties_only(candidate: Candidate, recorder: Recorder) -> None:
 
 
 def check_layer_properties(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> None:
-    """Check that rows of the batch do not mix, that causal means causal, and that only attention mixes positions."""
+    """Check that rows do not mix, that a causal layer hides the future, and that only attention mixes positions."""
     recorder.assume("weights_not_found")
     case = random_case(adapter)
     got, _ = run.attempt(case)
