@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.option("part", "--as", metavar="PART", help="Which part it is, if the checker cannot tell: attention, …")
 @click.option("--only", metavar="PARTS", help="Check only these parts, such as attention,softmax.")
 @click.option("--explain", is_flag=True, help="Show notes, and the weights of each example.")
-@click.option("--strict", is_flag=True, help="Treat fragile as wrong: exit code 1 in place of 4.")
+@click.option("--strict", is_flag=True, help="Treat fragile code as wrong: exit code 1 instead of 4.")
 @click.option("allow", "--allow", type=click.Choice(["fragile"]), multiple=True, help="Let fragile code pass.")
 @click.option("--jobs", type=click.IntRange(min=1), default=1, show_default=True, help="Files to check at once.")
 @click.option("--csv", type=click.Path(dir_okay=False, path_type=Path), help="Write one line per part to this file.")
@@ -49,8 +49,8 @@ def command(
     """Check the parts of a Transformer that Python files and notebooks define, and name what is wrong.
 
     Parts are found by name, by arguments and by trial, in NumPy or PyTorch. The code runs in a child process with
-    limits on time, memory, network and files. Exit codes: 0 all right, 1 something is wrong, 2 usage, 3 nothing found
-    or not checked, 4 only fragile.
+    limits on time, memory, network and files. Exit codes: 0 everything is right, 1 something is wrong, 2 usage error,
+    3 nothing found or not checked, 4 some code is fragile and nothing is wrong.
 
     \b
     clearhead check my_attention.py

@@ -45,13 +45,13 @@ ONE_OR_MORE = click.IntRange(min=1)
 @click.option("--dim", type=ONE_OR_MORE, default=256, show_default=True, help="Width of models built from a mixer.")
 @click.option("--layers", type=ONE_OR_MORE, default=2, show_default=True, help="Blocks of models built from a mixer.")
 @click.option("--heads", type=ONE_OR_MORE, default=4, show_default=True, help="Heads of models built from a mixer.")
-@click.option("--both-ways", is_flag=True, help="Let mixers read later tokens too; decoding is not measured then.")
+@click.option("--both-ways", is_flag=True, help="Let mixers read later tokens too. Decoding is then not measured.")
 @click.option(
     "--equal",
     type=click.Choice(["parameters", "compute", "no"]),
     default="parameters",
     show_default=True,
-    help="Match models built from mixers to the first in this respect.",
+    help="What models built from mixers must have in common with the first.",
 )
 @click.option("--rounds", type=ONE_OR_MORE, default=3, show_default=True, help="Measurements; the median is printed.")
 @click.option("--out", type=PICTURE, metavar="FILE", help="Plot the curves: .png, .svg or .pdf.")

@@ -25,7 +25,7 @@ DRAWS = 1000
 def fit(table: Table, law: str = "parametric", *, draws: int = DRAWS, seed: int = 0) -> Fit:
     """Fit a law of `LAWS` to runs, with intervals from `draws` resamples; FitError if the runs do not determine it."""
     if law not in FITS:
-        raise FitError(f"there is no law {law!r}; known are {', '.join(FITS)}")
+        raise FitError(f"there is no law {law!r}; known laws: {', '.join(FITS)}")
     if draws < 1:
         raise FitError(f"draws is {draws}, but must be at least 1")
     return FITS[law](table, draws, seed)

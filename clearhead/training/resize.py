@@ -54,7 +54,7 @@ def resize(recipe: RecipeConfig, sizes: RecipeSizes) -> RecipeConfig:
     shape = (sizes.layers, sizes.dim, sizes.heads, sizes.mixer)
     if recipe.start is not None and any(value is not None for value in (*shape, sizes.vocabulary)):
         raise ConfigError(
-            "with --from the model is the checkpoint's; leave out --layers, --dim, --heads, --mixer, --vocabulary"
+            "--from takes the model from a checkpoint; leave out --layers, --dim, --heads, --mixer, --vocabulary"
         )
     if sizes.vocabulary is not None:
         recipe = resize_vocabulary(recipe, sizes.vocabulary)
@@ -155,5 +155,5 @@ def named_mixer(name: str, heads: int) -> Callable[[int], Any]:
 
     known = mixers(ModelSize(heads=heads))
     if name not in known:
-        raise ConfigError(f"there is no mixer {name!r}{nearest(name, known)}; known are {', '.join(known)}")
+        raise ConfigError(f"there is no mixer {name!r}{nearest(name, known)}; known mixers: {', '.join(known)}")
     return known[name]

@@ -141,7 +141,7 @@ def test_watch_checks_again_on_save(tmp_path: Path) -> None:
         assert any("0 of 1 parts are right" in line for line in lines)
         saved(tmp_path, RIGHT)
         os.utime(path, ns=(0, 1))
-        assert any("All of it is right" in line for line in lines)
+        assert any("Everything is right" in line for line in lines)
     finally:
         watching.kill()
         watching.communicate()

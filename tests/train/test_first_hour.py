@@ -127,7 +127,7 @@ def test_sizes_reach_every_part_of_a_recipe() -> None:
 def test_sizes_that_cannot_be_are_refused(sizes: RecipeSizes, sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         resize(recipe("chars"), sizes)
-    with pytest.raises(ConfigError, match="with --from the model is the checkpoint's"):
+    with pytest.raises(ConfigError, match="--from takes the model from a checkpoint"):
         resize(replace(recipe("lm"), start="somewhere"), RecipeSizes(layers=2))
 
 
