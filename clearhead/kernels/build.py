@@ -127,6 +127,8 @@ def load(path: Path) -> ctypes.CDLL:
         "block": [ctypes.POINTER(LayerArguments), c_int],
         "filter": [ctypes.POINTER(WorkSpace)],
         "scan": [ctypes.POINTER(WorkSpace), c_int],
+        "int4_scales": [pointer, whole, whole, pointer, pointer, whole, pointer, c_int],
+        "int4_codes": [pointer, whole, whole, pointer, pointer, pointer, c_int],
         "peaks": [pointer, whole, whole, whole, pointer, pointer, c_int],
     }.items():
         function = getattr(library, name)

@@ -1261,6 +1261,68 @@ void peaks(const float *x, int64_t rows, int64_t width, int64_t run_, float *lar
     run(peaks_work, &(survey){x, rows, width, run_, largest, total}, threads);
 }
 
+/* ---- rounding to int4: the search of clearhead/precision/rounding.py ---- */
+
+typedef struct {
+    const float *weight, *table, *shares;
+    int64_t groups, group, many;
+    float *scales;
+    uint8_t *codes;
+} rounding;
+
+static vec nearest_entry(vec x, const float *table) {
+    vec entry = all(table[0]);
+    for (int i = 1; i < 16; i++) entry = choose(x > all((table[i - 1] + table[i]) / 2), all(table[i]), entry);
+    return entry;
+}
+
+static void scales_work(team t, const void *given) {
+    const rounding *r = given;
+    for (int64_t g = first_of(t, r->groups), last = last_of(t, r->groups); g < last; g++) {
+        const float *w = r->weight + g * r->group;
+        float largest = 0, best = -1, found = 0;
+        for (int64_t j = 0; j < r->group; j++) largest = fabsf(w[j]) > fabsf(largest) ? w[j] : largest;
+        for (int64_t n = 0; n < 2 * r->many; n++) {
+            const float scale = largest / r->table[n < r->many ? 15 : 0] * r->shares[n % r->many];
+            vec products = {0}, squares = {0};
+            for (int64_t j = 0; j < r->group; j += LANES) {
+                const vec some = load(w + j), entry = nearest_entry(some / all(scale == 0 ? 1 : scale), r->table);
+                products += some * entry;
+                squares += entry * entry;
+            }
+            const float product = sum(products), square = sum(squares);
+            const float gain = square == 0 ? 0 : product * product / square;
+            if (gain > best) best = gain, found = square == 0 ? 0 : product / square;
+        }
+        r->scales[g] = found;
+    }
+}
+
+/* The best scale of each group, a multiple of LANES numbers, as `best_scales` finds it with these shares. */
+void int4_scales(const float *weight, int64_t groups, int64_t group, const float *table, const float *shares,
+                 int64_t many, float *scales, int threads) {
+    run(scales_work, &(rounding){weight, table, shares, groups, group, many, scales, NULL}, threads);
+}
+
+static void codes_work(team t, const void *given) {
+    const rounding *r = given;
+    for (int64_t g = first_of(t, r->groups), last = last_of(t, r->groups); g < last; g++) {
+        const float scale = r->scales[g] == 0 ? 1 : r->scales[g];
+        for (int64_t j = g * r->group; j < (g + 1) * r->group; j += LANES) {
+            const vec x = load(r->weight + j) / all(scale);
+            ivec code = {0};
+            for (int i = 1; i < 16; i++) code -= (ivec)(x > all((r->table[i - 1] + r->table[i]) / 2));
+            for (int lane = 0; lane < LANES; lane++) r->codes[j + lane] = (uint8_t)code[lane];
+        }
+    }
+}
+
+/* The index of the table entry nearest to each number divided by its group's scale, as `places` finds it. */
+void int4_codes(const float *weight, int64_t groups, int64_t group, const float *table, const float *scales,
+                uint8_t *codes, int threads) {
+    run(codes_work, &(rounding){weight, table, NULL, groups, group, 0, (float *)scales, codes}, threads);
+}
+
 /* The sizes of the structs above, for build.py to compare with its own, and the vector width in bytes. */
 void describe(int64_t *sizes) {
     const int64_t known[] = {sizeof(matrix), sizeof(attention), sizeof(layer), sizeof(space), WIDTH};

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 from math import inf
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from clearhead.kernels.calls import kernels_on, threads_for
 
 GAUSSIAN = (
     *(-1.0, -0.787, -0.631, -0.499, -0.38, -0.272, -0.17, -0.073),
@@ -78,7 +81,9 @@ def learn_table(groups: Float[Tensor, "n k"]) -> Float[Tensor, "16"]:
     Each round gives every group its best scale, then moves each entry to the best place for the numbers that use it.
     """
     table = torch.tensor(GAUSSIAN, device=groups.device)
-    sample = groups[torch.randint(len(groups), (SAMPLE,), generator=torch.Generator().manual_seed(0))]
+    sample = groups
+    if len(groups) > SAMPLE:
+        sample = groups[torch.randint(len(groups), (SAMPLE,), generator=torch.Generator().manual_seed(0))]
     for _ in range(ROUNDS):
         scales = best_scales(sample, table, FEW_SCALES)[:, None].expand_as(sample)
         codes = places(sample, scales[:, 0], table).flatten()
@@ -100,15 +105,26 @@ def nearest_codes(
 def best_scales(
     weight: Float[Tensor, "... k"], table: Float[Tensor, "16"], shares: Float[Tensor, "s"]
 ) -> Float[Tensor, "..."]:
-    """Return the best of several scales for each group, of both signs, each refined by least squares."""
+    """Return the best of several scales for each group, of both signs, each refined by least squares.
+
+    For codes c, the scale Σwc/Σc² is best, and the squared error falls by (Σwc)²/Σc² below Σw².
+    """
+    if (library := kernels_for(weight)) is not None:
+        weight, table, shares = weight.contiguous(), table.contiguous(), shares.contiguous()
+        scales = torch.empty(weight.shape[:-1])
+        library.int4_scales(
+            *(weight.data_ptr(), scales.numel(), weight.shape[-1], table.data_ptr(), shares.data_ptr(), len(shares)),
+            *(scales.data_ptr(), threads_for(weight.numel() * len(shares))),
+        )
+        return scales
     largest = weight.gather(-1, weight.abs().argmax(-1, keepdim=True))[..., 0]
-    least, scales = torch.full_like(largest, inf), torch.zeros_like(largest)
+    best, scales = torch.full_like(largest, -1.0), torch.zeros_like(largest)
     for end in (table[-1], table[0]):  # the end of the table that the largest number is mapped to
         for share in shares.tolist():
             codes = table[places(weight, largest / end * share, table)]
-            tried = (weight * codes).sum(-1) / safe(codes.square().sum(-1))
-            error = (weight - tried[..., None] * codes).square().sum(-1)
-            scales, least = torch.where(error < least, tried, scales), torch.minimum(error, least)
+            product, square = (weight * codes).sum(-1), safe(codes.square().sum(-1))
+            gain = product.square() / square
+            scales, best = torch.where(gain > best, product / square, scales), torch.maximum(gain, best)
     return scales
 
 
@@ -116,7 +132,20 @@ def places(
     weight: Float[Tensor, "... k"], scales: Float[Tensor, "..."], table: Float[Tensor, "16"]
 ) -> Int[Tensor, "... k"]:
     """Return the index of the table entry nearest to each number."""
+    if (library := kernels_for(weight)) is not None:
+        weight, table, scales = weight.contiguous(), table.contiguous(), scales.contiguous()
+        codes = torch.empty(weight.shape, dtype=torch.uint8)
+        library.int4_codes(
+            *(weight.data_ptr(), scales.numel(), weight.shape[-1], table.data_ptr(), scales.data_ptr()),
+            *(codes.data_ptr(), threads_for(weight.numel())),
+        )
+        return codes.int()
     return torch.bucketize(weight / safe(scales)[..., None], (table[1:] + table[:-1]) / 2)
+
+
+def kernels_for(weight: Float[Tensor, "... k"]) -> ctypes.CDLL | None:
+    """The compiled kernels if they can round these groups: whole vectors of numbers."""
+    return kernels_on(weight) if weight.shape[-1] % 32 == 0 else None
 
 
 def error_spread(moments: Float[Tensor, "i i"], width: int) -> Float[Tensor, "w w"]:

@@ -62,7 +62,7 @@ from clearhead.nn.cache import clamp_to
 from clearhead.nn.context import Context
 from clearhead.nn.pool import Pages
 from clearhead.nn.stack import Block
-from clearhead.precision import matrix
+from clearhead.precision import matrix, rounding
 from clearhead.precision.matrix import Packed, pack
 
 STORED = [*PRECISIONS.values(), Int8(group=64), Int4(group=256)]
@@ -623,3 +623,20 @@ def test_a_library_with_other_structs_is_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("clearhead.kernels.build.STRUCTS", (Longer,))
     with pytest.raises(NoKernels, match="was built with a Longer of 72 bytes, but it has 80"):
         load(library_path())
+
+
+@pytest.mark.parametrize("group", [32, 64, 256])
+def test_int4_is_rounded_as_in_torch(group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    weight = torch.randn(37, 512) * torch.rand(37, 1)
+    weight[0] = 0
+    weight[1, 7] = 40
+    rounded = {}
+    for name in ("kernels", "torch"):
+        codes, scales, table = rounding.round_int4(weight, group)
+        rounded[name] = (table[codes.long()].unflatten(1, (-1, group)) * scales.float()[..., None]).flatten(1)
+        monkeypatch.setattr(rounding, "kernels_for", lambda weight: None)
+    found, wanted = ((each - weight).norm() for each in rounded.values())
+    assert float(found) == pytest.approx(float(wanted), rel=1e-3)
+    assert float((rounded["kernels"] != rounded["torch"]).float().mean()) < 0.02  # sums in another order break ties
+    assert float(rounded["kernels"][0].abs().max()) == 0
