@@ -207,7 +207,7 @@ def test_completion_completes() -> None:
     environment = {"_CLEARHEAD_COMPLETE": "bash_complete", "COMP_WORDS": "clearhead co", "COMP_CWORD": "1"}
     command = [sys.executable, "-c", "from clearhead.cli.main import main; main()"]
     result = subprocess.run(command, capture_output=True, text=True, env=PLAIN | environment, check=False)
-    assert result.stdout.split() == ["plain,compare", "plain,cost", "plain,completion"]
+    assert result.stdout.split() == ["plain,convert", "plain,compare", "plain,cost", "plain,completion"]
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

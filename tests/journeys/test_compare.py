@@ -260,7 +260,7 @@ def test_the_examples_of_the_help_can_be_measured(tmp_path: Path, monkeypatch: p
     seen: list[str] = []
     monkeypatch.setattr("clearhead.measure.growth.measure", lambda *_: seen.append("measured") or MEASURED)
     monkeypatch.setattr("clearhead.measure.growth.match_size", lambda config, *_: config)
-    monkeypatch.setattr("clearhead.inspect.growth_figure.draw_growth", lambda counted, path: None)
+    monkeypatch.setattr("clearhead.inspect.growth_figure.draw_growth", lambda counted, path, theme: None)
     monkeypatch.setattr("clearhead.cli.compare.train_model", lambda task: dict.fromkeys(TRAINED, 1.0))
     examples = [line.split()[2:] for line in (command.help or "").splitlines() if line.strip().startswith("clearhead")]
     assert len(examples) == 3
