@@ -309,7 +309,8 @@ def expert_inner(cell: Cell) -> list[Stage]:
         gate = float(cell.values[beside(cell, "gate")][t, row, a])
         both = (Term("gate", gate, (), beside(cell, "gate"), cell.at), Term("x·W_up", stage.value))
         return [stage, Stage("gate ⊙ x·W_up", gate * stage.value, both, "Π")]
-    return [stage, act_stage(layer.activation, stage, float(ACTIVATIONS[layer.activation](torch.tensor(stage.value))))]
+    activation = layer.config.activation
+    return [stage, act_stage(activation, stage, float(ACTIVATIONS[activation](torch.tensor(stage.value))))]
 
 
 def expert_sum(cell: Cell) -> list[Stage]:
