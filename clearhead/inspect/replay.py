@@ -67,7 +67,7 @@ class Replay:
         if stack == "decoder":
             read = self.values["encoder.final_norm"].expand(len(x), -1, -1) if memory is None else memory
             context = cross_context(context, read, None)
-        return context.at(stack)
+        return self.stack(stack).block_context(context.at(stack))
 
     @torch.inference_mode()
     def block_values(self, stack: str, layer: int) -> dict[str, Tensor]:

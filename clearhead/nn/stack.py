@@ -171,14 +171,19 @@ class Stack(nn.Module):
         select: Select = all_positions,
     ) -> Float[Tensor, "B Chosen D"]:
         """If only some positions are needed, the last feed-forward layer skips the rest."""
-        if self.score_bias is not None:
-            table = context.tap("score_bias", self.score_bias())
-            context = replace(context, score_bias=self.score_bias.over(table))
+        context = self.block_context(context)
         last = len(self.places) - 1
         for i, block in enumerate(self.layers()):
             kept = None if state is None else state[i]
             x = block(x, context.at(f"blocks.{i}"), kept, select if i == last else all_positions)
         return context.tap("final_norm", self.final_norm(x))
+
+    def block_context(self, context: Context) -> Context:
+        """The context of every block: the stack's own, with the score bias that all layers share."""
+        if self.score_bias is None:
+            return context
+        table = context.tap("score_bias", self.score_bias())
+        return replace(context, score_bias=self.score_bias.over(table))
 
     def init_state(self, allocator: StateAllocator) -> list[BlockState]:
         """One state for each layer, also where layers share a block: they have different keys."""
