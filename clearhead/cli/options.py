@@ -379,8 +379,9 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
     try:
         path = Path(model) if named else find_checkpoint(model, ["config.json"])
     except CheckpointError as error:
-        preset_hint = "" if "/" in model else f"; there is no preset {model!r}{nearest(model, PRESETS)}"
-        raise click.UsageError(f"{error}{preset_hint}") from None
+        if "/" not in model and "did you mean" in nearest(model, PRESETS):
+            preset(model)  # a mistyped preset: its error names the nearest one
+        raise click.UsageError(str(error)) from None
     config: Any
     if (path / "adapter.json").exists():
         return find_config(read_adapter(path).base, changes)
