@@ -22,8 +22,6 @@ CORE = (
     "clearhead",
     "torch",
     "numpy",
-    "matplotlib",
-    "scipy",
     "safetensors",
     "tokenizers",
     "jaxtyping",
@@ -33,6 +31,8 @@ CORE = (
 )
 USES = (  # purpose, package, and the extra that installs it
     ("everything but the NumPy engine", "torch", "torch"),
+    ("pictures", "matplotlib", "plot"),
+    ("the parametric scaling law", "scipy", "scaling"),
     ("reading images", "pillow", "vision"),
     ("handwritten digits", "scikit-learn", "vision"),
     ("TensorBoard's files", "tensorboard", "tensorboard"),
