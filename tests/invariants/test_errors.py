@@ -80,7 +80,7 @@ from tests.invariants.cases import CASES
 torch.set_num_threads(1)
 gpt, learned, vit, bert = (build(CASES[n]) for n in ("mha; pre", "position: learned", "patches", "head: masked lm"))
 translator = build(CASES["translator; pre"])
-changed = CASES["mha; pre"].changed
+changed = CASES["mha; pre"].with_value
 def ids(*shape):
     return torch.randint(23, shape, generator=torch.Generator().manual_seed(0))
 def continued(**given):
