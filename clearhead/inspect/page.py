@@ -64,13 +64,13 @@ def enclose(inspection: Inspection, room: int, grids: Sequence[Grid]) -> dict[st
         if inspection.model_input.predicts_tokens:
             last = len(inspection.model_input.labels) - 1
             answers["attribution"] = [({"row": last, "token": ""}, encode(session.ask("attribution", {"row": last})))]
-    room -= len(as_json(answers))
+    room -= byte_count(answers)
     left = 0
     order = rank_heads([(each, head) for each in inspection.maps for head in each.head_summaries])
     for each, head in order:
         place = {"layer": each.layer, "head": head.head, "place": each.place}
         answer = encode(session.ask("head", place))
-        size = len(as_json(answer))
+        size = byte_count((place, answer))
         if answer["weights"] is None or size > room * (1 - STEPS_SHARE):
             left += 1
             continue
@@ -83,12 +83,17 @@ def enclose(inspection: Inspection, room: int, grids: Sequence[Grid]) -> dict[st
         )
     for question, arguments in step_questions(session):
         answer = encode(session.ask(question, arguments))
-        size = len(as_json(answer))
+        size = byte_count((arguments, answer))
         if size < room:
             room -= size
             answers[question].append((arguments, answer))
     info = {"models": [name], "text": session.text, "runs": False, "notes": notes}
     return answers | {"models": [({}, info)]}
+
+
+def byte_count(value: Any) -> int:
+    """Bytes that a value takes on the page, with the comma after it."""
+    return len(as_json(value).encode()) + 1
 
 
 def section_of(step: str) -> str:

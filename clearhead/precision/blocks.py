@@ -230,7 +230,7 @@ def stack_matrices(parts: Sequence[Packed]) -> Packed:
     return stacked
 
 
-def adjoin(tensors: Sequence[UInt8[Tensor, "n b"]]) -> UInt8[Tensor, "m b"]:
+def adjoin(tensors: Sequence[UInt8[Tensor, "_ b"]]) -> UInt8[Tensor, "_ b"]:
     """Concatenate rows of bytes; without a copy if they follow each other in memory, as a file's experts do."""
     first, at = tensors[0], tensors[0].data_ptr()
     for tensor in tensors:

@@ -160,7 +160,7 @@ def test_what_cannot_be_made_is_said(tmp_path: Path) -> None:
         make(CharactersConfig(), [])
     with pytest.raises(TokenizerError, match="half of a surrogate pair"):
         make(BytesConfig(), []).encode("a\ud800")
-    with pytest.raises(TokenizerError, match=r"cannot read the tokenizer .*none.*: No such file"):
+    with pytest.raises(TokenizerError, match=r"has no tokenizer: none of tokenizer\.json, vocab\.txt"):
         Tokenizer.load(tmp_path / "none")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(TokenizerError, match=r"is not a tokenizer\.json"):

@@ -434,7 +434,7 @@ def test_log_probabilities_are_of_every_copy() -> None:
         ),
         (("tiny-bert", "1 2", "--ids", "--show", "lens"), "has no head over tokens or classes"),
         (("tiny-gpt", "1 2", "--ids", "--rows", "0-99999999999"), "is a range of more than 1,048,576"),
-        (("nowhere", "a"), "there is no preset 'nowhere'"),
+        (("nowhere", "a"), "nowhere is not a folder and not in the Hub's cache"),
     ],
 )
 def test_bad_input_gets_one_sentence(folder: Path, arguments: tuple[str, ...], sentence: str) -> None:

@@ -128,7 +128,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert set(json.loads(CliRunner().invoke(cli, ["positions", "alibi", "--json"]).output)) == {"alibi"}
     two = CliRunner().invoke(cli, ["positions", "alibi", "curves", "--out", str(tmp_path / "two.svg")])
     assert two.exit_code == 2
-    assert "two.svg is one file, and 2 figures are drawn: name a folder" in two.output
+    assert "two.svg is one file, but there are 2 figures; name a folder" in two.output
     table = CliRunner().invoke(cli, ["positions", "alibi", "--out", "alibi.csv"])
     assert "alibi.csv ends in '.csv'" in table.output
 

@@ -48,7 +48,7 @@ def model_of(name: str, noise: float = 0.2, vocabulary: int = 101):
 
 def next_logprobs(model, prompt: list[int], written: list[int], start: int = 1) -> torch.Tensor:
     """From one pass over the whole text, without a state."""
-    if hasattr(model, "encode"):
+    if isinstance(model, EncoderDecoder):
         return model(torch.tensor([prompt]), torch.tensor([[start, *written]]))[0, -1].log_softmax(-1)
     return model(torch.tensor([[*prompt, *written]]))[0, -1].log_softmax(-1)
 

@@ -527,9 +527,9 @@ import torch
 from clearhead.configs import Int4
 from clearhead.precision.matrix import pack
 torch.manual_seed(0)
-packed, x = pack(torch.randn(9, 70), Int4()), torch.randn(2, 70)
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
+    packed, x = pack(torch.randn(9, 70), Int4()), torch.randn(2, 70)
     y = [packed.linear(x) for _ in range(3)]
 print(len(caught), *(str(one.message) for one in caught), sep="|")
 print(y[0].sum().item())
