@@ -23,6 +23,7 @@ The error is 0.0729 standard deviations. The best symmetric table has 0.0762, an
 NEAR = 1 + torch.arange(-4, 5) / 256  # int8 scales to try, as multiples of largest/128, one bfloat16 step apart
 SCALES = torch.linspace(0.8, 1.2, 9)  # int4 scales to try, as multiples of what maps the largest number to an end
 FEW_SCALES = torch.tensor([0.85, 0.95, 1.05])  # the same while a table is learned
+ENOUGH = 1024  # groups; a table that is learned from fewer fits their noise, and the outputs are further off
 SAMPLE, ROUNDS = 4096, 8  # groups, and rounds of Lloyd's algorithm, from which a table is learned
 ROWS = 1 << 21  # numbers rounded at once
 DAMPING = 0.01  # share of the mean squared input that is added to every input, so that rare inputs still count
@@ -81,6 +82,8 @@ def learn_table(groups: Float[Tensor, "n k"]) -> Float[Tensor, "16"]:
     Each round gives every group its best scale, then moves each entry to the best place for the numbers that use it.
     """
     table = torch.tensor(GAUSSIAN, device=groups.device)
+    if len(groups) < ENOUGH:
+        return table
     sample = groups
     if len(groups) > SAMPLE:
         sample = groups[torch.randint(len(groups), (SAMPLE,), generator=torch.Generator().manual_seed(0))]

@@ -159,7 +159,7 @@ def test_a_text_brings_int4_nearer() -> None:
         exact = model(tokens)
         plain = clearhead.quantize(model, Int4())(tokens)
         aware = clearhead.quantize(model, Int4(), tokens=tokens)(tokens)
-    assert distance(exact, aware) < distance(exact, plain)
+    assert distance(exact, aware) < 0.9 * distance(exact, plain)
 
 
 @pytest.mark.parametrize("stored", [Int4(), Int8(), BFloat16()], ids=str)
