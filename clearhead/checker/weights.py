@@ -182,10 +182,10 @@ def projections(weights: list[Weight], heads: int, groups: int, width: int | Non
         shift = {role: np.concatenate(b) for role, b in biases.items()}
         if "o" in shift and "o" in full and shift["o"].shape[0] != full["o"].shape[0]:
             del shift["o"]
-        yield from readings(full, shift, heads, groups, () if known or is_out_in else ("x_at_w",))
+        yield from split_projections(full, shift, heads, groups, () if known or is_out_in else ("x_at_w",))
 
 
-def readings(
+def split_projections(
     full: dict[str, np.ndarray], shift: dict[str, np.ndarray], heads: int, groups: int, assumed: tuple[str, ...]
 ) -> Iterator[Projections]:
     o, o_bias = full.get("o"), shift.get("o", 0.0)

@@ -89,7 +89,7 @@ def command(
         if as_json:
             print_json(report_json(reports, allow))
         elif len(files) > 1:
-            show_class(reports, spoken)
+            show_summary(reports, spoken)
         for path, text in ((csv, to_csv), (junit, to_junit)):
             if path is not None:
                 write_atomically(path, text(reports))
@@ -123,7 +123,7 @@ def show(report: CheckReport, explain: bool, allow: tuple[str, ...], short: bool
     out.print(f"{report.where}: {verdict}{': ' if keys else ''}{', '.join(keys)}", highlight=False, markup=False)
 
 
-def show_class(reports: Sequence[CheckReport], language: str) -> None:
+def show_summary(reports: Sequence[CheckReport], language: str) -> None:
     """Print how many files share each mistake, and how many are right."""
     from rich.table import Table
 
@@ -140,7 +140,7 @@ def show_class(reports: Sequence[CheckReport], language: str) -> None:
     out.print()
     verdicts = [report.verdict for report in reports]
     counts = {verdict: verdicts.count(verdict) for verdict in ("right", "wrong", "fragile", "unchecked")}
-    out.print(word("class", language).format(all=len(reports), **counts), highlight=False)
+    out.print(word("summary", language).format(all=len(reports), **counts), highlight=False)
 
 
 def wait_for_change(path: Path, seen: int, language: str) -> None:

@@ -369,8 +369,8 @@ def find_config(model: str, changes: tuple[str, ...] = ()) -> ModelConfig:
     """The config named `model`: a preset, a clearhead.json, a config.json of a known family, a folder with one of them,
     a GGUF file, or a model on the Hub (only its config is downloaded)."""
     from clearhead.configs import EncoderDecoderConfig, SequenceModelConfig, read
-    from clearhead.configs.adapter import read_adapter
     from clearhead.configs.base import nearest
+    from clearhead.configs.lora import read_adapter
     from clearhead.models.convert import CheckpointError
     from clearhead.models.hub import find_checkpoint
     from clearhead.models.presets import PRESETS, preset

@@ -294,8 +294,8 @@ def start_from(config: RecipeConfig, checkpoint: str, lora: int | None) -> Recip
     from dataclasses import replace
 
     from clearhead.configs import LearnedConfig, SequenceModelConfig
-    from clearhead.configs.adapter import LoRAConfig
     from clearhead.configs.data import TokenizerFileConfig
+    from clearhead.configs.lora import LoRAConfig
     from clearhead.configs.train import ImagesConfig, MaskedTokensConfig, NextTokenConfig
     from clearhead.models.hub import find_checkpoint
 

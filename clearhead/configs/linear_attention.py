@@ -125,7 +125,7 @@ class LinearAttentionConfig(MixerConfig):
         for name in ("query_features", "key_features"):
             yield s.step(name, self.kernel.formula, "B H T W", flops=flops, order="n·d·m")
         formula = "φ(Q)·Σφ(K)V / φ(Q)·Σφ(K)" if self.kernel.shares else "Q·ΣKV"
-        yield s.step("mixed", formula, "B H T U", flops=self.mixing(s), order="n·d·m")
+        yield s.step("mixed", formula, "B H T U", flops=self.mixing_flops(s), order="n·d·m")
         yield s.step("concat", "heads side by side", "B T H·U", kept=0)
         (joined,) = s.shape("H·U")
         yield s.step(
@@ -138,7 +138,7 @@ class LinearAttentionConfig(MixerConfig):
             kept=0,
         )
 
-    def mixing(self, s: Scope) -> int:
+    def mixing_flops(self, s: Scope) -> int:
         """FLOPs of adding up the keys and of reading the sums, denominator included; in a causal pass also of comparing
         each chunk with itself."""
         through_sums, pairs = 2 * s["W"] * (s["U"] + 1), s["W"] + s["U"] + 1

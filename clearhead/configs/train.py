@@ -7,9 +7,9 @@ from typing import Literal
 
 from clearhead import schedules
 
-from .adapter import LoRAConfig
 from .base import Config, ConfigError
 from .data import BytePairConfig, TokenizerConfig
+from .lora import LoRAConfig
 from .models import EncoderDecoderConfig, SequenceModelConfig
 
 

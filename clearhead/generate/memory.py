@@ -4,7 +4,7 @@
     row `rows`          the prompt that is being read, chunk by chunk
 
 Rows in use are always the first ones: when a text ends, the last active row moves into its place. So a pass over all
-texts is a pass over a slice. Attention layers keep their keys and values in pages (`nn.pool`), which rows and the
+texts is a pass over a slice. Attention layers keep their keys and values in pages (`nn.pages`), which rows and the
 prefix cache share, so moving, repeating and caching a row copies none of them. Other states are copied row by row.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from clearhead.models.model import SequenceModel
 from clearhead.nn.cache import BlockState, DecodeState, KVCache, LatentCache, PagedKVCache, Slots
-from clearhead.nn.pool import PAGE, Pages
+from clearhead.nn.pages import PAGE, Pages
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from clearhead.nn.ffn import FeedForward, GatedFeedForward
 from clearhead.nn.mamba import Mamba, MambaState
 from clearhead.nn.norm import HeadwiseNorm, LayerNorm, ProjectionNorm, RMSNorm
 from clearhead.nn.packing import DenseRows, dense_rows
-from clearhead.nn.pool import PAGE, Pages
+from clearhead.nn.pages import PAGE, Pages
 from clearhead.nn.rotary import Rotary
 from clearhead.nn.stack import Block, Residual, Select, all_positions
 from clearhead.precision.matrix import Int4Matrix, Packed, linear

@@ -15,18 +15,18 @@ from clearhead.configs import (
     Precision,
     SequenceModelConfig,
 )
-from clearhead.configs.adapter import ADAPTER, read_adapter
 from clearhead.configs.base import from_json, parse
+from clearhead.configs.lora import ADAPTER, read_adapter
 from clearhead.kernels.accelerate import accelerate
 from clearhead.typed_json import read_json
 
-from .adapter import base_digest, merge
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing
 from .convert.differences import differences
 from .convert.tolerate import fit_head, unwrap_names
 from .folder import INDEX, WEIGHTS, prefix_errors, read_config, read_tensors
 from .gguf.read import load_gguf
 from .hub import FILES, find_checkpoint
+from .lora import base_digest, merge
 from .model import Model, build_empty
 from .pickles import pickle_names, read_pickles
 from .presets import PRESETS

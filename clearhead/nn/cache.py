@@ -21,7 +21,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from .context import Context
-from .pool import Pages
+from .pages import Pages
 
 
 @runtime_checkable

@@ -158,7 +158,7 @@ class Tokenizer:
         for name, text in files.items():
             write_atomically(Path(folder, name), text)
 
-    def with_mask(self) -> Tokenizer:
+    def with_mask_token(self) -> Tokenizer:
         """Return a copy with a mask token for masked language models."""
         inner = tokenizers.Tokenizer.from_str(self.json)
         inner.add_special_tokens([MASK])

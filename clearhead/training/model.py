@@ -7,11 +7,11 @@ from torch import nn
 
 from clearhead.configs import Blocks, ConfigError, ModelConfig
 from clearhead.configs.train import RecipeConfig
-from clearhead.models.adapter import adapt
 from clearhead.models.convert.differences import differences
 from clearhead.models.hub import find_checkpoint
 from clearhead.models.initialise import RESIDUAL_OUTPUTS
 from clearhead.models.load import load
+from clearhead.models.lora import adapt
 from clearhead.models.model import EncoderDecoder, Model, build, build_empty
 from clearhead.models.quantize import dequantize
 

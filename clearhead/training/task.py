@@ -20,8 +20,8 @@ from clearhead.configs import ModelConfig
 from clearhead.configs.train import RecipeConfig
 from clearhead.data.batches import IGNORED
 from clearhead.files import write_atomically
-from clearhead.models.adapter import save_adapter
 from clearhead.models.hub import find_checkpoint
+from clearhead.models.lora import save_adapter
 from clearhead.models.model import Model
 from clearhead.models.save import save
 from clearhead.tokenize import Tokenizer

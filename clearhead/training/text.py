@@ -183,7 +183,7 @@ def prepare_tokens(
         tokenizer = make(config, (text for part in known for text in part.texts()))
         describe_tokenizer(recipe, tokenizer, say)
         if isinstance(recipe.task, MaskedTokensConfig):
-            tokenizer = tokenizer.with_mask()
+            tokenizer = tokenizer.with_mask_token()
         tokenizer.save(run.folder)
     training, validating = (
         build(part, tokenizer, run.tokens / name) for name, part in zip(("training", "validation"), parts, strict=True)

@@ -60,7 +60,7 @@ from clearhead.models.model import SequenceModel, build
 from clearhead.models.quantize import quantize
 from clearhead.nn.cache import clamp_to
 from clearhead.nn.context import Context
-from clearhead.nn.pool import Pages
+from clearhead.nn.pages import Pages
 from clearhead.nn.stack import Block
 from clearhead.precision import matrix, rounding
 from clearhead.precision.matrix import Packed, pack

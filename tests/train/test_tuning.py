@@ -17,13 +17,13 @@ import clearhead
 from clearhead.cli import train as cli_train
 from clearhead.cli.train import find_recipe
 from clearhead.configs import ConfigError, Int8
-from clearhead.configs.adapter import LoRAConfig
+from clearhead.configs.lora import LoRAConfig
 from clearhead.data import chat
 from clearhead.generate.defaults import default_decoding
 from clearhead.generate.template import ChatTemplate
 from clearhead.models import hub
-from clearhead.models.adapter import adapt, save_adapter, unmerge
 from clearhead.models.convert import CheckpointError
+from clearhead.models.lora import adapt, save_adapter, unmerge
 from clearhead.models.origin import config_json
 from clearhead.models.quantize import quantize
 from clearhead.tasks.classify import classify

@@ -368,7 +368,7 @@ WORDS = {
     "files": "files",
     "part": "part",
     "mistake": "mistake",
-    "class": "{all} files: {right} right, {wrong} wrong, {fragile} fragile, {unchecked} not checked.",
+    "summary": "{all} files: {right} right, {wrong} wrong, {fragile} fragile, {unchecked} not checked.",
     "unconfined": "This system could not block: {names}.",
     "blocked_network": "network access",
     "blocked_writes": "writing files outside a temporary folder",

@@ -368,7 +368,7 @@ WORDS = {
     "files": "文件数",
     "part": "部件",
     "mistake": "错误",
-    "class": "共 {all} 个文件：{right} 个正确，{wrong} 个有错，{fragile} 个脆弱，{unchecked} 个未检查。",
+    "summary": "共 {all} 个文件：{right} 个正确，{wrong} 个有错，{fragile} 个脆弱，{unchecked} 个未检查。",
     "unconfined": "本系统无法阻止：{names}。",
     "blocked_network": "访问网络",
     "blocked_writes": "在临时文件夹之外写文件",

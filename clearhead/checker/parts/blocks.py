@@ -121,7 +121,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     x = common.rng(0).normal(size=(2, 4, adapter.D))
     got, error = adapter.runner().attempt({"x": x})
     if got is None and adapter.masks:
-        adapter = with_mask(adapter, x)
+        adapter = with_neutral_mask(adapter, x)
         got, error = adapter.runner().attempt({"x": x})
     if got is None or got.shape != x.shape:
         single = replace(adapter, unbatched=True)
@@ -148,7 +148,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
         check_memory(adapter, recorder, x)
 
 
-def with_mask(adapter: BlockAdapter, x: Array) -> BlockAdapter:
+def with_neutral_mask(adapter: BlockAdapter, x: Array) -> BlockAdapter:
     """Find the form of a required mask: if nothing is hidden, a change at the last position must reach the first."""
     other = x.copy()
     other[:, -1] *= -2
@@ -194,7 +194,7 @@ def check_structure(candidate: Candidate, adapter: BlockAdapter, recorder: Recor
     except Exception:
         recorder.assume("sublayers_not_found")
         return
-    if found is not None and not any(c.kind == "norm" for c in calls) and holds_norms(adapter.thing) > 0:
+    if found is not None and not any(c.kind == "norm" for c in calls) and count_norms(adapter.thing) > 0:
         found = ("norm-missing",)
     if found is None and has_own_weights(adapter.thing, calls):
         recorder.assume("sublayers_not_found")
@@ -210,7 +210,7 @@ def check_structure(candidate: Candidate, adapter: BlockAdapter, recorder: Recor
     if "pre" in found:
         check_residual_dropout(adapter, recorder, x)
     norms = [e for e in calls if e.kind == "norm"]
-    if len(norms) > 1 and len({id(e.target) for e in norms}) < len(norms) and holds_norms(adapter.thing) > 1:
+    if len(norms) > 1 and len({id(e.target) for e in norms}) < len(norms) and count_norms(adapter.thing) > 1:
         recorder.add("norm-shared")
 
 
@@ -250,7 +250,7 @@ def is_other_input(value: Any, main: Any) -> bool:
     return alike and not bool((value == main).all())
 
 
-def holds_norms(thing: Any) -> int:
+def count_norms(thing: Any) -> int:
     """Return the number of norms that the block holds."""
     from .sublayer_calls import kind_of
 

@@ -259,7 +259,7 @@ def add_mistake(
 ) -> None:
     """Name the mistake; if the numbers match no known one, report the difference."""
     key = known_mistake(readings, x, got, adapter)
-    example = mixing(run, adapter.D) if key == "value" else None
+    example = mixed_positions(run, adapter.D) if key == "value" else None
     if example is not None:
         recorder.add("ffn-mixes-positions", example)
         return
@@ -311,7 +311,7 @@ def check_weights_registered(adapter: FeedForwardAdapter, recorder: Recorder) ->
         recorder.add("unregistered", weights=", ".join(loose[:3]))
 
 
-def mixing(run: Runner, D: int) -> Example | None:
+def mixed_positions(run: Runner, D: int) -> Example | None:
     """Return an example in which a change at one position changes another position."""
     for B in (1, 2):
         x = common.small_integers(common.rng(0), B, 2, D)
@@ -325,7 +325,7 @@ def mixing(run: Runner, D: int) -> Example | None:
 
 def check_positionwise(recorder: Recorder, run: Runner, D: int = 6) -> None:
     recorder.start("positions")
-    example = mixing(run, D)
+    example = mixed_positions(run, D)
     if example is not None:
         recorder.add("ffn-mixes-positions", example)
 

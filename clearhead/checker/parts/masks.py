@@ -87,7 +87,7 @@ def check_causal(candidate: Candidate, recorder: Recorder) -> None:
     if square.shape != (4, 4):
         recorder.add("wrong-shape", Example({"n": 4}, [4, 4], list(mask.shape)))
         return
-    for sense, read in readings(square).items():
+    for sense, read in allowed_by_sense(square).items():
         if read is not None and np.array_equal(read, causal_mask(4)):
             recorder.assume(sense)
             one = make_mask(candidate.thing, engine, 1, example_of(candidate))
@@ -104,7 +104,7 @@ def check_causal(candidate: Candidate, recorder: Recorder) -> None:
     recorder.add(key, Example({"n": 2}, causal_as(sense, 2, small.dtype), small.reshape(2, 2)))
 
 
-def readings(mask: np.ndarray) -> dict[str, np.ndarray | None]:
+def allowed_by_sense(mask: np.ndarray) -> dict[str, np.ndarray | None]:
     """Return which keys may be read, under each convention that fits the values."""
     if is_binary(mask):
         allowed = mask.astype(bool)
@@ -138,14 +138,14 @@ def name_mistake(mask: np.ndarray, candidate: Candidate) -> tuple[str, str]:
 
     documented = documented_sense(candidate.source)
     found = {}
-    for sense, read in readings(mask).items():
+    for sense, read in allowed_by_sense(mask).items():
         for key, wrong in WRONG.items():
             if read is not None and np.array_equal(read, wrong(len(mask))):
                 found[sense] = key.split(".")[0]
     if not found:
         finite = mask[np.isfinite(mask)]
         sign = mask.dtype.kind == "f" and bool((finite >= 0).all() and (np.isposinf(mask).any() or finite.max() > 100))
-        return ("mask-additive-sign" if sign else "causal-value"), "additive" if "additive" in readings(
+        return ("mask-additive-sign" if sign else "causal-value"), "additive" if "additive" in allowed_by_sense(
             mask
         ) else "true_allows"
     order = ["true_allows", "true_blocks", "additive"]
@@ -187,14 +187,14 @@ def check_padding(candidate: Candidate, recorder: Recorder) -> None:
     if flat.shape != real.shape:
         recorder.add("wrong-shape", Example(used, [2, 1, 1, 4], list(result.shape)))
         return
-    for sense, read in readings(flat).items():
+    for sense, read in allowed_by_sense(flat).items():
         if read is not None and np.array_equal(read, real):
             recorder.assume(sense)
             check_documented_padding(candidate, recorder, sense, used, real)
             return
     shorter = real & np.array([[True, True, True, False], [True, False, False, False]])
     longer = np.array([[True] * 4, [True, True, True, False]])
-    for read in readings(flat).values():
+    for read in allowed_by_sense(flat).values():
         if read is not None and any(np.array_equal(read, other) for other in (shorter, longer)):
             recorder.add("padding-off-by-one", Example(used, real, read))
             return

@@ -46,7 +46,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
             adapter, run, got = trial, trial.runner(engine), alone
             recorder.assume("unbatched")
     if got is None and "mask" in adapter.caller.argument_roles:
-        adapter = with_mask(candidate, adapter)
+        adapter = with_neutral_mask(candidate, adapter)
         run = adapter.runner(engine)
         got, error = run.attempt(random_case(adapter))
     if got is None:
@@ -75,7 +75,7 @@ def check_unmodeled(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) 
     common.check_device(recorder, run, case, adapter.thing)
 
 
-def with_mask(candidate: Candidate, adapter: MultiHeadAdapter) -> MultiHeadAdapter:
+def with_neutral_mask(candidate: Candidate, adapter: MultiHeadAdapter) -> MultiHeadAdapter:
     """If the layer requires a mask, find the form in which a mask that hides nothing works."""
     runs = adapter
     for form in sorted(mask_forms(), key=lambda form: likely_senses(candidate).index(form.sense)):
@@ -130,7 +130,7 @@ def check_value(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recor
         check_layer_properties(candidate, adapter, recorder, run)
         return
     recorder.add(
-        over_batch(candidate, adapter, got, case, run) or mixing(adapter, run) or "value",
+        batch_axis_mistake(candidate, adapter, got, case, run) or mixed_rows_mistake(adapter, run) or "value",
         smallest_example(candidate, adapter, recorder),
     )
 
@@ -227,7 +227,7 @@ def agrees(
     return equal(got, want, max(run.engine.tolerance, 1e-6))
 
 
-def over_batch(
+def batch_axis_mistake(
     candidate: Candidate, adapter: MultiHeadAdapter, got: np.ndarray | None, case: Inputs, run: Runner
 ) -> str | None:
     """Recognize attention over the first axis: the layer expects [T, B, D]."""
@@ -240,7 +240,7 @@ def over_batch(
     return None
 
 
-def mixing(adapter: MultiHeadAdapter, run: Runner) -> str | None:
+def mixed_rows_mistake(adapter: MultiHeadAdapter, run: Runner) -> str | None:
     """Recognize that one row of the batch changes another."""
     case = random_case(adapter)
     if adapter.unbatched:
@@ -390,7 +390,7 @@ def check_layer_properties(candidate: Candidate, adapter: MultiHeadAdapter, reco
     recorder.assume("weights_not_found")
     case = random_case(adapter)
     got, _ = run.attempt(case)
-    key = mixing(adapter, run)
+    key = mixed_rows_mistake(adapter, run)
     if key and common.mixes_rows(lambda x: run.attempt({"x": x})[0], case["x"].swapaxes(0, 1), axis=1) is False:
         recorder.assume("positions_first")
         return

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from clearhead.configs import ConfigError
-from clearhead.configs.adapter import ADAPTER, LoRAConfig, read_adapter
+from clearhead.configs.lora import ADAPTER, LoRAConfig, read_adapter
 from clearhead.files import file_digest
 
 from .convert import CheckpointError

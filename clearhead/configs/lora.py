@@ -1,4 +1,4 @@
-"""What is learned beside a finished model's weights."""
+"""LoRA: the settings of a low-rank adapter, and the `adapter.json` that a saved one has."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class AdapterFile:
 
 
 def read_adapter(folder: Path) -> Adapter:
-    """That of a folder; every complaint names the file."""
+    """Read the `adapter.json` of a folder. Every error names the file."""
     path = folder / ADAPTER
     about = read_json(path, AdapterFile)
     config = parse(about.adapter, f"{path}: adapter")
