@@ -8,7 +8,13 @@ from .attention import AttentionConfig, SinksConfig
 from .base import Config, ConfigError, Part, Scope, Step, dumps, loads, read
 from .data import BytePairConfig, BytesConfig, CharactersConfig, TokenizerConfig, TokenizerFileConfig
 from .decoding import DecodingConfig, LengthPenalty, Power, Wu
-from .embedding import EmbeddingConfig, FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
+from .embedding import (
+    BorrowedEmbeddingConfig,
+    EmbeddingConfig,
+    FactoredEmbeddingConfig,
+    PatchEmbeddingConfig,
+    TokenEmbeddingConfig,
+)
 from .ffn import (
     ClampedFeedForwardConfig,
     FeedForwardConfig,
@@ -93,7 +99,8 @@ __all__ = [
     "FeedForwardConfig", "GatedFeedForwardConfig", "ClampedFeedForwardConfig", "SwitchedFeedForwardConfig",
     "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig", "GroupedSoftmaxChoiceConfig",
     "BlockConfig", "ParallelBlockConfig", "StackConfig", "SharedStackConfig",
-    "EmbeddingConfig", "TokenEmbeddingConfig", "FactoredEmbeddingConfig", "PatchEmbeddingConfig",
+    "EmbeddingConfig", "TokenEmbeddingConfig", "FactoredEmbeddingConfig", "BorrowedEmbeddingConfig",
+    "PatchEmbeddingConfig",
     "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "LastTokenConfig",
     "MeanPoolConfig", "ClassHeadConfig", "TokenClassHeadConfig", "SpanHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",

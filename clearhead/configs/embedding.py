@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import ConfigError, Part, Scope, Step, under
+from .base import ConfigError, Part, Scope, Shape, Step, under
 from .norm import NormConfig
 from .positions import AddedPositionConfig, LearnedConfig
 
@@ -29,11 +29,15 @@ class TokenEmbeddingConfig(Part):
         """What a row of the table is multiplied by in a model of width `dim`."""
         return dim**0.5 if self.scaled is True else float(self.scaled or 1.0)
 
+    def table(self, s: Scope) -> dict[str, Shape]:
+        """The weights of the table of tokens."""
+        return {"tokens.weight": s.shape("V D")}
+
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.with_sizes("embedding", V=self.vocabulary)
         factor = "√D·" if self.scaled is True else f"{self.scaled:g}·" if self.scaled else ""
         formula = f"{factor}row of the table"
-        yield s.step("tokens", formula, "B T D", weights={"tokens.weight": s.shape("V D")})
+        yield s.step("tokens", formula, "B T D", weights=self.table(s))
         if self.position is not None:
             yield from under("position", self.position.steps(s))
         if self.segments is not None:
@@ -69,6 +73,14 @@ class FactoredEmbeddingConfig(TokenEmbeddingConfig):
             flops=2 * s["B"] * s["T"] * s["Y"] * s["D"],
             order="n·d",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BorrowedEmbeddingConfig(TokenEmbeddingConfig):
+    """A target's embedding that uses the source's table, with positions and a norm of its own  (BART)."""
+
+    def table(self, s: Scope) -> dict[str, Shape]:
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)

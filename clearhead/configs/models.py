@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .base import Config, ConfigError, Part, Scope, Shape, Step, under
-from .embedding import EmbeddingConfig, FactoredEmbeddingConfig, TokenEmbeddingConfig
+from .embedding import BorrowedEmbeddingConfig, EmbeddingConfig, FactoredEmbeddingConfig, TokenEmbeddingConfig
 from .heads import HeadConfig, LMHeadConfig, MaskedLMHeadConfig
 from .stack import BlockConfig, StackConfig
 
@@ -22,6 +22,8 @@ class SequenceModelConfig(Part):
     head: HeadConfig | None = None
 
     def check(self) -> None:
+        if isinstance(self.embedding, BorrowedEmbeddingConfig):
+            raise ConfigError("the embedding borrows the source's table, but a SequenceModel has no source")
         check_tied(self.head, self.embedding)
         for i, block in enumerate(self.stack.distinct):
             if isinstance(block, BlockConfig) and block.cross is not None:
@@ -47,12 +49,17 @@ class EncoderDecoderConfig(Part):
 
     source: TokenEmbeddingConfig
     encoder: StackConfig
-    target: TokenEmbeddingConfig | None = None  # None: the source's own table, as the 2017 paper ties them
+    target: TokenEmbeddingConfig | None = None  # None: the source's embedding, as the 2017 paper ties them
     decoder: StackConfig
     head: LMHeadConfig
 
     def check(self) -> None:
         check_tied(self.head, self.target or self.source)
+        if isinstance(self.source, BorrowedEmbeddingConfig):
+            raise ConfigError("the source's embedding borrows a table, but only a target's embedding can")
+        if isinstance(self.target, BorrowedEmbeddingConfig) and self.target.vocabulary != self.source.vocabulary:
+            sizes = f"{self.target.vocabulary} is not {self.source.vocabulary}"
+            raise ConfigError(f"the target borrows the source's table, but its vocabulary {sizes}")
         for i, block in enumerate(self.decoder.distinct):
             if not isinstance(block, BlockConfig) or block.cross is None:
                 raise ConfigError(f"decoder block {i} has no cross-attention, so it cannot read the encoder")

@@ -200,8 +200,7 @@ def logits(cell: Cell) -> list[Stage]:
         return []
     weight = head.weight
     if weight is None:
-        embedding = model.embedding if hasattr(model, "embedding") else model.target or model.source
-        weight = embedding.table
+        weight = model.table
     stages = [linear_stage(cell, "x·W_vocabulary", source, (t,), weight, token, head.bias)]
     scale, cap = getattr(head, "scale", 1.0), getattr(head, "softcap", None)
     if scale != 1:
@@ -237,7 +236,8 @@ def embedding_tokens(cell: Cell) -> list[Stage]:
     ids = given.source if cell.path.startswith("source") else given.inputs
     assert ids is not None, "a source embedding has a source"
     token, d = int(ids[0, cell.at[0]]), cell.at[1]
-    entry = float(matrix_row(module.table, token)[d])
+    table = cell.model.table if module.table is None else module.table  # a target may borrow the source's
+    entry = float(matrix_row(table, token)[d])
     terms = [Term(f"table[{token}, {d}]", entry)]
     if module.scale != 1.0:
         terms.append(Term("√D", module.scale))

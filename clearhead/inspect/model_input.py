@@ -83,10 +83,8 @@ class ModelInput:
         """Apply the final norm and the head to `x`, as if `x` were the output of the last block."""
         self.check_predictions()
         at = torch.arange(x.shape[1], device=x.device)[None]
-        own = isinstance(self.model, SequenceModel)
-        embedding: Any = self.model.embedding if own else self.model.target or self.model.source
         with torch.inference_mode():
-            return cast(Any, self.model.head)(self.final_stack.final_norm(x), Context(at, at), embedding.table)
+            return cast(Any, self.model.head)(self.final_stack.final_norm(x), Context(at, at), self.model.table)
 
     @property
     def predicts_tokens(self) -> bool:

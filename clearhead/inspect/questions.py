@@ -607,8 +607,7 @@ def logit_direction(given: Any, norm: Any, x: torch.Tensor, token: int) -> tuple
     with torch.no_grad():
         weight = given.model.head.weight
         if weight is None:
-            embedding = getattr(given.model, "embedding", None) or given.model.target or given.model.source
-            weight = embedding.table
+            weight = given.model.table
         w = matrix_row(weight, token)
         bias = given.model.head.bias
         offset = 0.0 if bias is None else float(bias[token])

@@ -124,7 +124,7 @@ class SequenceModel(TextMethods, ModelBase):
             fused=fused,
         )
         x = self.hidden_states(inputs, context, segments, state)
-        x = x if self.head is None else self.head(x, context.at("head"), self.embedding.table)
+        x = x if self.head is None else self.head(x, context.at("head"), self.table)
         if taps is not None:
             taps.check()
         return x
@@ -151,7 +151,7 @@ class SequenceModel(TextMethods, ModelBase):
         context = make_context(len(tokens), tokens.shape[1], tokens.device, readable=readable, state=state)
         x = self.hidden_states(tokens, context, None, state, select=partial(last_real, readable=readable))
         assert self.head is not None, "only a model with a head predicts tokens"
-        return self.head(x, context.at("head"), self.embedding.table)[:, 0]
+        return self.head(x, context.at("head"), self.table)[:, 0]
 
     def init_state(self, batch: int, length: int, *, spare: int = 0, pages: int | None = None) -> DecodeState:
         """An empty KV cache for `batch` rows of up to `length` tokens.
@@ -160,6 +160,11 @@ class SequenceModel(TextMethods, ModelBase):
         pages  pages of 32 tokens that all rows share; default: enough for every row
         """
         return make_state(self.stack, batch, length, spare, self.precision, pages)
+
+    @property
+    def table(self) -> Any:
+        """The embedding's table, which a tied head uses too; None for patches."""
+        return self.embedding.table
 
 
 class EncoderDecoder(ModelBase):
@@ -280,7 +285,7 @@ class EncoderDecoder(ModelBase):
         self, target: Int[Tensor, "B T"], context: Context, state: DecodeState | None
     ) -> Float[Tensor, "B T D"]:
         embedding = self.source if self.target is None else self.target
-        x = context.tap("target", embedding(target, context.at("target")))
+        x = context.tap("target", embedding(target, context.at("target"), lender=self.source))
         if state is not None:
             state.advance(context.positions, context.readable)
         return self.decoder(x, context.at("decoder"), None if state is None else state.blocks)
@@ -288,7 +293,8 @@ class EncoderDecoder(ModelBase):
     @property
     def table(self) -> Any:
         """The target's embedding table, which a tied head uses too."""
-        return (self.source if self.target is None else self.target).table
+        own = None if self.target is None else self.target.table
+        return self.source.table if own is None else own
 
 
 def cross_context(

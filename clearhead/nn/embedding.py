@@ -2,6 +2,7 @@
 
     TokenEmbedding      B T ids      ->  B T D        a row of a table, plus position and segment
     FactoredEmbedding   B T ids      ->  B T D        a narrow row, then a matrix (ALBERT)
+    BorrowedEmbedding   B T ids      ->  B T D        a row of the source's table, plus a position of its own (BART)
     PatchEmbedding      B Ch Y X     ->  B P+1 D      a class token, then one vector for each patch (ViT)
 
 Position may also enter later: by rotation in attention (rotary), or in the scores (ALiBi). Then `position` is None.
@@ -9,11 +10,18 @@ Position may also enter later: by rotation in attention (rotary), or in the scor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import FactoredEmbeddingConfig, PatchEmbeddingConfig, TokenEmbeddingConfig
+from clearhead.configs import (
+    BorrowedEmbeddingConfig,
+    FactoredEmbeddingConfig,
+    PatchEmbeddingConfig,
+    TokenEmbeddingConfig,
+)
 from clearhead.functional.derivatives import plain_needed
 from clearhead.precision.matrix import Embedding, Linear, Packed
 
@@ -32,24 +40,30 @@ class TokenEmbedding(nn.Module):
     def __init__(self, config: TokenEmbeddingConfig, dim: int) -> None:
         super().__init__()
         self.scale = config.scale(dim)
-        self.tokens = Embedding(config.vocabulary, dim)
+        self.vocabulary = config.vocabulary
+        self.tokens: Any = Embedding(config.vocabulary, dim)
         self.position = None if config.position is None else build_part(config.position, dim)
         self.segments = None if config.segments is None else nn.Embedding(config.segments, dim)
         self.norm = build_part(config.norm, dim)
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
+        self,
+        tokens: Int[Tensor, "B T"],
+        context: Context,
+        segments: Int[Tensor, "B T"] | None = None,
+        lender: TokenEmbedding | None = None,
     ) -> Float[Tensor, "B T D"]:
         """The input of the first block, B T D.
 
         Ids are checked first: an id outside the table would read foreign memory on some devices. Segments default to
-        0.
+        0. The lender's table is used if this embedding has none.
         """
-        check_range(tokens, self.tokens.num_embeddings, "token", "the vocabulary")
+        check_range(tokens, self.vocabulary, "token", "the vocabulary")
         if segments is not None and self.segments is None:
             raise ValueError("segments were given, but this model has no segment table")
-        x = context.tap("tokens", self.tokens(tokens) * self.scale)
+        table = self.tokens if lender is None or self.tokens is not None else lender.tokens
+        x = context.tap("tokens", table(tokens) * self.scale)
         if self.position is not None:
             x = x + context.tap("position", self.position(context.positions, x.dtype))
         if self.segments is not None:
@@ -76,6 +90,20 @@ class FactoredEmbedding(TokenEmbedding):
         self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         return context.tap("projection", self.projection(super().forward(tokens, context, segments)))
+
+
+@builds(BorrowedEmbeddingConfig)
+class BorrowedEmbedding(TokenEmbedding):
+    """A target's embedding over the source's table, with positions and a norm of its own (BART)."""
+
+    def __init__(self, config: BorrowedEmbeddingConfig, dim: int) -> None:
+        super().__init__(config, dim)
+        self.tokens = None
+
+    @property
+    def table(self) -> None:
+        """The table belongs to the lender."""
+        return None
 
 
 @builds(PatchEmbeddingConfig)

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from clearhead.configs import (
+    BorrowedEmbeddingConfig,
     FactoredEmbeddingConfig,
     LearnedConfig,
     PatchEmbeddingConfig,
@@ -64,6 +65,7 @@ def embedding_backward(
 
 
 @runs(TokenEmbeddingConfig)
+@runs(BorrowedEmbeddingConfig)
 def token_embedding(
     config: TokenEmbeddingConfig,
     tokens: Int[np.ndarray, "B T"],

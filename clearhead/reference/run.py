@@ -36,6 +36,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from clearhead.configs import (
+    BorrowedEmbeddingConfig,
     Config,
     EncoderDecoderConfig,
     Mask,
@@ -277,12 +278,15 @@ def encoder_decoder(
         writer, key_positions=reader.positions, readable=reader.readable, source=memory, state=None, cross=None
     )
     writer = replace(writer, cross=cross)
-    # Without a table of its own, the target uses the source's.
-    table = "source" if config.target is None else "target"
-    embedded = replace(writer, weights=rename_weights(weights, table, "target"))
+    # Without an embedding or a table of its own, the target uses the source's.
+    if config.target is None:
+        weights = rename_weights(weights, "source", "target")
+    elif isinstance(config.target, BorrowedEmbeddingConfig):
+        weights = rename_weights(weights, "source.tokens", "target.tokens")
+    embedded = replace(writer, weights=weights)
     x = embedded.tap("target", embedded.run("target", config.target or config.source, target))
     x = writer.run("decoder", config.decoder, x)
-    return writer.run("head", config.head, x, table=weights[f"{table}.tokens.weight"])
+    return writer.run("head", config.head, x, table=weights["target.tokens.weight"])
 
 
 def rename_weights(weights: Mapping[str, np.ndarray], old: str, new: str) -> Mapping[str, np.ndarray]:

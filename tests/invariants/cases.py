@@ -13,6 +13,7 @@ from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
     Blockwise,
+    BorrowedEmbeddingConfig,
     Causal,
     ClampedFeedForwardConfig,
     ClassHeadConfig,
@@ -365,6 +366,10 @@ CASES: dict[str, ModelConfig] = {
     ),
     **{f"translator; {place}": translator(FULL, MHA, CROSS, place, tied=True) for place in ("pre", "post", "sandwich")},
     "translator, two tables": translator(FULL, MHA, CROSS, "post", tied=False, position=LEARNED),
+    "translator, a borrowed table": replace(
+        translator(FULL, MHA, CROSS, "post", tied=True, position=LEARNED),
+        target=BorrowedEmbeddingConfig(vocabulary=VOCABULARY, position=LEARNED, norm=RMS),
+    ),
     "translator, grouped": translator(GROUPED_FULL, MIXERS["window"], GROUPED_CROSS, "pre", tied=False),
     "translator, latent": translator(MIXERS["latent, full"], MIXERS["latent"], CROSS, "pre", tied=True, position=None),
 }  # fmt: skip

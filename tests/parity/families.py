@@ -194,6 +194,8 @@ TRANSLATORS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "pegasus": ("Pegasus", "ForConditionalGeneration", SIDES | {"activation_function": "relu"}),
     "m2m_100": ("M2M100", "ForConditionalGeneration", SIDES),
+    "bart": ("Bart", "ForConditionalGeneration", SIDES | {"scale_embedding": False}),
+    "mbart": ("MBart", "ForConditionalGeneration", SIDES | {"activation_function": "relu"}),
     "marian, two vocabularies": (
         "Marian",
         "MTModel",

@@ -122,6 +122,16 @@ def test_encoder_decoder(name: str, tmp_path: Path) -> None:
     check_counts(ours, 11, 7)
 
 
+def test_a_bart_without_its_head(tmp_path: Path) -> None:
+    theirs = make("Bart", "Model", TRANSLATORS["bart"][2], tmp_path)
+    ours, source, target = clearhead.load(tmp_path), ids(2, 7), ids(2, 5)
+    with torch.no_grad():
+        expected = theirs(source, decoder_input_ids=target).last_hidden_state
+        again = check_saved(ours, theirs, tmp_path / "again")(source, decoder_input_ids=target).last_hidden_state
+        torch.testing.assert_close(ours.hidden_states(source, target), expected, **TOLERANCE)
+    torch.testing.assert_close(again, expected, **TOLERANCE)
+
+
 def test_the_page_names_every_family() -> None:
     page = (Path(__file__).parents[2] / "docs/use/checkpoints.md").read_text()
     assert not [kind for kind in FAMILIES if f"`{kind}`" not in page]

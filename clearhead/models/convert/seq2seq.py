@@ -1,18 +1,20 @@
-"""Marian, Pegasus and M2M-100 (NLLB) as `transformers` stores them: the 2017 encoder–decoder, with biases."""
+"""Marian, Pegasus, M2M-100 (NLLB), BART and mBART as `transformers` stores them: the 2017 model, with biases."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from clearhead.configs import (
     AttentionConfig,
     BlockConfig,
+    BorrowedEmbeddingConfig,
     Causal,
     ConfigError,
     EncoderDecoderConfig,
     FeedForwardConfig,
     Full,
     LayerNormConfig,
+    LearnedConfig,
     LMHeadConfig,
     Mask,
     ModelConfig,
@@ -21,12 +23,23 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
 )
 
-from .rules import Reshaped, Rule, activation, both, copies, hf_activation, joined_qkv, present
+from .rules import (
+    Reshaped,
+    Rule,
+    SkippedRows,
+    activation,
+    architecture,
+    both,
+    copies,
+    hf_activation,
+    joined_qkv,
+    present,
+)
 
 PREFIX = "model."
 IGNORED = (
     r"lm_head\.weight",
-    r"(encoder|decoder)\.embed_positions\.weight",
+    r"(encoder|decoder)\.(embed_positions\.weight|version)",
     r"(encoder|decoder)\.embed_tokens\.weight",
     r"shared\.weight",
 )
@@ -34,10 +47,20 @@ ARCHITECTURES = {
     "marian": ("MarianMTModel",),
     "pegasus": ("PegasusForConditionalGeneration",),
     "m2m_100": ("M2M100ForConditionalGeneration",),
+    "bart": ("BartModel", "BartForConditionalGeneration"),  # the first has no bias of the logits
+    "mbart": ("MBartModel", "MBartForConditionalGeneration"),
 }
-PRE_NORM = ("pegasus", "m2m_100")  # and a norm at the end of each stack
-POSITIONS = {"m2m_100": 2}  # of the first token; 1 is that of padding
-DEFAULTS = {"pegasus": "gelu", "m2m_100": "relu"}
+PRE_NORM = ("pegasus", "m2m_100", "mbart")  # and a norm at the end of each stack
+LEARNED = ("bart", "mbart")  # a table of positions for each side, and a norm after the embedding
+HEADLESS = ("BartModel", "MBartModel")
+FIRST = 2  # the position of the first token in M2M-100, BART and mBART; 1 is that of padding
+DEFAULTS = {"pegasus": "gelu", "m2m_100": "relu", "bart": "gelu", "mbart": "gelu"}
+TOKENS = {
+    "pegasus": {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "bos_token_id": None},
+    "m2m_100": {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2, "bos_token_id": None},
+    "bart": {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2, "bos_token_id": 0},
+    "mbart": {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2, "bos_token_id": 0},
+}
 
 
 def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
@@ -63,24 +86,31 @@ def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
         final = norm if kind in PRE_NORM else None
         return StackConfig(dim=dim, pattern=(block,), repeats=hf[f"{side}_layers"], final_norm=final)
 
-    start = POSITIONS.get(kind, 0)
+    start = FIRST if kind == "m2m_100" else 0
     # the fastest wave of M2M-100 has 1 radian per position and the slowest exactly 1/10000
     base = 10000.0 ** (dim / (dim - 2)) if kind == "m2m_100" else 10000.0
+    waves = SinusoidalConfig(layout="halves", base=base, start=start)
     embedding = TokenEmbeddingConfig(
         vocabulary=hf["vocab_size"],
-        position=SinusoidalConfig(layout="halves", base=base, start=start),
+        position=LearnedConfig(length=hf["max_position_embeddings"]) if kind in LEARNED else waves,
+        norm=norm if kind in LEARNED else None,
         scaled=bool(hf.get("scale_embedding", kind == "m2m_100")),
         dropout=dropout,
     )
-    written = hf["vocab_size"]
-    if not hf.get("share_encoder_decoder_embeddings", True):
+    written, target = hf["vocab_size"], None
+    if kind in LEARNED:
+        target = BorrowedEmbeddingConfig(**{f.name: getattr(embedding, f.name) for f in fields(embedding)})
+    elif not hf.get("share_encoder_decoder_embeddings", True):
         written = hf.get("decoder_vocab_size") or written
+        target = replace(embedding, vocabulary=written)
     return EncoderDecoderConfig(
         source=embedding,
         encoder=stack("encoder", Full(), cross=False),
-        target=None if hf.get("share_encoder_decoder_embeddings", True) else replace(embedding, vocabulary=written),
+        target=target,
         decoder=stack("decoder", Causal(), cross=True),
-        head=LMHeadConfig(vocabulary=written, tied=True, bias=kind != "m2m_100"),
+        head=LMHeadConfig(
+            vocabulary=written, tied=True, bias=kind != "m2m_100" and architecture(hf, "") not in HEADLESS
+        ),
     )
 
 
@@ -92,28 +122,29 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
             decoder=StackConfig(pattern=(BlockConfig() as writer, *_)),
         ):
             # Marian's vocabularies end with padding; decoding starts from it
-            pad = {"marian": source.vocabulary - 1, "pegasus": 0}.get(kind, 1)
-            start, end = {"marian": (pad, 0), "pegasus": (0, 1)}.get(kind, (2, 2))
+            pad = source.vocabulary - 1
+            marian = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "bos_token_id": None}
+            tokens = TOKENS.get(kind, marian)
             hf = {
-                "architectures": [*ARCHITECTURES[kind]],
+                "architectures": [ARCHITECTURES[kind][-1 if config.head.bias else 0]],
                 "model_type": kind,
                 "is_encoder_decoder": True,
                 "vocab_size": source.vocabulary,
                 "decoder_vocab_size": config.head.vocabulary,
                 "d_model": config.encoder.dim,
                 "scale_embedding": bool(source.scaled),
-                "share_encoder_decoder_embeddings": config.target is None,
+                "share_encoder_decoder_embeddings": config.target is None
+                or isinstance(config.target, BorrowedEmbeddingConfig),
                 "tie_word_embeddings": True,
                 "static_position_embeddings": True,
-                "max_position_embeddings": 1024,
+                "max_position_embeddings": source.position.length
+                if isinstance(source.position, LearnedConfig)
+                else 1024,
                 "dropout": reader.dropout,
                 "attention_dropout": attention.dropout,
                 "activation_dropout": 0.0,
-                "pad_token_id": pad,
-                "decoder_start_token_id": start,
-                "eos_token_id": end,
-                "forced_eos_token_id": end,
-                "bos_token_id": None,
+                **tokens,
+                "forced_eos_token_id": tokens["eos_token_id"],
             }
             for side, stack, block in (("encoder", config.encoder, reader), ("decoder", config.decoder, writer)):
                 if not isinstance(block.ffn, FeedForwardConfig) or not isinstance(block.mixer, AttentionConfig):
@@ -133,9 +164,12 @@ def rules(config: EncoderDecoderConfig, kind: str) -> Iterator[Rule]:
 
 
 def all_rules(config: EncoderDecoderConfig) -> Iterator[Rule]:
-    size = config.head.vocabulary
-    source = "shared.weight" if config.target is None else "encoder.embed_tokens.weight"
+    size, borrowed = config.head.vocabulary, isinstance(config.target, BorrowedEmbeddingConfig)
+    source = "shared.weight" if config.target is None or borrowed else "encoder.embed_tokens.weight"
     yield from copies({"source.tokens.weight": source, "target.tokens.weight": "decoder.embed_tokens.weight"})
+    for mine, side in {"source": "encoder", "target": "decoder"}.items():
+        yield SkippedRows((f"{mine}.position.weight",), (f"{side}.embed_positions.weight",), FIRST)
+        yield from both({f"{mine}.norm": f"{side}.layernorm_embedding"})
     yield Reshaped(("head.bias",), ("final_logits_bias",), (size,), (1, size))
     for side, stack in {"encoder": config.encoder, "decoder": config.decoder}.items():
         yield from both({f"{side}.final_norm": f"{side}.layer_norm"})
