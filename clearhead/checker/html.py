@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from html import escape
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .diagnostic import Diagnostic, Example, to_jsonable
 from .messages import assumption, message, part_name, word
 from .render import MARKS, STYLES, format_number, rows_of
-from .report import CheckReport, PartReport
+
+if TYPE_CHECKING:
+    from .report import CheckReport, PartReport
 
 COLOURS = {"red": "#c0392b", "yellow": "#b7791f", "cyan": "#2b6cb0", "magenta": "#805ad5", "green": "#2f855a"}
 ROWS, COLUMNS = 8, 8

@@ -12,11 +12,12 @@ import numpy as np
 from .diagnostic import Diagnostic, Example, to_jsonable
 from .exercises import next_exercise
 from .messages import assumption, message, part_name, word
-from .report import CheckReport, PartReport
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
     from rich.text import Text
+
+    from .report import CheckReport, PartReport
 
 STYLES = {"wrong": "red", "fragile": "yellow", "note": "cyan", "unchecked": "magenta"}
 MARKS = {"right": ("✓", "green"), "wrong": ("✗", "red"), "fragile": ("✗", "yellow"), "unchecked": ("·", "magenta")}

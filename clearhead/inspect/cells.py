@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from clearhead.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm
 from clearhead.precision.matrix import Packed
 
-from .inspection import Inspection
+if TYPE_CHECKING:
+    from .inspection import Inspection
 
 SHOWN = 24  # terms of a sum that are listed; the others are one term
 

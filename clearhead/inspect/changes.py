@@ -12,20 +12,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from clearhead.nn.tap import Taps
 
-from .inspection import Inspection
 from .interventions import check_same_length
 from .model_input import ModelInput, block_output_tap
 
+if TYPE_CHECKING:
+    from .inspection import Inspection
+
 Change = Mapping[str, Any]
 ACTIONS = ("zero", "mean", "scale")
-Other = Callable[[str], Inspection]
+Other = Callable[[str], "Inspection"]
 """The recorded pass of another text."""
 
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -31,11 +31,13 @@ from clearhead.models.presets import PRESETS, preset
 from . import changes as interventions
 from .cells import StepValues, matrix_row
 from .explain import explain
-from .inspection import Inspection, inspect
 from .interventions import ablate_layer
 from .lens import logits_at, residual_stream
 from .maps import Map
 from .model_input import ModelInput, token_labels
+
+if TYPE_CHECKING:
+    from .inspection import Inspection
 
 STRIP = (48, 96)  # the most rows and columns of a small picture
 MAP_COLUMNS = 4096  # the widest map
@@ -168,7 +170,7 @@ def record_pass(model: Model, text: str, name: str) -> Inspection:
     """An encoder–decoder without a start token reads its source as the target too."""
     given = read_input(model, text)
     target = given if isinstance(model.config, EncoderDecoderConfig) and not writes(model) else None
-    return inspect(model, given, target, name=name, write=writes(model))
+    return model.inspect(given, target, name=name, write=writes(model))
 
 
 def read_input(model: Model, text: str) -> Any:

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int, UInt8
-from torch import Tensor, nn
+from torch import Tensor
 
 from clearhead.kernels.build import Matrix, kernels
-from clearhead.kernels.calls import BLOCKS, JOINED
+from clearhead.kernels.calls import BLOCKS
 
-from .matrix import Packed
+from .matrix import Packed, adjoin
 
 SUPER = 256  # columns in one block of the K types
 IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -179,62 +177,8 @@ class BlockMatrix(Packed):
         library.expand(ctypes.byref(whole), out.data_ptr(), torch.get_num_threads())
         return out
 
-
-class JoinedMatrix(Packed):
-    """The rows of several matrices under each other, each in its own format: a layer's queries, keys and values."""
-
-    kind = JOINED
-
-    def __init__(self, parts: Sequence[Packed]) -> None:
-        super().__init__(None, sum(part.rows for part in parts), parts[0].columns)
-        self.parts = nn.ModuleList(parts)
-
-    def matrix(self) -> Matrix:
-        parts = (Matrix * len(self.parts))(*(cast(Packed, part).matrix() for part in self.parts))
-        made = Matrix(self.kind, len(parts), self.rows, self.columns, self.width, 0, 0, 0)
-        made.parts = ctypes.cast(parts, ctypes.POINTER(Matrix))  # ctypes keeps the array as long as the struct
-        return made
-
-    def dense(self) -> Float[Tensor, "o i"]:
-        return torch.cat([cast(Packed, part).dense() for part in self.parts])
-
-    def gather(self, ids: Int[Tensor, "n"] | slice) -> Packed:
-        """Return a matrix of the rows of a slice."""
-        assert isinstance(ids, slice), "only embedding tables are read by single rows, and they are not joined"
-        first, last, _ = ids.indices(self.rows)
-        chosen, at = [], 0
-        for part in self.parts:
-            assert isinstance(part, Packed)
-            low, high = max(first - at, 0), min(last - at, part.rows)
-            if low < high:
-                chosen.append(part if high - low == part.rows else part.gather(slice(low, high)))
-            at += part.rows
-        return join_rows(chosen)
-
-
-def join_rows(parts: Sequence[Packed]) -> Packed:
-    """Put matrices of the same width under each other. Blocks of one type become one matrix."""
-    if len(parts) == 1:
-        return parts[0]
-    names = {part.type_name if isinstance(part, BlockMatrix) else None for part in parts}
-    if len(names) > 1 or None in names:
-        return JoinedMatrix(parts)
-    return BlockMatrix(adjoin([part.stored["values"] for part in parts]), cast(str, names.pop()))
-
-
-def stack_matrices(parts: Sequence[Packed]) -> Packed:
-    """Stack matrices of the same shape and format, such as those of experts."""
-    stacked = copy(parts[0])
-    stacked._buffers = {"values": adjoin([part.stored["values"] for part in parts])}
-    stacked.stacked = len(parts)
-    return stacked
-
-
-def adjoin(tensors: Sequence[UInt8[Tensor, "_ b"]]) -> UInt8[Tensor, "_ b"]:
-    """Concatenate rows of bytes; without a copy if they follow each other in memory, as a file's experts do."""
-    first, at = tensors[0], tensors[0].data_ptr()
-    for tensor in tensors:
-        if tensor.data_ptr() != at or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-            return torch.cat(list(tensors))
-        at += tensor.nbytes
-    return first.as_strided((sum(map(len, tensors)), first.shape[1]), first.stride())
+    def join(self, others: Sequence[Packed]) -> Packed | None:
+        """Blocks of one type become one matrix, without a copy if they follow each other in the file."""
+        if any(not isinstance(other, BlockMatrix) or other.type_name != self.type_name for other in others):
+            return None
+        return BlockMatrix(adjoin([part.stored["values"] for part in (self, *others)]), self.type_name)

@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor, nn
 
 from clearhead.configs import BFloat16, Blocks, Float16, Float32, Int8, Precision
 from clearhead.kernels.build import Matrix, kernels
-from clearhead.kernels.calls import INT4, INT8, KINDS, PRODUCT_ROWS, address, kernels_on, readable, threads_for
+from clearhead.kernels.calls import INT4, INT8, JOINED, KINDS, PRODUCT_ROWS, address, kernels_on, readable, threads_for
 
 from .rounding import round_int4, round_int8
 
@@ -96,17 +96,20 @@ class Packed(nn.Module):
         """Return one matrix of a stack, or a slice of rows."""
         return self.gather(slice(which * self.rows, (which + 1) * self.rows) if isinstance(which, int) else which)
 
+    def join(self, others: Sequence[Packed]) -> Packed | None:
+        """Put others under this matrix in one piece of storage; None if their formats do not allow that."""
+        return None
+
     def concatenate(self, parts: Sequence[Packed]) -> Packed:
         """Return the rows of several matrices under each other. The name is that of NumPy and torch."""
-        from .blocks import join_rows  # imported here because blocks.py imports this module
-
         return join_rows(parts)
 
     def stack(self, parts: Sequence[Packed]) -> Packed:
-        """Return a stack of matrices of the same shape."""
-        from .blocks import stack_matrices  # imported here because blocks.py imports this module
-
-        return stack_matrices(parts)
+        """Stack matrices of the same shape and format, such as those of experts."""
+        stacked = copy(parts[0])
+        stacked._buffers = {"values": adjoin([part.stored["values"] for part in parts])}
+        stacked.stacked = len(parts)
+        return stacked
 
     def extra_repr(self) -> str:
         return "×".join(map(str, self.shape))
@@ -209,6 +212,56 @@ class Int4Matrix(GroupMatrix):
         shifts = 4 * torch.arange(8, dtype=torch.int32, device=self.values.device)[:, None]
         places = (self.values.view(len(self.values), -1, 1, 16) >> shifts) & 15
         return self.table.bfloat16().float()[places.flatten(1)]
+
+
+class JoinedMatrix(Packed):
+    """The rows of several matrices under each other, each in its own format: a layer's queries, keys and values."""
+
+    kind = JOINED
+
+    def __init__(self, parts: Sequence[Packed]) -> None:
+        super().__init__(None, sum(part.rows for part in parts), parts[0].columns)
+        self.parts = nn.ModuleList(parts)
+
+    def matrix(self) -> Matrix:
+        parts = (Matrix * len(self.parts))(*(cast(Packed, part).matrix() for part in self.parts))
+        made = Matrix(self.kind, len(parts), self.rows, self.columns, self.width, 0, 0, 0)
+        made.parts = ctypes.cast(parts, ctypes.POINTER(Matrix))  # ctypes keeps the array as long as the struct
+        return made
+
+    def dense(self) -> Float[Tensor, "o i"]:
+        return torch.cat([cast(Packed, part).dense() for part in self.parts])
+
+    def gather(self, ids: Int[Tensor, "n"] | slice) -> Packed:
+        """Return a matrix of the rows of a slice."""
+        assert isinstance(ids, slice), "only embedding tables are read by single rows, and they are not joined"
+        first, last, _ = ids.indices(self.rows)
+        chosen, at = [], 0
+        for part in self.parts:
+            assert isinstance(part, Packed)
+            low, high = max(first - at, 0), min(last - at, part.rows)
+            if low < high:
+                chosen.append(part if high - low == part.rows else part.gather(slice(low, high)))
+            at += part.rows
+        return join_rows(chosen)
+
+
+def join_rows(parts: Sequence[Packed]) -> Packed:
+    """Put matrices of the same width under each other, in one piece of storage if their formats allow it."""
+    if len(parts) == 1:
+        return parts[0]
+    joined = parts[0].join(parts[1:])
+    return JoinedMatrix(parts) if joined is None else joined
+
+
+def adjoin(tensors: Sequence[UInt8[Tensor, "_ b"]]) -> UInt8[Tensor, "_ b"]:
+    """Concatenate rows of bytes; without a copy if they follow each other in memory, as a file's experts do."""
+    first, at = tensors[0], tensors[0].data_ptr()
+    for tensor in tensors:
+        if tensor.data_ptr() != at or tensor.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+            return torch.cat(list(tensors))
+        at += tensor.nbytes
+    return first.as_strided((sum(map(len, tensors)), first.shape[1]), first.stride())
 
 
 def pack(weight: Any, precision: Precision, moments: Float[Tensor, "i i"] | None = None) -> Packed:

@@ -16,7 +16,7 @@ from clearhead.gguf_file import open_gguf
 
 from .pieces import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, UNUSED, USER_DEFINED, Pieces, begin_with, from_pieces
 from .pretokenizers import UnknownTokenizer, WordRule, find_rule, name_rule, split_words
-from .tokenizer import Tokenizer, TokenizerError
+from .tokenizer import Tokenizer, TokenizerError, reads
 
 if TYPE_CHECKING:
     import gguf
@@ -40,14 +40,15 @@ def from_gguf(path: Path) -> Tokenizer | None:
     Everything that needs no tokenizer still works then, and so does a tokenizer from elsewhere.
     """
     try:
-        return read_gguf_tokenizer(path)
+        return read_gguf_tokenizer(path, {})
     except UnknownTokenizer as error:
         warnings.warn(f"{error}. Give token ids, or a tokenizer from elsewhere (--tokenizer FOLDER)", stacklevel=2)
         return None
 
 
-def read_gguf_tokenizer(path: Path) -> Tokenizer | None:
-    """Return the file's tokenizer, or None if the file holds only a model."""
+@reads("gguf")
+def read_gguf_tokenizer(path: Path, beside: Mapping[str, Any]) -> Tokenizer | None:
+    """Return the file's tokenizer, or None if the file holds only a model. It needs no settings `beside` it."""
     fields = open_gguf(path).fields
     kind = fields.get(f"{TOKENS}model", NONE)
     if kind == NONE:

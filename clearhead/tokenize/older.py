@@ -26,7 +26,7 @@ from .make import byte_characters
 from .marian import SOURCE, MarianTokenizer
 from .pieces import SPACE, Pieces, begin_with, from_pieces, read_pieces
 from .pretokenizers import LLAMA3, QWEN2
-from .tokenizer import Tokenizer, TokenizerError
+from .tokenizer import Tokenizer, TokenizerError, reads
 
 Settings = dict[str, Any]
 SENTINELS = 100  # T5's <extra_id_0> … <extra_id_99>
@@ -45,6 +45,7 @@ LLAMA3_NAMED = {
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
+@reads("older")
 def load_older(folder: Path, settings: Settings) -> Tokenizer | None:
     """Load the tokenizer of a folder without a `tokenizer.json`; None if no file is known."""
     special = folder / "special_tokens_map.json"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,22 @@ class TokenizerError(ValueError):
     """A tokenizer cannot be made or read, or it has no tokens for a text."""
 
 
+Read = Callable[[Path, dict[str, Any]], "Tokenizer | None"]
+FORMATS: dict[str, Read] = {}
+"""How `Tokenizer.load` reads what is no `tokenizer.json`. `gguf.py` and `older.py` add themselves when the package is
+imported, because they make tokenizers and so import this module."""
+
+
+def reads(name: str) -> Callable[[Read], Read]:
+    """Register the reader of a format. It takes a path and the settings beside it; None: no tokenizer there."""
+
+    def register(function: Read) -> Read:
+        FORMATS[name] = function
+        return function
+
+    return register
+
+
 def read_settings(path: Path) -> dict[str, Any]:
     """Read a `tokenizer_config.json`."""
     settings = read_json(path)
@@ -83,10 +99,7 @@ class Tokenizer:
         """Load a `tokenizer.json`, a GGUF file, or a folder with a `tokenizer.json` or one of the older files."""
         file = Path(path)
         if file.suffix == ".gguf":
-            from .gguf import read_gguf_tokenizer  # imported here because gguf.py imports this module
-
-            inside = read_gguf_tokenizer(file)
-            if inside is None:
+            if (inside := FORMATS["gguf"](file, {})) is None:
                 raise TokenizerError(f"{file} holds a model without a tokenizer")
             return inside
         file = file / "tokenizer.json" if file.is_dir() else file
@@ -94,9 +107,7 @@ class Tokenizer:
         try:
             settings = read_settings(beside) if beside.exists() else {}
             if not file.exists():
-                from .older import load_older  # imported here because older.py imports this module
-
-                if (found := load_older(file.parent, settings)) is not None:
+                if (found := FORMATS["older"](file.parent, settings)) is not None:
                     return found
                 raise TokenizerError(f"{file.parent} has no tokenizer: none of {FILES}")
             inner = tokenizers.Tokenizer.from_str(file.read_text(encoding="utf-8"))

@@ -16,9 +16,9 @@ from clearhead.models.llama import llama, mixtral
 from clearhead.models.load import load
 from clearhead.models.model import build
 from clearhead.models.quantize import dequantize
-from clearhead.precision.blocks import TYPES, BlockMatrix, JoinedMatrix, join_rows
+from clearhead.precision.blocks import TYPES, BlockMatrix
 from clearhead.precision.kquants import quantise_blocks
-from clearhead.precision.matrix import FloatMatrix
+from clearhead.precision.matrix import FloatMatrix, JoinedMatrix, join_rows
 
 gguf = pytest.importorskip("gguf")
 from clearhead.models.gguf.write import save_gguf  # noqa: E402

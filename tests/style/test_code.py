@@ -17,6 +17,7 @@ from benchmarks.__main__ import NAMES as BENCHMARKS
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "clearhead"
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
+MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts) for path in PACKAGE.rglob("*.py")}
 
 # Nothing imports from a higher layer.
 LAYERS = (
@@ -66,7 +67,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def imports(path: Path) -> set[str]:
-    """The parts of the package that a file imports, inside functions too, except for type checkers only."""
+    """The modules of the package that a file imports, inside functions too, except for type checkers only."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     package = path.relative_to(ROOT).with_suffix("").parts[:-1]
     typing_only = {
@@ -82,13 +83,14 @@ def imports(path: Path) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             base = [*package[: len(package) - node.level + 1]] if node.level else []
             name = ".".join([*base, *([node.module] if node.module else [])])
-            names = [name] if "." in name else [f"{name}.{alias.name}" for alias in node.names]
+            found |= {f"{name}.{each.name}" if f"{name}.{each.name}" in MODULES else name for each in node.names}
         elif isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        else:
-            continue
-        found |= {layer_name(name.split(".")[1:]) for name in names if name.startswith("clearhead.")}
-    return found
+            found |= {alias.name for alias in node.names}
+    return {name for name in found if name.startswith("clearhead.")}
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
 def layer_name(parts: Sequence[str]) -> str:
@@ -112,8 +114,18 @@ def test_dependencies_point_one_way(path: Path) -> None:
     part = layer_name(path.relative_to(PACKAGE).with_suffix("").parts)
     if part in ("__init__", "__main__", "kernels"):
         return
-    above = {name for name in imports(path) if LEVEL.get(name, -1) > LEVEL[part]}
+    layers = {layer_name(name.split(".")[1:]) for name in imports(path)}
+    above = {name for name in layers if LEVEL.get(name, -1) > LEVEL[part]}
     assert not above, f"{path} imports {above} from above"
+
+
+def test_no_modules_import_each_other() -> None:
+    """No cycle of imports, direct or through others. An import inside a function counts: it only hides the knot."""
+    waiting = {module_name(path): imports(path) for path in PACKAGE.rglob("*.py")}
+    while free := [name for name, needs in waiting.items() if not needs & waiting.keys()]:
+        for name in free:
+            del waiting[name]
+    assert not {name: needs & waiting.keys() for name, needs in waiting.items()}
 
 
 def test_every_module_has_a_layer() -> None:
