@@ -6,6 +6,7 @@ file is written beside it under a name nobody has, flushed to the disk, and rena
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -16,10 +17,16 @@ from pathlib import Path
 from typing import IO
 
 UNFINISHED = ".part"
+CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors that are about the file being written, even where the system names the file being copied."""
 
 
 class TargetError(ValueError):
     """A path that must not or cannot be written to; the message says what to do instead."""
+
+
+class WriteError(OSError):
+    """A file could not be written; the error names the target, not the temporary file."""
 
 
 def check_target(path: str | Path, force: bool = False) -> None:
@@ -45,7 +52,7 @@ def stage_file(path: Path) -> Iterator[Path]:
     try:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=UNFINISHED, dir=path.parent)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise WriteError(error.errno, error.strerror, str(path)) from None
     os.close(handle)
     part = Path(name)
     try:
@@ -53,11 +60,13 @@ def stage_file(path: Path) -> Iterator[Path]:
         apply_umask(part)
         flush_to_disk(part)
         os.replace(part, path)
+    except WriteError:  # a file staged inside this block, which the error names
+        raise
     except OSError as error:
-        if error.filename == name:
-            raise OSError(error.errno, error.strerror, str(path)) from None
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror or str(error), str(path)) from None
+        if error.errno is None:  # NumPy's, for example: "Not enough free space to write 40 bytes after offset 8"
+            raise WriteError(f"{path} could not be written: {error}") from None
+        if error.errno in CANNOT_WRITE or error.filename in (None, name):
+            raise WriteError(error.errno, error.strerror or str(error), str(path)) from None
         raise
     finally:
         part.unlink(missing_ok=True)

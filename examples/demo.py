@@ -103,7 +103,7 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
     assert tokenizer is not None, "a run has a tokenizer"
     print(f"\n{curve.draw()}\n\nWhat it writes after {PROMPT!r}:\n")
     print(continue_text(model, tokenizer, PROMPT, WRITTEN))
-    model.inspect(LINE, tokenizer=tokenizer, name="demo").save(run / "attention.html")
+    model.inspect(LINE, tokenizer=tokenizer, name="demo").save(run / "attention.html", force=True)
     draw_curves([run], run / "loss.png")
     page = (run / "attention.html").resolve()
     print(f"\nThe attention of every head on one line of code: {page.as_uri()}")

@@ -97,11 +97,11 @@ def command(
     grid = None if view == "maps" else grid_of(inspection, view, as_ids, asked)
     for path in out:
         if Path(path).suffix.lower() == ".html":
-            inspection.save(path, grids=[] if grid is None else [grid])
+            inspection.save(path, grids=[] if grid is None else [grid], force=True)
         elif grid is None:
-            inspection.save(path, theme)
+            inspection.save(path, theme, force=True)
         else:
-            grid.save(path, theme)
+            grid.save(path, theme, force=True)
     if as_json:
         print_json(inspection_data(inspection, grid, asked["row"]))
     else:

@@ -73,7 +73,7 @@ def experiment(*options: Any) -> Callable[[Callable[..., None]], click.Command]:
             else:
                 show(result)
             if out is not None or not as_json:
-                result.save(path, theme)
+                result.save(path, theme, force=True)
                 click.echo(path, err=as_json)
 
         run.__doc__ = f"{function.__doc__}\n\n\b\nclearhead lab {name}\nclearhead lab {name} --seed 1 --out {name}.svg"

@@ -81,7 +81,7 @@ def fit_command(
         check_free(save)
     found = fit(runs, law, draws=draws, seed=seed)
     if save is not None:
-        found.save(save)
+        found.save(save, force=True)
     draw(found, runs, figure, theme)
     if as_json:
         print_json(found.to_dict())

@@ -102,7 +102,7 @@ def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str)
     looked = inspect_translation(model, lines[first], found[first][0])
     grid = alignment(looked, found[first][0])
     if Path(path).suffix.lower() == ".html":
-        looked.save(path, grids=[grid])
+        looked.save(path, grids=[grid], force=True)
     else:
-        grid.save(path)
+        grid.save(path, force=True)
     click.echo(f"drew line {first + 1} to {path}", err=True)

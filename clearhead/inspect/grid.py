@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float
 
-from clearhead.files import stage_file
+from clearhead.files import check_target, stage_file
 
 from .plotting import DIVERGING, SEQUENTIAL, check_file, escape_label, figure, heat, label, save
 
@@ -43,11 +43,12 @@ class Grid:
             return -(most or 1.0), most or 1.0
         return 0.0, 1.0 if most <= 1 else most
 
-    def save(self, path: str | Path, theme: str = "light") -> None:
-        """Save as a picture or a table, depending on the suffix."""
+    def save(self, path: str | Path, theme: str = "light", *, force: bool = False) -> None:
+        """Save as a picture or a table, depending on the suffix; `force` replaces a file that exists."""
         path = Path(path)
         suffix = path.suffix.lower()
         check_file(path, TABLES)
+        check_target(path, force)
         if suffix == ".csv":
             self.write_csv(path)
         elif suffix == ".npz":

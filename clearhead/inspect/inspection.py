@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from clearhead.configs import PatchEmbeddingConfig
-from clearhead.files import stage_file
+from clearhead.files import check_target, stage_file
 from clearhead.models.model import Model
 from clearhead.nn.attention_view import AttentionView
 from clearhead.nn.tap import Taps
@@ -141,13 +141,17 @@ class Inspection:
             return queries, source
         return queries, queries if map.is_self_attention else [f"mixture {n}" for n in range(map.shape[1])]
 
-    def save(self, path: str | Path, theme: str = "light", **options: Any) -> None:
-        """All maps as a picture (.png, .svg, .pdf), a table (.csv, .npz) or a page (.html)."""
+    def save(self, path: str | Path, theme: str = "light", *, force: bool = False, **options: Any) -> None:
+        """All maps as a picture (.png, .svg, .pdf), a table (.csv, .npz) or a page (.html).
+
+        `force` replaces a file that exists.
+        """
         from .map_figures import draw_maps
         from .page import write_page
 
         path, suffix = Path(path), Path(path).suffix.lower()
         check_file(path, (*TABLES, ".html"))
+        check_target(path, force)
         if suffix == ".html":
             write_page(self, path, **options)
         elif suffix in TABLES:

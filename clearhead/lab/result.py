@@ -8,6 +8,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from clearhead.files import check_target
 from clearhead.inspect.plotting import figure, save
 
 Value = str | int | float | None
@@ -42,8 +43,9 @@ class Result:
         rows = [dict(zip(self.columns, row, strict=True)) for row in self.rows]
         return {"experiment": self.name, "claim": self.claim, "found": self.found, "rows": rows} | self.more
 
-    def save(self, path: str | Path, theme: str = "light") -> None:
-        """Draw the figure; the suffix decides the format."""
+    def save(self, path: str | Path, theme: str = "light", *, force: bool = False) -> None:
+        """Draw the figure; the suffix decides the format, and `force` replaces a file that exists."""
+        check_target(path, force)
         with figure(*self.size, theme=theme) as picture:
             self.draw(picture, theme)
             save(picture, path)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.extras import install_command
-from clearhead.files import write_atomically
+from clearhead.files import check_target, write_atomically
 from clearhead.typed_json import read_json
 
 from .table import FLOPS
@@ -223,8 +223,9 @@ class Fit:
             ],
         }
 
-    def save(self, path: str | Path) -> None:
-        """Write the fit as JSON with its draws, so that plans have intervals."""
+    def save(self, path: str | Path, *, force: bool = False) -> None:
+        """Write the fit as JSON with its draws, so that plans have intervals; `force` replaces a file that exists."""
+        check_target(path, force)
         draws = [[float(f"{value:.8g}") for value in draw] for draw in self.draws]
         write_atomically(Path(path), json.dumps(self.to_dict() | {"draws": draws}) + "\n")
 

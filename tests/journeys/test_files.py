@@ -90,6 +90,18 @@ def test_pictures_refuse_a_file_that_exists(arguments: tuple[str, ...], tmp_path
     assert [each.name for each in tmp_path.iterdir()] == ["thesis.svg"]
 
 
+def test_saving_from_python_refuses_a_file_that_exists(tmp_path: Path) -> None:
+    inspection = clearhead.build("tiny-gpt").inspect(torch.tensor([[5, 3]]))
+    for result in (inspection, inspection.norms()):
+        path = tmp_path / "thesis.csv"
+        path.write_text("mine")
+        with pytest.raises(TargetError, match="force=True"):
+            result.save(path)
+        assert path.read_text() == "mine"
+        result.save(path, force=True)
+        assert path.read_text() != "mine"
+
+
 def test_shards_are_not_written_over_other_files(tmp_path: Path) -> None:
     (tmp_path / "documents.bin").write_bytes(b"mine")
     with pytest.raises(DataError, match="no index"):
@@ -130,9 +142,13 @@ def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_disk_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught, stage_file(tmp_path / "a.txt"):
-        raise OSError(28, "No space left on device")
+    with pytest.raises(OSError) as caught, stage_file(tmp_path / "outer.txt"), stage_file(tmp_path / "a.txt"):
+        raise OSError(28, "No space left on device", "the file it copies")
     assert caught.value.filename == str(tmp_path / "a.txt")
+    full = pytest.raises(OSError, match=r"outer\.txt could not be written: Not enough free space")
+    with full, stage_file(tmp_path / "outer.txt"):
+        raise OSError("Not enough free space to write 40 bytes")
+    assert not list(tmp_path.iterdir())
 
 
 def test_weights_with_nan_are_one_sentence(tmp_path: Path) -> None:

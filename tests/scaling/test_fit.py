@@ -239,7 +239,7 @@ def test_a_fit_is_kept_with_what_plans_need(tmp_path: Path) -> None:
     table = isoflop_table(CHINCHILLA, noise=0.003)
     for law in ("parametric", "isoflop"):
         found = fit(table, law, draws=100)
-        found.save(path)
+        found.save(path, force=True)
         again, plan = read_fit(path), found.plan(1e21)
         assert again.equation() == found.equation()
         assert again.plan(1e21).n == pytest.approx(plan.n)
