@@ -330,6 +330,7 @@ def test_short_conv_equals_transformers(bias: bool) -> None:
         torch.testing.assert_close(ours(x, Context(positions, positions)), theirs(x), **TOLERANCE)
 
 
+NO_SEGMENTS = {name: value for name, value in BERT.items() if name != "type_vocab_size"}
 ENCODERS = {
     "bert": lambda t, head, **more: getattr(t, f"Bert{head}")(t.BertConfig(**BERT, **more)),
     "albert": lambda t, head, **more: getattr(t, f"Albert{head}")(t.AlbertConfig(**ALBERT, **more)),
@@ -342,6 +343,7 @@ ENCODERS = {
     "electra, one width": lambda t, head, **more: getattr(t, f"Electra{head}")(
         t.ElectraConfig(**BERT, embedding_size=28, **more)
     ),
+    "mpnet": lambda t, head, **more: getattr(t, f"MPNet{head}")(t.MPNetConfig(**NO_SEGMENTS, **more)),
     "distilbert": lambda t, head, **more: getattr(t, f"DistilBert{head}")(
         t.DistilBertConfig(
             dim=28, hidden_dim=41, n_layers=3, n_heads=7, vocab_size=VOCABULARY, max_position_embeddings=32, **more

@@ -28,6 +28,7 @@ from .rules import (
     copies,
     encoder_class,
     encoder_classes,
+    present,
     token_head,
     token_head_rules,
 )
@@ -75,13 +76,25 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
 
 
 def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
+    yield from table_rules(config)
+    yield from bert.layer_rules(config)
+    yield from head_rules(config)
+
+
+def table_rules(config: SequenceModelConfig) -> Iterator[Rule]:
+    return present(config, all_table_rules())
+
+
+def all_table_rules() -> Iterator[Rule]:
     tables = {"tokens": "word", "segments": "token_type"}
     yield from copies(
         {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}
     )
     yield SkippedRows(("embedding.position.weight",), ("embeddings.position_embeddings.weight",), FIRST)
     yield from both({"embedding.norm": "embeddings.LayerNorm"})
-    yield from bert.layer_rules(config)
+
+
+def head_rules(config: SequenceModelConfig) -> Iterator[Rule]:
     if isinstance(config.head, MaskedLMHeadConfig):
         yield from both({"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm"})
         if config.head.tied:
