@@ -33,7 +33,7 @@ def command(model: str, form: str, dtype: str | None, out: str) -> None:
     \b
     hf     a folder for transformers, vLLM and the Hub
     gguf   a file for llama.cpp, Ollama and LM Studio
-    onnx   a graph for onnxruntime: input_ids -> logits
+    onnx   a graph for onnxruntime, for any batch and length
     \b
     clearhead export runs/mine --to gguf mine.gguf --dtype q4_k_m
     clearhead export mine.gguf --to hf folder/

@@ -221,10 +221,10 @@ class EncoderDecoder(ModelBase):
         """Encode the source, and return the context in which the target reads it."""
         check_ids(source)
         check_ids(target)
-        if len(source) != len(target):
-            raise ValueError(f"the source has {len(source)} rows, but the target has {len(target)}")
+        if source.shape[0] != target.shape[0]:
+            raise ValueError(f"the source has {source.shape[0]} rows, but the target has {target.shape[0]}")
         memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
-        context = make_context(len(target), target.shape[1], target.device, readable=readable, taps=taps, fused=fused)
+        context = make_context(*target.shape, target.device, readable=readable, taps=taps, fused=fused)
         return cross_context(context, memory, source_readable)
 
     def encode(
@@ -237,7 +237,7 @@ class EncoderDecoder(ModelBase):
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
         check_ids(source)
-        context = make_context(len(source), source.shape[1], source.device, readable=readable, taps=taps, fused=fused)
+        context = make_context(*source.shape, source.device, readable=readable, taps=taps, fused=fused)
         x = context.tap("source", self.source(source, context.at("source")))
         return self.encoder(x, context.at("encoder"))
 

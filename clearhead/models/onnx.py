@@ -6,50 +6,89 @@ import logging
 import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from clearhead.configs import (
     AttentionConfig,
+    EncoderDecoderConfig,
     FeedForwardConfig,
     GatedFeedForwardConfig,
     LatentAttentionConfig,
+    ModelConfig,
+    PatchEmbeddingConfig,
+    PoolerConfig,
     RotaryConfig,
     SequenceModelConfig,
-    TokenEmbeddingConfig,
 )
 from clearhead.extras import install_command
 from clearhead.files import check_target, flush_to_disk
 
+from .context import make_context
 from .convert import CheckpointError
-from .model import Model, SequenceModel
+from .model import EncoderDecoder, Model
 
 MIXERS = (AttentionConfig, LatentAttentionConfig)
 FEED_FORWARD = (FeedForwardConfig, GatedFeedForwardConfig)
 
 
 class Graph(nn.Module):
-    """ids -> what the head says."""
+    """A model with the named inputs and outputs of its ONNX file. `names` are those of the inputs."""
 
-    def __init__(self, model: SequenceModel) -> None:
+    def __init__(self, model: Model) -> None:
         super().__init__()
         self.model = model
+        config = model.config
+        encodes = isinstance(config, SequenceModelConfig) and reads_both_ways(config)
+        if isinstance(config, EncoderDecoderConfig):
+            self.names = ["input_ids", "attention_mask", "decoder_input_ids"]
+        elif isinstance(config.embedding, PatchEmbeddingConfig):
+            self.names = ["pixel_values"]
+        else:
+            self.names = ["input_ids", *(["attention_mask"] if encodes else [])]
+            self.names += ["token_type_ids"] if encodes and config.embedding.segments is not None else []
+        answer = "pooler_output" if isinstance(config.head, PoolerConfig) else "logits"
+        self.outputs = ["last_hidden_state"] if encodes or config.head is None else []
+        self.outputs += [] if config.head is None else [answer]
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        return self.model(input_ids, fused=False)  # kernels are chosen by lengths, which are not known yet
+    def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """`fused=False`: kernels are chosen by lengths, which are not known yet."""
+        model, given = self.model, dict(zip(self.names, inputs, strict=True))
+        mask = given["attention_mask"].bool() if "attention_mask" in given else None
+        if isinstance(model, EncoderDecoder):
+            return (model(given["input_ids"], given["decoder_input_ids"], source_readable=mask, fused=False),)
+        length = model.config.embedding.positions(inputs[0].shape[1])
+        context = make_context(inputs[0].shape[0], length, inputs[0].device, readable=mask, fused=False)
+        x = model.hidden_states(inputs[0], context, given.get("token_type_ids"))
+        found = [] if model.head is None else [model.head(x, context.at("head"), model.embedding.table)]
+        return (x, *found) if "last_hidden_state" in self.outputs else tuple(found)
+
+    def examples(self) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
+        """An example of each input, and the sizes that may differ: the batch, and the length of a text."""
+        batch = torch.export.Dim("batch", max=2**16)
+        if self.names == ["pixel_values"]:
+            embedding: Any = self.model.config.embedding  # type: ignore[union-attr]
+            dtype = next(self.model.parameters()).dtype
+            shape = (2, embedding.channels, embedding.image, embedding.image)
+            return (torch.zeros(shape, dtype=dtype),), ({0: batch},)
+        length, target = (torch.export.Dim(name, max=2**20) for name in ("length", "target_length"))
+        sizes = tuple({0: batch, 1: target if name == "decoder_input_ids" else length} for name in self.names)
+        shapes = ((2, 5 if name == "decoder_input_ids" else 3) for name in self.names)
+        return tuple(torch.ones(shape, dtype=torch.long) for shape in shapes), sizes
 
 
-def save_onnx(model: Model, path: Path, force: bool = False) -> None:
-    """Write `path`, and its weights beside it; the input is `input_ids`, the output `logits`. `force` replaces both."""
-    weights = path.with_name(f"{path.name}.data")
-    check_target(path, force)
-    check_target(weights, force)
-    config = model.config
-    if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, TokenEmbeddingConfig):
-        raise CheckpointError(f"a {config.kind()} that reads no tokens alone is not written to ONNX yet")
-    assert isinstance(model, SequenceModel)
-    for block in config.stack.blocks:
+def reads_both_ways(config: SequenceModelConfig) -> bool:
+    """Whether a token may read later ones, as in an encoder; then padding must be masked."""
+    return any(not block.mixer.mask.causal for block in config.stack.blocks)
+
+
+def check_onnx(config: ModelConfig) -> None:
+    """Raise if a part of the model cannot be written to ONNX."""
+    sequence = isinstance(config, SequenceModelConfig)
+    blocks = config.stack.blocks if sequence else (*config.encoder.blocks, *config.decoder.blocks)
+    for block in blocks:
         for part, known in ((block.mixer, MIXERS), (block.ffn, FEED_FORWARD)):
             if part is not None and not isinstance(part, known):
                 raise CheckpointError(
@@ -61,20 +100,39 @@ def save_onnx(model: Model, path: Path, force: bool = False) -> None:
             raise CheckpointError(
                 f"{type(rotary.scaling).__name__} changes with the length of the text, and is not written to ONNX"
             )
+
+
+def save_onnx(model: Model, path: Path, force: bool = False) -> None:
+    """Write `path`, and its weights beside it. `force` replaces both.
+
+    model             inputs                                                  outputs
+    decoder           input_ids                                               logits
+    encoder           input_ids, attention_mask, token_type_ids if it has     last_hidden_state, then logits or
+                      segments                                                pooler_output if it has a head
+    image model       pixel_values                                            the same
+    encoder–decoder   input_ids, attention_mask, decoder_input_ids            logits
+
+    The batch and the lengths are free.
+    """
+    weights = path.with_name(f"{path.name}.data")
+    check_target(path, force)
+    check_target(weights, force)
+    check_onnx(model.config)
     try:
         import onnxscript  # noqa: F401
     except ImportError:
         raise CheckpointError(f"ONNX files need the packages onnx and onnxscript: {install_command('onnx')}") from None
-    sizes = {0: torch.export.Dim("batch", max=2**16), 1: torch.export.Dim("length", max=2**20)}
+    graph = Graph(model).eval()
+    inputs, sizes = graph.examples()
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # what the exporter says of its own ways
         program = torch.onnx.export(
-            Graph(model).eval(),
-            (torch.ones(2, 3, dtype=torch.long),),
-            dynamic_shapes={"input_ids": sizes},
-            input_names=["input_ids"],
-            output_names=["logits"],
+            graph,
+            inputs,
+            dynamic_shapes=(sizes,),
+            input_names=graph.names,
+            output_names=graph.outputs,
             dynamo=True,
             verbose=False,
         )

@@ -129,7 +129,7 @@ class PatchEmbedding(nn.Module):
         patches = images.unfold(2, self.patch, self.patch).unfold(3, self.patch, self.patch)
         patches = patches.permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(1, 2)
         x = context.tap("patches", self.patches(patches))
-        x = context.tap("class_token", torch.cat((self.class_token.expand(len(x), 1, -1), x), dim=1))
+        x = context.tap("class_token", torch.cat((self.class_token.expand(x.shape[0], 1, -1), x), dim=1))
         return self.dropout(x + context.tap("position", self.position(context.positions, x.dtype)))
 
     @property

@@ -11,7 +11,7 @@ A tied head has no matrix of its own and uses `table`, the embedding's.
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import (
@@ -100,7 +100,7 @@ class LastToken(nn.Module):
         if context.readable is None:
             return context.tap("pooled", x[:, -1])
         last = x.shape[1] - 1 - context.readable.int().flip(1).argmax(dim=1)
-        return context.tap("pooled", x[torch.arange(len(x), device=x.device), last])
+        return context.tap("pooled", pick_rows(x, last))
 
 
 @builds(MeanPoolConfig)
@@ -176,7 +176,12 @@ def first_real(x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B 
     """The vector of the first position that is not padding."""
     if context.readable is None:
         return x[:, 0]
-    return x[torch.arange(len(x), device=x.device), context.readable.int().argmax(dim=1)]
+    return pick_rows(x, context.readable.int().argmax(dim=1))
+
+
+def pick_rows(x: Float[Tensor, "B T D"], places: Int[Tensor, "B"]) -> Float[Tensor, "B D"]:
+    """The vector at one place of each row. An exported graph keeps its batch free, as indexing by a range would not."""
+    return x.gather(1, places[:, None, None].expand(-1, 1, x.shape[2]))[:, 0]
 
 
 def own_or_tied(weight: Table, table: Table) -> Float[Tensor, "V Y"] | Packed:

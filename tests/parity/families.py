@@ -41,6 +41,7 @@ YARN = {
 # name: (the classes' common name, the head, the fields)
 DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama, dynamic": ("Llama", "ForCausalLM", {**HEADS, "max_position_embeddings": 7, "rope_parameters": DYNAMIC}),
+    "mistral, no window": ("Mistral", "ForCausalLM", HEADS | {"sliding_window": None}),
     "phi3, short": (
         "Phi3",
         "ForCausalLM",

@@ -61,6 +61,16 @@ BERT = {
     "vocab_size": VOCABULARY,
     "max_position_embeddings": 32,
 }
+VIT = {
+    "hidden_size": 28,
+    "intermediate_size": 41,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 7,
+    "image_size": 15,
+    "patch_size": 5,
+    "num_channels": 2,
+    "num_labels": 11,
+}
 ALBERT = {**BERT, "embedding_size": 10, "hidden_act": "gelu_new", "inner_group_num": 2}
 DEEPSEEK = {
     "hidden_size": 40,
@@ -455,9 +465,7 @@ def test_classes_of_the_last_token_equal_transformers(
 
 @pytest.mark.parametrize("head", ["ViTForImageClassification", "ViTModel"])
 def test_vit_equals_transformers(head: str, tmp_path: Path) -> None:
-    sizes = {k: v for k, v in BERT.items() if k not in ("vocab_size", "max_position_embeddings")}
-    config = {**sizes, "image_size": 15, "patch_size": 5, "num_channels": 2, "num_labels": 11}
-    theirs = oracle(lambda t: getattr(t, head)(t.ViTConfig(**config)), tmp_path)
+    theirs = oracle(lambda t: getattr(t, head)(t.ViTConfig(**VIT)), tmp_path)
     ours = load(tmp_path)
     images = torch.randn(BATCH, 2, 15, 15, generator=torch.Generator().manual_seed(1))
     taps = Taps(read=["stack.*"])
