@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from clearhead.nn.norm import LayerNorm, OffsetRMSNorm, RMSNorm
+from clearhead.nn.norm import HeadwiseNorm, LayerNorm, OffsetRMSNorm, PlainLayerNorm, RMSNorm
 from clearhead.precision.matrix import Packed
 
 if TYPE_CHECKING:
     from .inspection import Inspection
 
 SHOWN = 24  # terms of a sum that are listed; the others are one term
+OUTPUTS = ("head.logits", "head.classes", "head.pooled", "head.span")  # steps that are the model's output
+WITHOUT_BATCH = ("sinks", "score_bias")  # tables that all rows of a batch share
 
 
 @dataclass(frozen=True)
@@ -65,11 +67,11 @@ class StepValues(Mapping[str, Tensor]):
 
     def __getitem__(self, path: str) -> Tensor:
         parts = path.split(".")
-        if path == "head.logits" or path == "head.classes":
+        if path in OUTPUTS and path not in self.inspection.values:
             return self.inspection.logits[0]
-        if len(parts) > 2 and parts[1] == "blocks":
-            return self.block(parts[0], int(parts[2]))[path][0]
-        return self.inspection.values[path][0]
+        block = len(parts) > 2 and parts[1] == "blocks"
+        value = (self.block(parts[0], int(parts[2])) if block else self.inspection.values)[path]
+        return value if parts[-1] in WITHOUT_BATCH else value[0]
 
     def block(self, stack: str, layer: int) -> dict[str, Tensor]:
         if (stack, layer) not in self.blocks:
@@ -122,6 +124,11 @@ class Cell:
         of_source = ".cross." in self.path or self.path.startswith("encoder")
         return given.source_labels if of_source and given.source_labels else given.labels
 
+    def key_names(self, count: int) -> list[str]:
+        """A name for each of the keys; a Linformer reads mixtures of tokens."""
+        labels = self.key_labels()
+        return labels if len(labels) == count else [f"mixture {n}" for n in range(count)]
+
     def has(self, path: str) -> bool:
         try:
             self.values[path]
@@ -160,27 +167,34 @@ def linear_stage(cell: Cell, formula: str, source: str, at: tuple[int, ...], wei
 
 
 def norm_stages(cell: Cell, module: Any, source: str) -> list[Stage]:
-    """γ·x/√(mean(x²) + ε), or LayerNorm."""
+    """The norm of one vector of another step; a place without a norm passes the value through."""
     *row, d = cell.at
     x = cell.values[source][tuple(row)].double().cpu()
-    here = Term(f"x[{d}]", float(x[d]), (), source, cell.at)
     if isinstance(module, nn.Identity):
+        here = Term(f"x[{d}]", float(x[d]), (), source, cell.at)
         return [Stage("no norm here: the value passes through", float(x[d]), (here,))]
-    if isinstance(module, LayerNorm):
-        mean, deviation = float(x.mean()), float((x.var(unbiased=False) + module.eps).sqrt())
-        gain = float(module.weight[d])
-        scaled = gain * (float(x[d]) - mean) / deviation
-        terms = [
-            Term(
-                "γ·(x − μ)/σ", scaled, (("γ", gain), ("x", float(x[d])), ("μ", mean), ("σ", deviation)), source, cell.at
-            )
-        ]
-        if module.bias is not None:
-            terms.append(Term("β", float(module.bias[d])))
-        return [Stage("γ·(x − μ)/√(σ² + ε) + β", sum(term.value for term in terms), tuple(terms))]
-    if not isinstance(module, RMSNorm | OffsetRMSNorm):
+    return vector_norm(module, x, d, source, cell.at, head=row[0] if len(row) == 2 else 0)
+
+
+def vector_norm(
+    module: Any, x: Tensor, d: int, source: str = "", at: tuple[int, ...] = (), head: int = 0, over: str = ""
+) -> list[Stage]:
+    """γ·x/√(mean(x²) + ε), or γ·(x − μ)/√(σ² + ε) + β, at place d of a vector. `over` says what the vector is."""
+    if isinstance(module, RMSNorm | OffsetRMSNorm):
+        gain = float(module.weight[d]) + (1.0 if isinstance(module, OffsetRMSNorm) else 0.0)
+        inverse = float((x.square().mean() + module.eps).rsqrt())
+        terms = (Term("γ", gain), Term(f"x[{d}]", float(x[d]), (), source, at), Term("1/√(mean(x²) + ε)", inverse))
+        return [Stage(f"γ·x/√(mean(x²) + ε){over}", gain * float(x[d]) * inverse, terms, "Π")]
+    if not isinstance(module, LayerNorm | PlainLayerNorm | HeadwiseNorm):
         return []
-    gain = float(module.weight[d]) + (1.0 if isinstance(module, OffsetRMSNorm) else 0.0)
-    inverse = float((x.square().mean() + module.eps).rsqrt())
-    terms = [Term("γ", gain), here, Term("1/√(mean(x²) + ε)", inverse)]
-    return [Stage("γ·x/√(mean(x²) + ε)", gain * float(x[d]) * inverse, tuple(terms), "Π")]
+    mean, deviation = float(x.mean()), float((x.var(unbiased=False) + module.eps).sqrt())
+    gain = 1.0
+    if isinstance(module, LayerNorm | HeadwiseNorm):
+        gain = float(module.weight[head, d] if isinstance(module, HeadwiseNorm) else module.weight[d])
+    scaled = gain * (float(x[d]) - mean) / deviation
+    factors = (("γ", gain), ("x", float(x[d])), ("μ", mean), ("σ", deviation))
+    sums = [Term("γ·(x − μ)/σ", scaled, factors, source, at)]
+    if isinstance(module, LayerNorm) and module.bias is not None:
+        sums.append(Term("β", float(module.bias[d])))
+    formula = "γ·(x − μ)/√(σ² + ε)" + (" + β" if len(sums) > 1 else "") + over
+    return [Stage(formula, sum(term.value for term in sums), tuple(sums))]

@@ -6,29 +6,39 @@ cell. For example, a weight of attention is the stages score − max, exp, and e
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from clearhead.nn.attention import MultiHeadAttention
 from clearhead.nn.moe import MoE
+from clearhead.nn.rotary import DualChunk
+from clearhead.nn.stack import Residual
 
+from . import explain_mixers as mixers
 from . import explain_parts as parts
 from .cells import Cell, Explanation, Stage, StepValues, Term, linear_stage, matrix_row, norm_stages, top_terms
+from .explain_mixers import by_mixer
 from .explain_parts import copy_stage
+
+CLOSE = 1e-3  # how far the terms of a rule may be from the value, for weights of 16 bits
 
 
 @torch.no_grad()
 def explain(values: StepValues, path: str, index: Sequence[int]) -> Explanation:
-    """The terms of one cell. A step without a rule has no stages."""
+    """The terms of one cell. A step without a rule has no stages; nor has a cell that its rule does not reach."""
     at, value = tuple(index), values[path]
     if len(at) != value.dim() or any(not 0 <= i < n for i, n in zip(at, value.shape, strict=True)):
         raise ValueError(f"{path} is {list(value.shape)}, so it has no cell {list(at)}")
     found = float(value[at])
     rule = RULES.get(step_kind(path))
-    stages = () if rule is None else tuple(rule(Cell(values, path, at, found)))
-    return Explanation(path, at, found, stages)
+    try:
+        stages = () if rule is None else tuple(rule(Cell(values, path, at, found)))
+    except (AttributeError, IndexError, KeyError, TypeError):  # a part that the rule does not know
+        stages = ()
+    right = bool(stages) and math.isclose(stages[-1].value, found, rel_tol=CLOSE, abs_tol=CLOSE)
+    return Explanation(path, at, found, stages if right else ())
 
 
 def step_kind(path: str) -> str:
@@ -37,7 +47,7 @@ def step_kind(path: str) -> str:
     if len(parts) > 3 and parts[1] == "blocks":
         kind = ".".join(parts[3:])
         return "mixer." + kind.removeprefix("cross.") if kind.startswith("cross.") else kind
-    return parts[-1] if parts[-1] == "final_norm" else ".".join(parts)
+    return parts[-1] if parts[-1] in ("final_norm", "score_bias") else ".".join(parts)
 
 
 def block_source(cell: Cell, branch: str) -> str:
@@ -77,11 +87,33 @@ def final_norm(cell: Cell) -> list[Stage]:
 def residual(cell: Cell) -> list[Stage]:
     branch = cell.path.split(".")[3].removesuffix("_residual")
     stream, inside = block_source(cell, branch), f"{cell.path}.inside"
+    scale, added = cell.module(cell.path).scale, float(cell.values[inside][cell.at])
+    name, factors = f"{branch}(x), the branch", (("scale", scale), ("branch", added))
     terms = (
         Term("x, the stream", float(cell.values[stream][cell.at]), (), stream, cell.at),
-        Term(f"{branch}(x), the branch", float(cell.values[inside][cell.at]), (), inside, cell.at),
+        Term(
+            name if scale == 1 else f"{scale:g}·{name}", scale * added, () if scale == 1 else factors, inside, cell.at
+        ),
     )
-    return [Stage("x + branch", sum(term.value for term in terms), terms)]
+    formula = "x + branch" if scale == 1 else f"x + {scale:g}·branch"
+    return [Stage(formula, sum(term.value for term in terms), terms)]
+
+
+def parallel_norm(cell: Cell) -> list[Stage]:
+    stack, _, layer, _ = cell.path.split(".")
+    return norm_stages(cell, cell.module(cell.path), previous_output(cell, stack, int(layer)))
+
+
+def parallel_residual(cell: Cell) -> list[Stage]:
+    """x + mixer(h) + ffn(h), both branches at once."""
+    stack, _, layer, _ = cell.path.split(".")
+    paths = {
+        "x, the stream": previous_output(cell, stack, int(layer)),
+        "mixer(h)": cell.near("mixer_residual.inside"),
+        "ffn(h)": cell.near("ffn_residual.inside"),
+    }
+    terms = tuple(Term(name, float(cell.values[path][cell.at]), (), path, cell.at) for name, path in paths.items())
+    return [Stage("x + mixer + ffn", sum(term.value for term in terms), terms)]
 
 
 def inside(cell: Cell) -> list[Stage]:
@@ -91,23 +123,24 @@ def inside(cell: Cell) -> list[Stage]:
     source = cell.near(f"{branch}.{'down' if branch == 'ffn' else 'out'}")
     if not cell.has(source):
         return []
-    block: Any = cell.module(cell.block + f".{branch}_residual")
-    return norm_stages(cell, block.inside, source)
+    block: Any = cell.module(cell.block)
+    residual = getattr(block, f"{branch}_residual", None)
+    if not isinstance(residual, Residual):  # a parallel block adds its branches without a norm of their own
+        return [copy_stage(cell, f"{branch}(h)", source, cell.at)]
+    return norm_stages(cell, residual.inside, source)
 
 
 def qkv(cell: Cell) -> list[Stage]:
-    (t, row), module = cell.at, cell.module(cell.near("mixer.qkv"))
-    source = cell.near("mixer_residual.before")
-    return [linear_stage(cell, "x·W_QKV", source, (t,), module.weight, row, module.bias)]
+    (t, row), mixer = cell.at, cell.module(cell.near("mixer"))
+    stage = linear_stage(cell, "x·W_QKV", parts.branch_input(cell), (t,), mixer.qkv.weight, row, mixer.qkv.bias)
+    return parts.clip_stages(stage, getattr(mixer, "clip", None))
 
 
 def split_head(cell: Cell) -> list[Stage]:
     """query, key and value are cut from one matrix product."""
-    attention, name = cell.module(".".join(cell.path.split(".")[:4])), cell.path.rpartition(".")[2]
+    attention, name = parts.layer_of(cell), cell.path.rpartition(".")[2]
     if ".cross." in cell.path:
         return parts.cross_projection(cell)
-    if not isinstance(attention, MultiHeadAttention) or not cell.has(cell.near("mixer.qkv")):
-        return []
     head, t, d = cell.at
     key, value = attention.widths
     start = {"query": 0, "key": attention.rows[0], "value": attention.rows[0] + attention.rows[1]}[name]
@@ -116,21 +149,25 @@ def split_head(cell: Cell) -> list[Stage]:
 
 
 def attention_inputs(cell: Cell) -> tuple[str, str]:
-    """The paths of the queries and keys that the scores compare."""
-    layer = ".".join(cell.path.split(".")[:4])
-    names = ("rotated", "norm") if cell.has(f"{layer}.query_rotated") else ("norm",)
-    return f"{layer}.query_{names[0]}", f"{layer}.key_{names[0]}"
+    """The paths of the queries and keys that a score compares. Dual chunks have a query for each kind of distance."""
+    layer, rotary = ".".join(cell.path.split(".")[:4]), parts.layer_of(cell).rotary
+    if rotary is None:
+        return f"{layer}.query_norm", f"{layer}.key_norm"
+    name = "query_rotated"
+    if isinstance(rotary, DualChunk):
+        _, i, j = cell.at
+        kinds = rotary.config.queries(parts.layer_of(cell).mask)
+        name = next((name for name, mask in kinds.items() if bool(mask(torch.tensor(i), torch.tensor(j)))), name)
+    return f"{layer}.{name}", f"{layer}.key_rotated"
 
 
 def scores(cell: Cell) -> list[Stage]:
     query, key = attention_inputs(cell)
-    if not (cell.has(query) and cell.has(key)):
-        return []
     head, i, j = cell.at
     q, k = cell.values[query].double(), cell.values[key].double()
-    group = head // (q.shape[0] // k.shape[0])
-    scale = parts.layer_of(cell).scale
-    return parts.score_stages(cell, q[head, i], k[group, j], query, (head, i), scale)
+    layer, group = parts.layer_of(cell), head // (q.shape[0] // k.shape[0])
+    bias = parts.position_bias(cell, head, i, j)
+    return parts.score_stages(q[head, i], k[group, j], query, (head, i), layer.scale, layer.softcap, bias)
 
 
 def weights(cell: Cell) -> list[Stage]:
@@ -143,11 +180,14 @@ def weights(cell: Cell) -> list[Stage]:
     if not bool(allowed[j]):
         return [Stage("the mask hides this key: weight 0", 0.0)]
     shown = row.masked_fill(~allowed, -torch.inf)
-    powers = (shown - shown.max()).exp()
-    names = cell.key_labels()
+    sinks = cell.path.removesuffix("weights") + "sinks"
+    sink = float(cell.values[sinks][head]) if cell.has(sinks) else -torch.inf
+    top = max(float(shown.max()), sink)
+    powers = (shown - top).exp()
+    names = cell.key_names(len(row))
     terms = [
         Term(
-            f"exp({float(row[k] - shown.max()):.3g}) for {names[k]!r}",
+            f"exp({float(row[k]) - top:.3g}) for {names[k]!r}",
             float(powers[k]),
             (("score", float(row[k])),),
             source,
@@ -156,12 +196,27 @@ def weights(cell: Cell) -> list[Stage]:
         for k in range(len(row))
         if bool(allowed[k])
     ]
-    total, top = float(powers.sum()), float(powers[j])
-    divide = (Term("exp(score − max)", top, (("score", float(row[j])),), source, (head, i, j)), Term("1/Σ", 1 / total))
+    total, mine = float(powers.sum()), float(powers[j])
+    if cell.has(sinks):  # a score for reading nothing takes part in the softmax
+        power = math.exp(sink - top)
+        terms.append(Term(f"exp({sink - top:.3g}) of the sink", power, (("score", sink),), sinks, (head,)))
+        total += power
+    divide = (Term("exp(score − max)", mine, (("score", float(row[j])),), source, (head, i, j)), Term("1/Σ", 1 / total))
     return [
         Stage("Σ_k exp(score_k − max)", total, top_terms(terms)),
-        Stage("exp(score − max) / Σ", top / total, divide, "Π"),
+        Stage("exp(score − max) / Σ", mine / total, divide, "Π"),
     ]
+
+
+def sink(cell: Cell) -> list[Stage]:
+    entry = float(parts.layer_of(cell).sinks.weight[cell.at[0]])
+    return [Stage("a learned score of the head, for reading nothing", entry, (Term(f"sink[{cell.at[0]}]", entry),))]
+
+
+def shared_bias(cell: Cell) -> list[Stage]:
+    head, bucket = cell.at
+    entry = float(parts.layer_of(cell).score_bias.weight[head, bucket])
+    return [Stage("a learned number of the head and the distance", entry, (Term(f"table[{head}, {bucket}]", entry),))]
 
 
 def mixed(cell: Cell) -> list[Stage]:
@@ -207,8 +262,7 @@ def logits(cell: Cell) -> list[Stage]:
         both = (Term("x·W", stages[-1].value), Term("scale", scale))
         stages.append(Stage("× scale", stages[-1].value * scale, both, "Π"))
     if cap is not None:
-        value = cap * float(torch.tanh(torch.tensor(stages[-1].value / cap, dtype=torch.float64)))
-        stages.append(Stage(f"{cap:g}·tanh(· / {cap:g})", value, (Term("logit", stages[-1].value),)))
+        stages.append(parts.cap_stage(stages[-1], cap))
     return stages
 
 
@@ -244,6 +298,7 @@ def embedding_tokens(cell: Cell) -> list[Stage]:
     return [Stage("row of the embedding table", entry * module.scale, tuple(terms), "Π")]
 
 
+ATTENDS = ("attention", "linear", "linformer", "longformer")
 RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "embedding": embedding,
     "source": embedding,
@@ -252,21 +307,60 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     **{f"{place}.position": parts.position for place in ("embedding", "source", "target")},
     "embedding.segments": parts.segments,
     **{f"{place}.norm": parts.embedding_norm for place in ("embedding", "source", "target")},
-    "embedding.projection": parts.embedding_projection,
+    **{f"{place}.projection": parts.embedding_projection for place in ("embedding", "source", "target")},
     "embedding.patches": parts.patches,
     "embedding.class_token": parts.class_token,
     "final_norm": final_norm,
+    "score_bias": shared_bias,
+    "norm": parallel_norm,
+    "ffn_norm": parallel_norm,
+    "residual": parallel_residual,
     "mixer.qkv": qkv,
-    "mixer.query": parts.by_mixer(attention=split_head, latent=parts.latent_query),
-    "mixer.key": split_head,
-    "mixer.value": split_head,
+    "mixer.query": by_mixer(
+        attention=split_head,
+        linear=split_head,
+        latent=parts.latent_query,
+        linformer=mixers.linformer_projection,
+        longformer=mixers.split_thirds,
+    ),
+    **{
+        f"mixer.{name}": by_mixer(
+            attention=split_head,
+            linear=split_head,
+            linformer=mixers.linformer_projection,
+            longformer=mixers.split_thirds,
+        )
+        for name in ("key", "value")
+    },
     "mixer.query_norm": parts.head_norm,
     "mixer.key_norm": parts.head_norm,
-    "mixer.query_rotated": parts.rotated,
-    "mixer.key_rotated": parts.rotated,
-    "mixer.scores": parts.by_mixer(attention=scores, latent=parts.latent_scores),
-    "mixer.weights": weights,
-    "mixer.mixed": parts.by_mixer(attention=mixed, latent=parts.latent_mixed),
+    **{f"mixer.{name}": parts.rotated for name in ("query_rotated", "query_previous", "query_older", "key_rotated")},
+    "mixer.query_features": mixers.features,
+    "mixer.key_features": mixers.features,
+    "mixer.scores": by_mixer(
+        attention=scores,
+        latent=parts.latent_scores,
+        linformer=mixers.plain_scores,
+        longformer=mixers.plain_scores,
+    ),
+    "mixer.sinks": sink,
+    "mixer.weights": by_mixer(
+        attention=weights, latent=weights, linformer=weights, longformer=weights, linear=mixers.linear_weights
+    ),
+    "mixer.local": mixers.read_values,
+    "mixer.mixed": by_mixer(
+        attention=mixed,
+        latent=parts.latent_mixed,
+        linear=mixers.read_values,
+        linformer=mixers.read_values,
+        longformer=mixers.longformer_mixed,
+    ),
+    "mixer.key_rows": mixers.mixture,
+    "mixer.value_rows": mixers.mixture,
+    "mixer.global_qkv": mixers.global_keys,
+    "mixer.global.scores": mixers.global_scores,
+    "mixer.global.weights": weights,
+    "mixer.global.mixed": mixers.global_mixed,
     "mixer.concat": concat,
     "mixer.query_down": parts.linear_rule("x·W", "query_down"),
     "mixer.down": parts.linear_rule("x·W_down", "down"),
@@ -274,34 +368,39 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "mixer.up": parts.linear_rule("latent·W_up", "up", "latent_norm"),
     "mixer.rope_key": parts.rope_key,
     "mixer.input": parts.linear_rule("x·W_in", "input"),
-    "mixer.conv": parts.by_mixer(mamba=parts.mamba_conv),
+    "mixer.conv": by_mixer(mamba=mixers.mamba_conv, short=mixers.short_conv),
     "mixer.select": parts.linear_rule("x·W_select", "select", "conv"),
-    "mixer.step": parts.mamba_step,
-    "mixer.scanned": parts.mamba_scanned,
-    "mixer.gated": parts.by_mixer(mamba=parts.mamba_gated),
+    "mixer.step": mixers.mamba_step,
+    "mixer.scanned": mixers.mamba_scanned,
+    "mixer.gated": by_mixer(mamba=mixers.mamba_gated, short=mixers.short_gated),
     "mixer.gates": parts.linear_rule("x·W_gates", "input"),
-    "mixer.hidden": parts.lstm_hidden,
-    "mixer.out": parts.by_mixer(
-        attention=out,
-        latent=out,
-        mamba=parts.linear_rule("gated·W_out", "out", "gated"),
+    "mixer.hidden": mixers.lstm_hidden,
+    "mixer.out": by_mixer(
+        **dict.fromkeys((*ATTENDS, "latent"), out),
+        **dict.fromkeys(("mamba", "short"), parts.linear_rule("gated·W_out", "out", "gated")),
         lstm=parts.linear_rule("h·W_out", "out", "hidden"),
     ),
-    **{f"ffn.{inner}{name}": parts.ffn_inner for inner in ("", "shared.") for name in ("gate", "up")},
-    "ffn.down": parts.ffn_down,
-    "ffn.shared.down": parts.ffn_down,
+    **{
+        f"ffn.{inner}{name}": parts.ffn_down if name == "down" else parts.ffn_inner
+        for inner in ("", "shared.", "shared.ffn.")
+        for name in ("gate", "up", "down")
+    },
+    "ffn.shared.switch": parts.switch,
     "ffn.router": parts.router,
     "ffn.chosen": parts.expert_weight,
     **{f"ffn.experts.{name}": parts.expert_inner for name in ("gate", "up", "down")},
     "head.logits": logits,
-    "head.dense": parts.head_linear("dense", "", activation=True),
+    "head.dense": parts.head_dense,
     "head.norm": parts.head_norm_of_dense,
-    "head.pool.pooled": parts.pool_first,
-    "head.classes": parts.head_linear("classes", "head.pool.pooled"),
+    "head.pooled": parts.pooled,
+    "head.pool.pooled": parts.pooled,
+    "head.pool.dense": parts.head_dense,
+    "head.classes": parts.head_linear("classes", "head.pool.pooled", "head.pool.dense"),
+    "head.span": parts.head_linear("span"),
     **{
         f"{branch}_residual{place}": rule
         for branch in ("mixer", "cross", "ffn")
         for place, rule in {"": residual, ".before": before, ".after": after, ".inside": inside}.items()
     },
 }
-"""By kind of step. Steps of other mixers show their values without terms."""
+"""By kind of step."""

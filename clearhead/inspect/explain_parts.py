@@ -1,6 +1,7 @@
-"""Rules of `explain` for parts beyond plain attention: cross and latent attention, experts, Mamba, LSTM, images, heads.
+"""Rules of `explain` for parts beyond plain attention: cross and latent attention, experts, images, heads.
 
-Each rule takes a `Cell` and returns the stages of its arithmetic. `explain.RULES` lists them by kind of step.
+Each rule takes a `Cell` and returns the stages of its arithmetic. `explain.RULES` lists them by kind of step; the rules
+of mixers without softmax attention are in `explain_mixers.py`.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from clearhead.configs import ClampedFeedForwardConfig
 from clearhead.functional import ACTIVATIONS
-from clearhead.nn.attention import MultiHeadAttention
+from clearhead.functional.positions import relative_bias
 from clearhead.nn.embedding import PatchEmbedding
+from clearhead.nn.heads import LastToken, MeanPool
 from clearhead.nn.latent import LatentAttention
-from clearhead.nn.lstm import LSTM
-from clearhead.nn.mamba import Mamba
-from clearhead.nn.moe import MoE
+from clearhead.nn.moe import GroupedChoice, MoE
 from clearhead.nn.norm import ProjectionNorm
-from clearhead.nn.positions import Learned
-from clearhead.nn.rotary import Rotary
+from clearhead.nn.positions import Alibi, Learned
+from clearhead.nn.rotary import DualChunk, Rotary
+from clearhead.reference.positions import alibi_slopes
 
-from .cells import Cell, Stage, Term, linear_stage, norm_stages, top_terms
+from .cells import Cell, Stage, Term, linear_stage, norm_stages, top_terms, vector_norm
 
 Rule = Callable[[Cell], list[Stage]]
 
@@ -38,8 +39,8 @@ def layer_of(cell: Cell) -> Any:
 
 def branch_input(cell: Cell) -> str:
     """The normed stream that this block's branch reads."""
-    branch = cell.path.split(".")[3]
-    return cell.near(f"{branch}_residual.before")
+    own = cell.near(f"{cell.path.split('.')[3]}_residual.before")
+    return own if cell.has(own) else cell.near("norm")  # both branches of a parallel block read one norm
 
 
 def beside(cell: Cell, name: str) -> str:
@@ -73,7 +74,8 @@ def cross_projection(cell: Cell) -> list[Stage]:
     start = {"query": 0, "key": attention.rows[0], "value": attention.rows[0] + attention.rows[1]}[name]
     row = start + head * (value if name == "value" else key) + d
     source = branch_input(cell) if name == "query" else "encoder.final_norm"
-    return [linear_stage(cell, f"x·W_{name[0].upper()}", source, (t,), attention.qkv.weight, row, attention.qkv.bias)]
+    formula, module = f"x·W_{name[0].upper()}", attention.qkv
+    return clip_stages(linear_stage(cell, formula, source, (t,), module.weight, row, module.bias), attention.clip)
 
 
 def head_norm(cell: Cell) -> list[Stage]:
@@ -88,13 +90,15 @@ def head_norm(cell: Cell) -> list[Stage]:
     head, t, d = cell.at
     joint = cell.values[source][:, t].flatten().double().cpu()
     at = head * cell.values[source].shape[2] + d
-    gain, inverse = float(module.norm.weight[at]), float((joint.square().mean() + module.norm.eps).rsqrt())
-    terms = (
-        Term("γ", gain),
-        Term(f"x[{d}]", float(joint[at]), (), source, cell.at),
-        Term("1/√(mean(x²) + ε)", inverse),
-    )
-    return [Stage("γ·x/√(mean(x²) + ε) over all heads", gain * float(joint[at]) * inverse, terms, "Π")]
+    return vector_norm(module.norm, joint, at, source, cell.at, over=" over all heads")
+
+
+def clip_stages(stage: Stage, limit: float | None) -> list[Stage]:
+    """A stage, and what a limit leaves of it."""
+    if limit is None:
+        return [stage]
+    cut = min(max(stage.value, -limit), limit)
+    return [stage, Stage(f"clipped to ±{limit:g}", cut, (Term(stage.formula, stage.value),))]
 
 
 # ---- rotation
@@ -107,7 +111,8 @@ def rotation_stage(
     halves, half = rotary.config.layout == "halves", rotary.width // 2
     pair, second = (d % half, d >= half) if halves else (d // 2, d % 2 == 1)
     other = (d - half if second else d + half) if halves else (d - 1 if second else d + 1)
-    angle = t * float(rotary.frequencies[pair])
+    frequency = rotary_frequency(rotary, pair, cell)
+    angle = t * frequency
     cos, sin = math.cos(angle) * rotary.config.magnitude, math.sin(angle) * rotary.config.magnitude
     own, mate = (float(cell.values[source][place(i)]) for i in (d, other))
     sign, mark = (1, "+") if second else (-1, "−")
@@ -115,20 +120,33 @@ def rotation_stage(
         Term(f"{name}[{d}]·cos φ", own * cos, ((name, own), ("cos φ", cos)), source, place(d)),
         Term(f"{mark} {name}[{other}]·sin φ", sign * mate * sin, ((name, mate), ("sin φ", sin)), source, place(other)),
     )
-    formula = f"rotated by φ = {t}·{float(rotary.frequencies[pair]):.4g} = {angle:.4g} rad"
+    formula = f"rotated by φ = {t}·{frequency:.4g} = {angle:.4g} rad"
     return Stage(formula, sum(term.value for term in terms), terms)
 
 
+def rotary_frequency(rotary: Rotary, pair: int, cell: Cell) -> float:
+    """Radians per position; a dynamic scaling depends on the length of the text."""
+    if not rotary.config.varies:
+        return float(rotary.frequencies[pair])
+    length = len(cell.key_labels())
+    return float(rotary.config.frequencies(rotary.head_dim, length)[pair])
+
+
 def rotated(cell: Cell) -> list[Stage]:
-    layer, name = layer_of(cell), "query" if cell.path.endswith("query_rotated") else "key"
+    layer, kind = layer_of(cell), cell.path.rpartition(".")[2]
     if isinstance(layer, LatentAttention):
         return latent_query_rotated(cell, layer)
+    name = "key" if kind == "key_rotated" else "query"
     rotary, source, (head, t, d) = getattr(layer, "rotary", None), beside(cell, f"{name}_norm"), cell.at
+    turned = t
+    if isinstance(rotary, DualChunk):  # positions start again in every chunk
+        turned = int(rotary.config.places(torch.tensor(t))["query_rotated" if name == "key" else kind])
+        rotary = rotary.rotary
     if not isinstance(rotary, Rotary) or not cell.has(source):
         return []
     if d >= rotary.width:
         return [copy_stage(cell, "not rotated", source, cell.at)]
-    return [rotation_stage(rotary, name, source, lambda i: (head, t, i), cell, t, d)]
+    return [rotation_stage(rotary, name, source, lambda i: (head, t, i), cell, turned, d)]
 
 
 def copy_stage(cell: Cell, formula: str, source: str, at: tuple[int, ...]) -> Stage:
@@ -157,12 +175,9 @@ def latent_query(cell: Cell) -> list[Stage]:
 
 def latent_norm(cell: Cell) -> list[Stage]:
     layer, (t, d) = layer_of(cell), cell.at
-    source, width = beside(cell, "down"), layer.config.latent_dim
-    x = cell.values[source][t, :width].double().cpu()
-    module: Any = layer.latent_norm
-    gain, inverse = float(module.weight[d]), float((x.square().mean() + module.eps).rsqrt())
-    terms = (Term("γ", gain), Term(f"x[{d}]", float(x[d]), (), source, (t, d)), Term("1/√(mean(x²) + ε)", inverse))
-    return [Stage("γ·x/√(mean(x²) + ε) of the latent", gain * float(x[d]) * inverse, terms, "Π")]
+    source = beside(cell, "down")
+    x = cell.values[source][t, : layer.config.latent_dim].double().cpu()
+    return vector_norm(layer.latent_norm, x, d, source, (t, d), over=" of the latent")
 
 
 def rope_key(cell: Cell) -> list[Stage]:
@@ -184,13 +199,19 @@ def latent_scores(cell: Cell) -> list[Stage]:
     keys, _ = latent_parts(cell, layer)
     source = beside(cell, "query_rotated")
     q, k = cell.values[source][head, i].double(), keys[head, j]
-    return score_stages(cell, q, k, source, (head, i), layer.config.scale)
+    return score_stages(q, k, source, (head, i), layer.config.scale)
 
 
 def score_stages(
-    cell: Cell, q: Tensor, k: Tensor, source: str, at: tuple[int, int], scale: float | None
+    q: Tensor,
+    k: Tensor,
+    source: str,
+    at: tuple[int, ...],
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: float | None = None,
 ) -> list[Stage]:
-    """q·k, its scale, and what else is added to a score."""
+    """q·k, its scale, its cap, and the position bias that is added to a score."""
     products, factor = q * k, len(q) ** -0.5 if scale is None else scale
     total = float(products.sum())
     terms = [
@@ -202,10 +223,29 @@ def score_stages(
         Stage("q·k = Σ_d q_d·k_d", total, top_terms(terms)),
         Stage(name, total * factor, (Term("q·k", total), Term("1/√K" if scale is None else "scale", factor)), "Π"),
     ]
-    if abs(cell.value - total * factor) > 1e-3 * max(1.0, abs(cell.value)):
-        rest = (Term("q·k/√K", total * factor), Term("bias", cell.value - total * factor))
-        stages.append(Stage("+ position bias", cell.value, rest))
+    if softcap is not None:
+        stages.append(cap_stage(stages[-1], softcap))
+    if bias is not None:
+        both = (Term("q·k/√K" if softcap is None else "capped", stages[-1].value), Term("bias", bias))
+        stages.append(Stage("+ position bias", stages[-1].value + bias, both))
     return stages
+
+
+def cap_stage(before: Stage, cap: float) -> Stage:
+    value = cap * math.tanh(before.value / cap)
+    return Stage(f"{cap:g}·tanh(· / {cap:g})", value, (Term(before.formula, before.value),))
+
+
+def position_bias(cell: Cell, head: int, i: int, j: int) -> float | None:
+    """What ALiBi, or the bias that all layers of a stack share (T5), adds to a score."""
+    own, stack = getattr(layer_of(cell), "score_bias", None), cell.module(cell.path.split(".")[0])
+    if isinstance(own, Alibi):
+        return float(-own.scale * alibi_slopes(own.heads)[head] * abs(i - j))
+    if stack.score_bias is None or ".cross." in cell.path:
+        return None
+    shared = stack.score_bias
+    bias = relative_bias(torch.tensor([[j - i]]), shared.weight, torch.tensor(shared.starts), shared.mirrored)
+    return float(bias[head, 0, 0])
 
 
 def latent_mixed(cell: Cell) -> list[Stage]:
@@ -217,7 +257,7 @@ def latent_mixed(cell: Cell) -> list[Stage]:
 def mix_stage(cell: Cell, path: str, head: int, i: int, values: Tensor) -> Stage:
     """Σ_j weight_j·v_j, a term for each token that is read."""
     weights = cell.values[path][head, i].double()
-    names = cell.key_labels()
+    names = cell.key_names(len(weights))
     terms = [
         Term(
             f"weight on {names[j]!r} · v",
@@ -236,8 +276,33 @@ def mix_stage(cell: Cell, path: str, head: int, i: int, values: Tensor) -> Stage
 
 
 def ffn_input(cell: Cell) -> str:
-    source = cell.near("ffn_residual.before")
-    return source if cell.has(source) else cell.near("norm")
+    names = ("ffn_residual.before", "ffn_norm", "norm")
+    return next(path for name in names if cell.has(path := cell.near(name)))
+
+
+def open_gate(layer: Any, stage: Stage) -> list[Stage]:
+    """The activation of a gate, or of a layer without a gate."""
+    config = getattr(layer, "config", None)
+    if isinstance(config, ClampedFeedForwardConfig):
+        cut = min(stage.value, config.limit)
+        share = 1 / (1 + math.exp(-config.steepness * cut))
+        return [
+            Stage(f"min(·, {config.limit:g})", cut, (Term(stage.formula, stage.value),)),
+            Stage(f"x·σ({config.steepness:g}·x)", cut * share, (Term("x", cut), Term("σ", share)), "Π"),
+        ]
+    activation = layer.activation if config is None else config.activation
+    value = ACTIVATIONS[activation](torch.tensor(stage.value, dtype=torch.float64))
+    return [act_stage(activation, stage, float(value))]
+
+
+def pass_gate(layer: Any, stage: Stage, gate: Term) -> list[Stage]:
+    """gate ⊙ x·W_up; a clamped layer limits x·W_up and adds 1 first."""
+    config, passed, name, stages = getattr(layer, "config", None), stage.value, "x·W_up", [stage]
+    if isinstance(config, ClampedFeedForwardConfig):
+        cut = min(max(stage.value, -config.limit), config.limit)
+        passed, name = cut + 1, "clipped x·W_up + 1"
+        stages.append(Stage(f"clipped to ±{config.limit:g}, + 1", passed, (Term("clipped", cut), Term("1", 1.0))))
+    return [*stages, Stage(f"gate ⊙ {name}", gate.value * passed, (gate, Term(name, passed)), "Π")]
 
 
 def ffn_inner(cell: Cell) -> list[Stage]:
@@ -247,10 +312,8 @@ def ffn_inner(cell: Cell) -> list[Stage]:
     stage = linear_stage(cell, f"x·W_{name}", ffn_input(cell), (t,), matrix.weight, row, matrix.bias)
     gate = beside(cell, "gate")
     if name == "up" and hasattr(layer, "gate"):
-        value = float(cell.values[gate][t, row])
-        both = (Term("gate", value, (), gate, cell.at), Term("x·W_up", stage.value))
-        return [stage, Stage("gate ⊙ x·W_up", value * stage.value, both, "Π")]
-    return [stage, act_stage(layer.activation, stage, float(ACTIVATIONS[layer.activation](torch.tensor(stage.value))))]
+        return pass_gate(layer, stage, Term("gate", float(cell.values[gate][t, row]), (), gate, cell.at))
+    return [stage, *open_gate(layer, stage)]
 
 
 def ffn_down(cell: Cell) -> list[Stage]:
@@ -258,13 +321,19 @@ def ffn_down(cell: Cell) -> list[Stage]:
     return [linear_stage(cell, "hidden·W_down", beside(cell, "up"), (t,), layer.down.weight, row, layer.down.bias)]
 
 
+def switch(cell: Cell) -> list[Stage]:
+    """σ(x·w): how much of the shared expert a token lets through."""
+    stage = linear_stage(cell, "x·w", ffn_input(cell), (cell.at[0],), layer_of(cell).switch.weight, 0, None)
+    return [stage, act_stage("σ", stage, float(torch.tensor(stage.value, dtype=torch.float64).sigmoid()))]
+
+
 def router(cell: Cell) -> list[Stage]:
     moe, (t, expert) = layer_of(cell), cell.at
-    source = ffn_input(cell)
-    stage = linear_stage(cell, "x·W_router", source, (t,), moe.router.weight, expert, None)
-    if type(moe.choice).__name__ == "GroupedChoice":
-        return [stage, act_stage("sigmoid", stage, cell.value)]
-    scores = moe.router.weight.double() @ cell.values[source][t].double()
+    source, bias = ffn_input(cell), moe.router.bias
+    stage = linear_stage(cell, "x·W_router", source, (t,), moe.router.weight, expert, bias)
+    if isinstance(moe.choice, GroupedChoice):
+        return [stage, act_stage("sigmoid", stage, float(torch.tensor(stage.value, dtype=torch.float64).sigmoid()))]
+    scores = moe.router.weight.double() @ cell.values[source][t].double() + (0 if bias is None else bias.double())
     powers = (scores - scores.max()).exp()
     terms = [Term(f"exp(score) of expert {n}", float(power)) for n, power in enumerate(powers)]
     top, total = float(powers[expert]), float(powers.sum())
@@ -307,10 +376,8 @@ def expert_inner(cell: Cell) -> list[Stage]:
     stage = linear_stage(cell, f"expert {expert}: x·W_{name}", ffn_input(cell), (t,), matrix.weight[expert], row, bias)
     if name == "up" and layer.gated:
         gate = float(cell.values[beside(cell, "gate")][t, row, a])
-        both = (Term("gate", gate, (), beside(cell, "gate"), cell.at), Term("x·W_up", stage.value))
-        return [stage, Stage("gate ⊙ x·W_up", gate * stage.value, both, "Π")]
-    activation = layer.config.activation
-    return [stage, act_stage(activation, stage, float(ACTIVATIONS[activation](torch.tensor(stage.value))))]
+        return pass_gate(layer, stage, Term("gate", gate, (), beside(cell, "gate"), cell.at))
+    return [stage, *open_gate(layer, stage)]
 
 
 def expert_sum(cell: Cell) -> list[Stage]:
@@ -327,89 +394,14 @@ def expert_sum(cell: Cell) -> list[Stage]:
         )
         for a, expert in enumerate(chosen_experts(cell, moe, t))
     ]
-    shared = cell.near("ffn.shared.down")
+    shared, gated, switch = (cell.near(f"ffn.shared.{name}") for name in ("down", "ffn.down", "switch"))
     if cell.has(shared):
         terms.append(Term("shared expert", float(cell.values[shared][t, d]), (), shared, (t, d)))
+    if cell.has(gated):
+        passed, made = float(cell.values[switch][t, 0]), float(cell.values[gated][t, d])
+        factors = (("switch", passed), ("expert(x)", made))
+        terms.append(Term("switch · shared expert", passed * made, factors, gated, (t, d)))
     return [Stage("Σ weight·expert(x)", sum(term.value for term in terms), tuple(terms))]
-
-
-# ---- Mamba and LSTM
-
-
-def mamba_conv(cell: Cell) -> list[Stage]:
-    layer, (t, c), source = layer_of(cell), cell.at, beside(cell, "input")
-    x, width = cell.values[source].double(), len(layer.filter)
-    terms = [
-        Term(
-            f"filter[{s - t + width - 1}]·x[{s}]",
-            float(layer.filter[s - t + width - 1, c] * x[s, c]),
-            (),
-            source,
-            (s, c),
-        )
-        for s in range(max(0, t - width + 1), t + 1)
-    ]
-    terms += [] if layer.filter_bias is None else [Term("b", float(layer.filter_bias[c]))]
-    stage = Stage("Σ_k filter_k·x", sum(term.value for term in terms), tuple(terms))
-    return [stage, act_stage("silu", stage, float(F.silu(torch.tensor(stage.value, dtype=torch.float64))))]
-
-
-def mamba_step(cell: Cell) -> list[Stage]:
-    layer, (t, c), source = layer_of(cell), cell.at, beside(cell, "select")
-    x, w = cell.values[source][t, : layer.rank].double().cpu(), layer.step.weight[c].double().cpu()
-    terms = [Term(f"s[{j}]·W[{c},{j}]", float(x[j] * w[j]), (), source, (t, j)) for j in range(len(x))]
-    terms.append(Term(f"b[{c}]", float(layer.step.bias[c])))
-    stage = Stage("s·W_Δ + b", sum(term.value for term in terms), top_terms(terms))
-    return [stage, act_stage("softplus", stage, float(F.softplus(torch.tensor(stage.value, dtype=torch.float64))))]
-
-
-def mamba_scanned(cell: Cell) -> list[Stage]:
-    """y_t = Σ_s C_t·(exp(Σ Δ A)∘B_s)·Δ_s·x_s + D·x_t: what each earlier token left in the state."""
-    layer, (t, c) = layer_of(cell), cell.at
-    conv, step, select = (cell.values[beside(cell, name)].double().cpu() for name in ("conv", "step", "select"))
-    _, write, read = select.split((layer.rank, len(layer.decay), len(layer.decay)), dim=-1)
-    decay = -layer.decay[:, c].double().cpu().exp()
-    names, terms = cell.key_labels(), []
-    for s in range(t + 1):
-        kept = (decay * step[s + 1 : t + 1, c].sum()).exp()
-        value = float((read[t] * kept * write[s]).sum() * step[s, c] * conv[s, c])
-        terms.append(Term(f"from {names[s]!r}", value, (("x", float(conv[s, c])),), beside(cell, "conv"), (s, c)))
-    terms.append(Term("skip·x", float(layer.skip[c] * conv[t, c]), (), beside(cell, "conv"), (t, c)))
-    return [Stage("Σ_s C·decay·B·Δ·x_s + D·x", sum(term.value for term in terms), top_terms(terms))]
-
-
-def mamba_gated(cell: Cell) -> list[Stage]:
-    (t, c), source = cell.at, beside(cell, "input")
-    width = cell.values[source].shape[1] // 2
-    scanned, gate = float(cell.values[beside(cell, "scanned")][t, c]), cell.values[source][t, width + c].double()
-    opened = float(F.silu(gate))
-    terms = (
-        Term("scanned", scanned, (), beside(cell, "scanned"), cell.at),
-        Term("silu(gate)", opened, (), source, (t, width + c)),
-    )
-    return [Stage("scanned ⊙ silu(gate)", scanned * opened, terms, "Π")]
-
-
-def lstm_hidden(cell: Cell) -> list[Stage]:
-    """c = f∘c + i∘g and h = o∘tanh(c), token after token."""
-    layer, (t, d), source = layer_of(cell), cell.at, beside(cell, "gates")
-    gates, hidden = (cell.values[path].double().cpu() for path in (source, cell.path))
-    recurrent = layer.recurrent.weight.double().cpu()
-    state, before, inputs = torch.zeros(hidden.shape[1], dtype=torch.float64), hidden[0] * 0, hidden[0] * 0
-    out = inputs
-    for s in range(t + 1):
-        past = hidden[s - 1] if s else torch.zeros_like(hidden[0])
-        i, f, g, o = (gates[s] + recurrent @ past).chunk(4)
-        before, inputs, out = f.sigmoid() * state, i.sigmoid() * g.tanh(), o.sigmoid()
-        state = before + inputs
-    kept = Term("forget gate · old c", float(before[d]))
-    new = Term("input gate · tanh(g)", float(inputs[d]), (), source, (t, d))
-    height = float(state[d].tanh())
-    both = (Term("output gate", float(out[d])), Term("tanh(c)", height))
-    return [
-        Stage("c = f·c + i·g", float(state[d]), (kept, new)),
-        Stage("h = o·tanh(c)", float(out[d]) * height, both, "Π"),
-    ]
 
 
 # ---- embeddings and heads
@@ -417,15 +409,24 @@ def lstm_hidden(cell: Cell) -> list[Stage]:
 
 def position(cell: Cell) -> list[Stage]:
     """A row of a learned table, or sines and cosines."""
-    embedding, (t, d) = layer_of(cell), cell.at
-    if isinstance(embedding.position, Learned):
-        return [Stage("row of the position table", cell.value, (Term(f"table[{t}, {d}]", cell.value),))]
-    name = "cos" if d % 2 else "sin"
-    return [Stage(f"{name}(position / 10000^(2i/D)), i = {d // 2}", cell.value, (Term(f"position {t}", cell.value),))]
+    module, (t, d) = layer_of(cell).position, cell.at
+    if isinstance(module, Learned):
+        entry = float(module.weight[t, d])
+        return [Stage("row of the position table", entry, (Term(f"table[{t}, {d}]", entry),))]
+    config, half = module.config, module.dim // 2
+    pair, odd = (d % half, d >= half) if config.layout == "halves" else (d // 2, d % 2 == 1)
+    angle = (t + config.start) * config.base ** (-2 * pair / module.dim)
+    wave, name = (math.cos, "cos") if odd else (math.sin, "sin")
+    value = wave(angle)
+    return [
+        Stage(f"{name}(position / {config.base:g}^(2i/D)), i = {pair}", value, (Term(f"{name}({angle:.4g})", value),))
+    ]
 
 
 def segments(cell: Cell) -> list[Stage]:
-    return [Stage("row of the segment table", cell.value, (Term(f"table[0, {cell.at[1]}]", cell.value),))]
+    d = cell.at[1]
+    entry = float(layer_of(cell).segments.weight[0, d])
+    return [Stage("row of the segment table", entry, (Term(f"table[0, {d}]", entry),))]
 
 
 def embedding_norm(cell: Cell) -> list[Stage]:
@@ -437,14 +438,7 @@ def embedding_norm(cell: Cell) -> list[Stage]:
         Term(name, float(cell.values[beside(cell, name)][t, d]), (), beside(cell, name), (t, d)) for name in parts
     )
     stage = Stage(" + ".join(parts), float(total[d]), terms)
-    mean, deviation = float(total.mean()), float((total.var(unbiased=False) + embedding.norm.eps).sqrt())
-    gain, shift = float(embedding.norm.weight[d]), float(embedding.norm.bias[d])
-    scaled = gain * (stage.value - mean) / deviation
-    factors = (("γ", gain), ("x", stage.value), ("μ", mean), ("σ", deviation))
-    return [
-        stage,
-        Stage("γ·(x − μ)/√(σ² + ε) + β", scaled + shift, (Term("γ·(x − μ)/σ", scaled, factors), Term("β", shift))),
-    ]
+    return [stage, *vector_norm(embedding.norm, total, d)]
 
 
 def embedding_projection(cell: Cell) -> list[Stage]:
@@ -471,50 +465,49 @@ def patch_pixels(embedding: PatchEmbedding, images: Tensor) -> Tensor:
 def class_token(cell: Cell) -> list[Stage]:
     t, d = cell.at
     if t == 0:
-        return [Stage("the learned class token", cell.value, (Term(f"class_token[{d}]", cell.value),))]
+        entry = float(layer_of(cell).class_token[d])
+        return [Stage("the learned class token", entry, (Term(f"class_token[{d}]", entry),))]
     return [copy_stage(cell, f"patch {t - 1}", beside(cell, "patches"), (t - 1, d))]
 
 
-def head_linear(matrix: str, source: str, activation: bool = False) -> Rule:
+def final_norm_path(cell: Cell) -> str:
+    return f"{cell.values.inspection.model_input.final_stack_name}.final_norm"
+
+
+def head_linear(matrix: str, *sources: str) -> Rule:
     """A matrix of the head, from another step of it or from the final norm."""
 
     def rule(cell: Cell) -> list[Stage]:
-        layer, final = layer_of(cell), f"{cell.values.inspection.model_input.final_stack_name}.final_norm"
-        *row, d = cell.at
-        module = getattr(layer, matrix)
-        read = source if source and cell.has(source) else final
+        layer, (*row, d) = layer_of(cell), cell.at
+        read = next((path for path in sources if cell.has(path)), final_norm_path(cell))
         at = tuple(row) if row else ((0,) if cell.values[read].dim() == 2 else ())
-        stage = linear_stage(cell, "x·W + b", read, at, module.weight, d, module.bias)
-        if not activation:
-            return [stage]
-        named = isinstance(layer.activation, str)
-        function = ACTIVATIONS[layer.activation] if named else layer.activation
-        value = float(function(torch.tensor(stage.value, dtype=torch.float64)))
-        return [stage, act_stage(layer.activation if named else "tanh", stage, value)]
+        module = getattr(layer, matrix)
+        return [linear_stage(cell, "x·W + b", read, at, module.weight, d, module.bias)]
 
     return rule
+
+
+def head_dense(cell: Cell) -> list[Stage]:
+    """The activation of a dense layer, in a masked language model's head or in a pooler."""
+    (stage,) = head_linear("dense")(cell)
+    named = layer_of(cell).activation
+    function = ACTIVATIONS[named] if isinstance(named, str) else named
+    word = named if isinstance(named, str) else next((name for name, f in ACTIVATIONS.items() if f is named), "tanh")
+    return [stage, act_stage(word, stage, float(function(torch.tensor(stage.value, dtype=torch.float64))))]
 
 
 def head_norm_of_dense(cell: Cell) -> list[Stage]:
     return norm_stages(cell, layer_of(cell).norm, "head.dense")
 
 
-def pool_first(cell: Cell) -> list[Stage]:
-    source = f"{cell.values.inspection.model_input.final_stack_name}.final_norm"
-    return [copy_stage(cell, "the first position", source, (0, *cell.at))] if cell.has(source) else []
-
-
-# ---- which rule a mixer has
-
-
-def by_mixer(**rules: Rule) -> Rule:
-    """The rule for the kind of mixer that the step belongs to; `attention` is the plain one."""
-
-    def rule(cell: Cell) -> list[Stage]:
-        layer: nn.Module = layer_of(cell)
-        kinds = {MultiHeadAttention: "attention", LatentAttention: "latent", Mamba: "mamba", LSTM: "lstm", MoE: "moe"}
-        name = next((word for kind, word in kinds.items() if isinstance(layer, kind)), "")
-        found = rules.get(name)
-        return [] if found is None else found(cell)
-
-    return rule
+def pooled(cell: Cell) -> list[Stage]:
+    """One vector for the whole text: that of the first or last position, or the mean."""
+    source, (d,), pool = final_norm_path(cell), cell.at, layer_of(cell)
+    x = cell.values[source]
+    if isinstance(pool, MeanPool):
+        names = cell.values.inspection.model_input.labels
+        terms = [Term(repr(names[t]), float(x[t, d]) / len(x), (), source, (t, d)) for t in range(len(x))]
+        return [Stage("mean over positions", sum(term.value for term in terms), top_terms(terms))]
+    last = isinstance(pool, LastToken)
+    at = len(x) - 1 if last else 0
+    return [copy_stage(cell, "the last position" if last else "the first position", source, (at, d))]

@@ -7,6 +7,7 @@ data with NumPy arrays in it; `encode` turns the arrays into text.
 from __future__ import annotations
 
 import base64
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -27,6 +28,7 @@ from clearhead.measure.trace import trace
 from clearhead.models.load import load
 from clearhead.models.model import Model, build
 from clearhead.models.presets import PRESETS, preset
+from clearhead.nn.norm import OffsetRMSNorm, RMSNorm
 
 from . import changes as interventions
 from .cells import StepValues, matrix_row
@@ -570,33 +572,29 @@ def attribution(session: Session, arguments: Mapping[str, Any]) -> Answer:
     given = inspection.model_input
     row, token = int(arguments.get("row", -1)), arguments.get("token")
     at = logits_at(given, inspection.logits, row)[0]
-    if not given.predicts_tokens:
+    lm_head: Any = given.model.head
+    if given.model.config.head is None or given.model.config.head.kind() != "LMHead":
         raise QuestionError("attribution needs a language model")
     row %= len(given.labels)
     id = int(at.argmax()) if token in (None, "") else given.find_token(token if isinstance(token, int) else str(token))
-    stack = given.final_stack_name
-    norm: Any = given.final_stack.final_norm
     final = values[list(dict(given.residual_taps()).values())[-1]][row].double()
-    direction, offset = logit_direction(given, norm, final, id)
-    parts = [("embedding", "", inspection.values[next(iter(given.residual_taps()))[1]][0, row].double())]
-    for layer in range(len(given.blocks)):
-        block = values.block(stack, layer)
-        for branch in ("mixer", "cross", "ffn"):
-            path = f"{stack}.blocks.{layer}.{branch}_residual.inside"
-            if path in block:
-                parts.append((f"layer {layer}", branch, block[path][0, row].double()))
+    parts = stream_parts(given, values, row)
+    if not torch.allclose(torch.stack([vector for _, _, vector in parts]).sum(0), final, atol=1e-3, rtol=1e-3):
+        raise QuestionError("the norms of this model stand on the residual stream, so its logits are no sum of parts")
+    direction, offset = logit_direction(given, given.final_stack.final_norm, final, id)
     shares = [float(vector @ direction) for _, _, vector in parts]
     terms = [
         {"layer": layer, "part": part, "value": share} for (layer, part, _), share in zip(parts, shares, strict=True)
     ]
-    total = sum(shares) + offset
+    logit, cap = float(at[id]), lm_head.softcap
     return {
         "token": [given.token_text(id), id],
         "row": row,
         "terms": terms,
         "offset": offset,
-        "sum": total,
-        "logit": float(at[id]),
+        "sum": sum(shares) + offset,
+        "logit": logit if cap is None else cap * math.atanh(logit / cap),
+        "softcap": cap,
         "python": session.opening(arguments)
         + "\nfrom clearhead.inspect.questions import Session\n"
         + f"\nfound = Session.of_inspection(inspection).ask('attribution', {{'row': {row}, 'token': {id}}})"
@@ -604,25 +602,37 @@ def attribution(session: Session, arguments: Mapping[str, Any]) -> Answer:
     }
 
 
-def logit_direction(given: Any, norm: Any, x: torch.Tensor, token: int) -> tuple[torch.Tensor, float]:
+def stream_parts(given: ModelInput, values: StepValues, row: int) -> list[tuple[str, str, torch.Tensor]]:
+    """The vectors whose sum is the residual stream at one position: layer, branch, vector."""
+    stack = given.final_stack_name
+    parts = [("embedding", "", values[next(iter(given.residual_taps()))[1]][row].double())]
+    for layer, block in enumerate(given.final_stack.layers()):
+        for branch in ("mixer", "cross", "ffn"):
+            path = f"{stack}.blocks.{layer}.{branch}_residual.inside"
+            if path in values.block(stack, layer):
+                scale = getattr(getattr(block, f"{branch}_residual", None), "scale", 1.0)
+                parts.append((f"layer {layer}", branch, scale * values[path][row].double()))
+    return parts
+
+
+def logit_direction(given: ModelInput, norm: Any, x: torch.Tensor, token: int) -> tuple[torch.Tensor, float]:
     """The vector d and the offset with logit = x·d + offset, holding the norm's scale at its value for x."""
+    model: Any = given.model
     with torch.no_grad():
-        weight = given.model.head.weight
+        weight = model.head.weight
         if weight is None:
-            weight = given.model.table
-        w = matrix_row(weight, token)
-        bias = given.model.head.bias
-        offset = 0.0 if bias is None else float(bias[token])
-        gain = getattr(norm, "weight", None)
-        if gain is None:
+            weight = model.table
+        w = matrix_row(weight, token) * model.head.scale
+        offset = 0.0 if model.head.bias is None else float(model.head.bias[token]) * model.head.scale
+        if isinstance(norm, torch.nn.Identity):
             return w, offset
-        gain = gain.double() + (1.0 if type(norm).__name__ == "OffsetRMSNorm" else 0.0)
-        if type(norm).__name__ == "LayerNorm":
-            scale = (x.var(unbiased=False) + norm.eps).rsqrt()
-            direction = gain * w * scale
-            direction = direction - direction.mean()
-            return direction, offset + (0.0 if norm.bias is None else float(norm.bias.double() @ w))
-        return gain * w * (x.square().mean() + norm.eps).rsqrt(), offset
+        gain = norm.weight.double() if hasattr(norm, "weight") else torch.ones_like(x)
+        if isinstance(norm, RMSNorm | OffsetRMSNorm):
+            gain = gain + (1.0 if isinstance(norm, OffsetRMSNorm) else 0.0)
+            return gain * w * (x.square().mean() + norm.eps).rsqrt(), offset
+        direction = gain * w * (x.var(unbiased=False) + norm.eps).rsqrt()
+        bias = getattr(norm, "bias", None)
+        return direction - direction.mean(), offset + (0.0 if bias is None else float(bias.double() @ w))
 
 
 # ---- predictions and text

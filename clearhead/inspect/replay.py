@@ -28,9 +28,12 @@ OUTSIDE = (
     "target",
     "target.*",
     "*.final_norm",
+    "*.score_bias",
     "head.dense",
     "head.norm",
     "head.pool.*",
+    "head.pooled",
+    "head.span",
 )
 """Taps outside the blocks. They are kept, because running the embedding again is as long as keeping it."""
 

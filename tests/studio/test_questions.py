@@ -15,12 +15,11 @@ import torch
 from numpy.testing import assert_allclose
 
 from clearhead.configs import Int4, Int8, Precision
-from clearhead.inspect.cells import StepValues
-from clearhead.inspect.explain import explain
-from clearhead.inspect.questions import QUESTIONS, QuestionError, Session, encode
+from clearhead.inspect.cells import Stage, StepValues
+from clearhead.inspect.explain import RULES, explain
+from clearhead.inspect.questions import QUESTIONS, QuestionError, Session, encode, flow_steps
 from clearhead.measure.trace import trace
 from clearhead.models.model import build
-from clearhead.models.presets import PRESETS
 from clearhead.models.quantize import quantize
 from clearhead.nn.tap import Taps
 from clearhead.studio.app import SMALL_MODEL, find_models
@@ -36,17 +35,49 @@ def session() -> Session:
 
 
 @pytest.mark.parametrize("name", once_each(CASES))
-def test_a_replayed_block_is_the_whole_pass_to_the_bit(name: str) -> None:
+def test_blocks_replay_to_the_bit_and_every_cell_is_the_sum_of_its_terms(name: str) -> None:
     model, inputs = model_of(name), [x[:1] for x in inputs_of(CASES[name])]
     inspection = model.inspect(*inputs)
     whole = Taps(read=["*"])
     inspection.model_input.run(whole)
+    values, generator = StepValues(inspection), random.Random(name)
     for stack, blocks in inspection.model_input.stacks().items():
         for layer in range(len(blocks)):
-            replayed = inspection.replay.block_values(stack, layer)
+            replayed = values.block(stack, layer)
             assert replayed
             for path, value in replayed.items():
                 assert torch.equal(value, whole.values[path]), path
+    for step in flow_steps(inspection):
+        found = explain(values, step.name, [generator.randrange(size) for size in values[step.name].shape])
+        assert found.stages, step.name
+        last = found.stages[-1]
+        assert last.value == pytest.approx(found.value, rel=1e-4, abs=1e-5), step.name
+        together = math.prod if last.operation == "Π" else sum
+        if len(last.terms) > 1:
+            parts = together(term.value for term in last.terms)
+            assert parts == pytest.approx(found.value, rel=1e-4, abs=1e-5), step.name
+        for term in last.terms:
+            if term.path:
+                assert values[term.path][term.index].numel() == 1, (step.name, term)
+    if getattr(model.config.head, "kind", str)() == "LMHead":
+        asked = Session.of_inspection(inspection)
+        stack = model.config.decoder if hasattr(model.config, "decoder") else model.config.stack
+        if any(getattr(block, "placement", "") == "post" for block in stack.blocks):
+            with pytest.raises(QuestionError, match="stand on the residual stream"):
+                asked.ask("attribution")
+        else:
+            added = asked.ask("attribution")
+            assert added["sum"] == pytest.approx(added["logit"], rel=1e-4, abs=1e-4)
+
+
+def test_a_cell_that_its_rule_gets_wrong_has_no_terms(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, values = session.pass_of({})
+    path = "stack.blocks.0.ffn.down"
+    assert explain(values, path, [2, 5]).stages
+    monkeypatch.setitem(RULES, "ffn.down", lambda cell: [Stage("wrong", cell.value + 1)])
+    assert explain(values, path, [2, 5]).stages == ()
+    monkeypatch.setitem(RULES, "ffn.down", lambda cell: cell.module("nowhere"))
+    assert explain(values, path, [2, 5]).stages == ()
 
 
 def test_every_step_of_the_trace_is_a_tap_with_the_traced_shape(session: Session) -> None:
@@ -71,30 +102,6 @@ def test_every_step_of_the_trace_is_a_tap_with_the_traced_shape(session: Session
             last = found.stages[-1]
             if last.operation == "Σ" and len(last.terms) > 1:
                 assert sum(term.value for term in last.terms) == pytest.approx(found.value, rel=1e-5, abs=1e-5)
-
-
-TINY = [name for name in PRESETS if name.startswith("tiny-")]
-
-
-@pytest.mark.parametrize("name", TINY)
-def test_every_step_of_every_family_is_the_sum_of_its_terms(name: str) -> None:
-    session = Session({name: name}, "3 1 4 1 5")
-    _, values = session.pass_of({})
-    generator = random.Random(name)
-    for step in session.ask("flow")["steps"]:
-        value = values[step["name"]]
-        for _ in range(2):
-            found = explain(values, step["name"], [generator.randrange(size) for size in value.shape])
-            assert found.stages, step["name"]
-            last = found.stages[-1]
-            assert last.value == pytest.approx(found.value, rel=1e-5, abs=1e-5), step["name"]
-            together = math.prod if last.operation == "Π" else sum
-            if len(last.terms) > 1:
-                parts = together(term.value for term in last.terms)
-                assert parts == pytest.approx(found.value, rel=1e-5, abs=1e-5), step["name"]
-            for term in last.terms:
-                if term.path:
-                    assert values[term.path][term.index].numel() == 1, (step["name"], term)
 
 
 @pytest.mark.parametrize("precision", [Int8(), Int4()])
