@@ -24,6 +24,7 @@ from clearhead.models.bert import albert
 
 from .bert import body_fields, table_rules
 from .rules import (
+    EncoderHeads,
     Rule,
     activation,
     architecture,
@@ -33,7 +34,6 @@ from .rules import (
     encoder_classes,
     joined_qkv,
     token_head,
-    token_head_rules,
     with_fields,
 )
 
@@ -45,6 +45,13 @@ IGNORED = (
     r"pooler(_fc)?\..*",
 )
 ARCHITECTURES = {"albert": (*encoder_classes("Albert"), "AlbertForPreTraining")}
+HEADS = EncoderHeads(
+    dense="predictions.dense",
+    norm="predictions.LayerNorm",
+    bias="predictions.bias",
+    pooler="pooler",
+    pool="pooler",
+)
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
@@ -122,11 +129,4 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
                 f"{ours}.ffn_residual.after": f"{theirs}.full_layer_layer_norm",
             }
         )
-    if isinstance(config.head, MaskedLMHeadConfig):
-        yield from both({"head.dense": "predictions.dense", "head.norm": "predictions.LayerNorm"})
-        yield Rule(("head.bias",), ("predictions.bias",))
-    elif isinstance(config.head, PoolerConfig):
-        yield from both({"head.dense": "pooler"})
-    elif isinstance(config.head, ClassHeadConfig):
-        yield from both({"head.pool.dense": "pooler", "head.classes": "classifier"})
-    yield from token_head_rules(config.head)
+    yield from HEADS.rules(config.head)

@@ -25,7 +25,7 @@ from clearhead.configs import (
 from clearhead.models.bert import bert
 
 from .rules import (
-    Repeated,
+    EncoderHeads,
     Rule,
     activation,
     architecture,
@@ -38,7 +38,6 @@ from .rules import (
     joined_qkv,
     labels,
     token_head,
-    token_head_rules,
     with_fields,
 )
 
@@ -53,6 +52,15 @@ ALIASES = {f"cls.seq_relationship.{name}": f"classifier.{name}" for name in ("we
 ARCHITECTURES = {
     "bert": (*encoder_classes("Bert"), "BertForPreTraining", "BertLMHeadModel", "BertForNextSentencePrediction")
 }
+HEADS = EncoderHeads(
+    dense="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    bias="cls.predictions.bias",
+    decoder="cls.predictions.decoder",
+    pooler="pooler.dense",
+    pool="pooler.dense",
+)
+TABLES = {"tokens": "word", "position": "position", "segments": "token_type"}
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
@@ -141,7 +149,7 @@ def body_fields(embedding: TokenEmbeddingConfig, stack: StackConfig, head: HeadC
 def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from table_rules()
     yield from layer_rules(config)
-    yield from head_rules(config.head)
+    yield from HEADS.rules(config.head)
 
 
 def layer_rules(config: SequenceModelConfig) -> Iterator[Rule]:
@@ -162,25 +170,7 @@ def layer_rules(config: SequenceModelConfig) -> Iterator[Rule]:
         )
 
 
-def table_rules() -> Iterator[Rule]:
-    tables = {"tokens": "word", "position": "position", "segments": "token_type"}
-    yield from copies(
-        {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}
-    )
+def table_rules(tables: tuple[str, ...] = tuple(TABLES)) -> Iterator[Rule]:
+    """The embedding tables, all or some, and the norm after them."""
+    yield from copies({f"embedding.{name}.weight": f"embeddings.{TABLES[name]}_embeddings.weight" for name in tables})
     yield from both({"embedding.norm": "embeddings.LayerNorm"})
-
-
-def head_rules(head: HeadConfig | None) -> Iterator[Rule]:
-    if isinstance(head, MaskedLMHeadConfig):
-        transform = "cls.predictions.transform"
-        yield from both({"head.dense": f"{transform}.dense", "head.norm": f"{transform}.LayerNorm"})
-        if head.tied:
-            yield Rule(("head.bias",), ("cls.predictions.bias",))
-        else:
-            yield Rule(("head.weight",), ("cls.predictions.decoder.weight",))
-            yield Repeated(("head.bias",), ("cls.predictions.decoder.bias", "cls.predictions.bias"))
-    elif isinstance(head, PoolerConfig):
-        yield from both({"head.dense": "pooler.dense"})
-    elif isinstance(head, ClassHeadConfig):
-        yield from both({"head.pool.dense": "pooler.dense", "head.classes": "classifier"})
-    yield from token_head_rules(head)

@@ -20,26 +20,29 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
 )
 
+from .bert import table_rules
 from .rules import (
+    EncoderHeads,
     Rule,
     activation,
     architecture,
     both,
     classes,
-    copies,
     encoder_class,
     encoder_classes,
     hf_activation,
     joined_qkv,
     labels,
     token_head,
-    token_head_rules,
 )
 
 PREFIX = "distilbert."
 IGNORED = (r"vocab_projector\.weight", r"embeddings\.position_ids")
 ARCHITECTURES = {"distilbert": encoder_classes("DistilBert")}
 NORM = LayerNormConfig(eps=1e-12)
+HEADS = EncoderHeads(
+    dense="vocab_transform", norm="vocab_layer_norm", bias="vocab_projector.bias", pool="pre_classifier"
+)
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
@@ -95,11 +98,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
 
 
 def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
-    tables = {"tokens": "word", "position": "position"}
-    yield from copies(
-        {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}
-    )
-    yield from both({"embedding.norm": "embeddings.LayerNorm"})
+    yield from table_rules(("tokens", "position"))
     for i, block in enumerate(config.stack.blocks):
         assert isinstance(block, BlockConfig)
         assert isinstance(block.mixer, AttentionConfig)
@@ -115,9 +114,4 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
                 f"{ours}.ffn_residual.after": f"{theirs}.output_layer_norm",
             }
         )
-    if isinstance(config.head, MaskedLMHeadConfig):
-        yield from both({"head.dense": "vocab_transform", "head.norm": "vocab_layer_norm"})
-        yield Rule(("head.bias",), ("vocab_projector.bias",))
-    elif isinstance(config.head, ClassHeadConfig):
-        yield from both({"head.pool.dense": "pre_classifier", "head.classes": "classifier"})
-    yield from token_head_rules(config.head)
+    yield from HEADS.rules(config.head)

@@ -18,7 +18,7 @@ from clearhead.configs import (
 )
 
 from . import bert
-from .rules import Rule, architecture, both, classes, encoder_class, encoder_classes, token_head, token_head_rules
+from .rules import EncoderHeads, Rule, architecture, both, classes, encoder_class, encoder_classes, token_head
 
 PREFIX = "electra."
 IGNORED = (
@@ -27,6 +27,13 @@ IGNORED = (
     r"discriminator_predictions\..*",  # of ElectraForPreTraining, which is loaded without its head
 )
 ARCHITECTURES = {"electra": (*encoder_classes("Electra"), "ElectraForPreTraining")}
+HEADS = EncoderHeads(
+    dense="generator_predictions.dense",
+    norm="generator_predictions.LayerNorm",
+    bias="generator_lm_head.bias",
+    pool="classifier.dense",
+    classes="classifier.out_proj",
+)
 
 
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
@@ -68,12 +75,4 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     if isinstance(config.embedding, FactoredEmbeddingConfig):
         yield from both({"embedding.projection": "embeddings_project"})
     yield from bert.layer_rules(config)
-    if isinstance(config.head, MaskedLMHeadConfig):
-        yield from both({f"head.{name}": f"generator_predictions.{their}" for name, their in LM_HEAD.items()})
-        yield Rule(("head.bias",), ("generator_lm_head.bias",))
-    elif isinstance(config.head, ClassHeadConfig):
-        yield from both({"head.pool.dense": "classifier.dense", "head.classes": "classifier.out_proj"})
-    yield from token_head_rules(config.head)
-
-
-LM_HEAD = {"dense": "dense", "norm": "LayerNorm"}
+    yield from HEADS.rules(config.head)

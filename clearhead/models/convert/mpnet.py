@@ -58,7 +58,7 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield Transposed(("stack.score_bias.weight",), ("encoder.relative_attention_bias.weight",))
     for rule in layer_rules(config):
         yield replace(rule, theirs=tuple(map(renamed, rule.theirs)))
-    yield from roberta.head_rules(config)
+    yield from roberta.HEADS.rules(config.head)
 
 
 def renamed(name: str) -> str:

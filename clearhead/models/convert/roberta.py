@@ -19,24 +19,30 @@ from clearhead.configs import (
 
 from . import bert
 from .rules import (
-    Repeated,
+    EncoderHeads,
     Rule,
     SkippedRows,
     architecture,
-    both,
     classes,
-    copies,
     encoder_class,
     encoder_classes,
     present,
     token_head,
-    token_head_rules,
 )
 
 PREFIX = "roberta."
 IGNORED = (r"embeddings\.(position_ids|token_type_ids)", r"lm_head\.(bias|decoder\.(weight|bias))", r"pooler\..*")
 NAMES = {"roberta": "Roberta", "xlm-roberta": "XLMRoberta", "camembert": "Camembert"}
 ARCHITECTURES = {kind: (*encoder_classes(name), f"{name}ForCausalLM") for kind, name in NAMES.items()}
+HEADS = EncoderHeads(
+    dense="lm_head.dense",
+    norm="lm_head.layer_norm",
+    bias="lm_head.bias",
+    decoder="lm_head.decoder",
+    pooler="pooler.dense",
+    pool="classifier.dense",
+    classes="classifier.out_proj",
+)
 FIRST = 2  # the position of the first token; 1 is that of padding, and 0 is not used
 
 
@@ -78,32 +84,10 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
 def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from table_rules(config)
     yield from bert.layer_rules(config)
-    yield from head_rules(config)
+    yield from HEADS.rules(config.head)
 
 
 def table_rules(config: SequenceModelConfig) -> Iterator[Rule]:
-    return present(config, all_table_rules())
-
-
-def all_table_rules() -> Iterator[Rule]:
-    tables = {"tokens": "word", "segments": "token_type"}
-    yield from copies(
-        {f"embedding.{mine}.weight": f"embeddings.{their}_embeddings.weight" for mine, their in tables.items()}
-    )
-    yield SkippedRows(("embedding.position.weight",), ("embeddings.position_embeddings.weight",), FIRST)
-    yield from both({"embedding.norm": "embeddings.LayerNorm"})
-
-
-def head_rules(config: SequenceModelConfig) -> Iterator[Rule]:
-    if isinstance(config.head, MaskedLMHeadConfig):
-        yield from both({"head.dense": "lm_head.dense", "head.norm": "lm_head.layer_norm"})
-        if config.head.tied:
-            yield Rule(("head.bias",), ("lm_head.bias",))
-        else:
-            yield Rule(("head.weight",), ("lm_head.decoder.weight",))
-            yield Repeated(("head.bias",), ("lm_head.decoder.bias", "lm_head.bias"))
-    elif isinstance(config.head, PoolerConfig):
-        yield from both({"head.dense": "pooler.dense"})
-    elif isinstance(config.head, ClassHeadConfig):
-        yield from both({"head.pool.dense": "classifier.dense", "head.classes": "classifier.out_proj"})
-    yield from token_head_rules(config.head)
+    """The embedding tables that this model has; MPNet has no segments."""
+    positions = SkippedRows(("embedding.position.weight",), ("embeddings.position_embeddings.weight",), FIRST)
+    return present(config, (*bert.table_rules(("tokens", "segments")), positions))

@@ -22,6 +22,7 @@ from clearhead.configs import (
     LMHeadConfig,
     MaskedLMHeadConfig,
     ModelConfig,
+    PoolerConfig,
     RotaryConfig,
     ScalingConfig,
     SpanHeadConfig,
@@ -279,11 +280,34 @@ def token_head(saved: str, hf: Mapping[str, Any]) -> HeadConfig | None:
     return SpanHeadConfig() if saved.endswith(ENCODER_HEADS[SpanHeadConfig]) else None
 
 
-def token_head_rules(head: HeadConfig | None) -> Iterator[Rule]:
-    if isinstance(head, TokenClassHeadConfig):
-        yield from both({"head.classes": "classifier"})
-    elif isinstance(head, SpanHeadConfig):
-        yield from both({"head.span": "qa_outputs"})
+@dataclass(frozen=True, kw_only=True)
+class EncoderHeads:
+    """Where an encoder's checkpoints keep the tensors of its heads."""
+
+    dense: str  # of the masked-LM head, with its norm and bias
+    norm: str
+    bias: str
+    decoder: str | None = None  # the matrix of a masked-LM head that is not tied; None: always tied
+    pooler: str | None = None  # a model without a task ends in it; None: it has none
+    pool: str  # the layer before the classes
+    classes: str = "classifier"
+
+    def rules(self, head: HeadConfig | None) -> Iterator[Rule]:
+        if isinstance(head, MaskedLMHeadConfig):
+            yield from both({"head.dense": self.dense, "head.norm": self.norm})
+            if head.tied or self.decoder is None:
+                yield Rule(("head.bias",), (self.bias,))
+            else:
+                yield Rule(("head.weight",), (f"{self.decoder}.weight",))
+                yield Repeated(("head.bias",), (f"{self.decoder}.bias", self.bias))
+        elif isinstance(head, PoolerConfig) and self.pooler is not None:
+            yield from both({"head.dense": self.pooler})
+        elif isinstance(head, ClassHeadConfig):
+            yield from both({"head.pool.dense": self.pool, "head.classes": self.classes})
+        elif isinstance(head, TokenClassHeadConfig):
+            yield from both({"head.classes": "classifier"})
+        elif isinstance(head, SpanHeadConfig):
+            yield from both({"head.span": "qa_outputs"})
 
 
 def labels(head: HeadConfig | None) -> dict[str, Any]:
