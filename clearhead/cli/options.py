@@ -420,13 +420,15 @@ def apply_changes(config: Any, changes: tuple[str, ...]) -> Any:
 def from_hugging_face(path: Path) -> ModelConfig | None:
     from clearhead.models.convert import family
     from clearhead.models.convert.fields import check_hf
+    from clearhead.models.convert.multimodal import text_half
     from clearhead.typed_json import read_json
 
     data = read_json(path, Any)
     if not isinstance(data, dict) or "model_type" not in data or "kind" in data:
         return None
     check_hf(data, str(path))
-    return family(data).config(data)
+    half = text_half(data)
+    return family(half).config(half)
 
 
 def parse_value(value: str) -> Any:

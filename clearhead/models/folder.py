@@ -28,6 +28,7 @@ from clearhead.typed_json import quote, read_json
 
 from .convert import CheckpointError
 from .convert.fields import check_hf
+from .convert.multimodal import text_half
 
 Writers = dict[str, Callable[[Path], object]]
 """Functions that write a file to a path, by the file's name."""
@@ -157,12 +158,17 @@ def explain_missing(folder: Path) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The fields of a `config.json` or a `generation_config.json`; those used here have their right types."""
+    """The fields of a `config.json` or a `generation_config.json`; those used here have their right types.
+
+    For a model that also reads images, these are the fields of its text half.
+    """
     if not path.exists():
         raise CheckpointError(f"{path} is missing, so {path.parent} is not a checkpoint folder")
     data = read_json(path)
     check_hf(data, str(path))
-    return data
+    half = text_half(data)
+    check_hf(half, str(path))
+    return half
 
 
 def split(tensors: Mapping[str, Tensor], most: int) -> dict[str, dict[str, Tensor]]:

@@ -22,6 +22,7 @@ from clearhead.typed_json import read_json
 
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing
 from .convert.differences import differences
+from .convert.multimodal import text_tensors
 from .convert.tolerate import fit_head, unwrap_names
 from .folder import INDEX, WEIGHTS, prefix_errors, read_config, read_tensors
 from .gguf.read import load_gguf
@@ -67,6 +68,7 @@ def load(path: str | Path, *, convert: bool = False, family: str | None = None) 
     config, kind = describe(folder, hf)
     pickled = convert and not any((folder / name).exists() for name in (WEIGHTS, INDEX)) and pickle_names(folder)
     tensors = unwrap_names(read_pickles(folder) if pickled else read_tensors(folder))
+    tensors = text_tensors(hf, tensors)
     with prefix_errors(folder):
         if (precision := stored_precision(hf)) is not None:
             model = load_quantised(config, precision, tensors)

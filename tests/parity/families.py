@@ -210,3 +210,33 @@ EMBEDDING_GEMMA = HEADS | {
     "use_bidirectional_attention": True,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
 }
+
+TINY_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 36}
+MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 1]}
+
+# the whole model's class, the text half's fields, the image half's
+MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "Gemma3": (
+        HEADS
+        | {
+            "sliding_window": 5,
+            "query_pre_attn_scalar": 5,
+            "layer_types": ["sliding_attention"] * 2 + ["full_attention"],
+        },
+        TINY_VISION | {"image_size": 8, "patch_size": 4},
+    ),
+    "Qwen2VL": (
+        SIZES | {"rope_parameters": MROPE, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+        {"depth": 1, "embed_dim": 16, "hidden_size": 36, "mlp_ratio": 1, "num_heads": 2, "patch_size": 4},
+    ),
+    "Qwen2_5_VL": (SIZES | {"rope_parameters": MROPE}, QWEN_VISION | {"patch_size": 4}),
+    "Qwen3VL": (
+        HEADS | {"rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "mrope_interleaved": True}},
+        QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+    "Mistral3": (
+        HEADS | {"model_type": "mistral", "sliding_window": 5},
+        TINY_VISION | {"head_dim": 8, "model_type": "pixtral"},
+    ),
+}

@@ -13,11 +13,12 @@ transformers = pytest.importorskip("transformers")
 
 import clearhead  # noqa: E402
 from clearhead.models.convert import FAMILIES  # noqa: E402
+from clearhead.models.convert.multimodal import text_half  # noqa: E402
 from clearhead.models.model import EncoderDecoder, SequenceModel  # noqa: E402
 from clearhead.nn.tap import Taps  # noqa: E402
 from clearhead.reference.run import run  # noqa: E402
 
-from .families import DECODERS, EMBEDDING_GEMMA, TRANSLATORS  # noqa: E402
+from .families import DECODERS, EMBEDDING_GEMMA, MULTIMODAL, TRANSLATORS  # noqa: E402
 from .test_transformers import TOLERANCE, block_outputs, ids, randomise  # noqa: E402
 
 
@@ -130,6 +131,39 @@ def test_a_bart_without_its_head(tmp_path: Path) -> None:
         again = check_saved(ours, theirs, tmp_path / "again")(source, decoder_input_ids=target).last_hidden_state
         torch.testing.assert_close(ours.hidden_states(source, target), expected, **TOLERANCE)
     torch.testing.assert_close(again, expected, **TOLERANCE)
+
+
+@pytest.mark.parametrize("name", MULTIMODAL)
+def test_the_text_half_of_a_model_that_reads_images(name: str, tmp_path: Path) -> None:
+    text, vision = ({k: list(v) if isinstance(v, list) else v for k, v in part.items()} for part in MULTIMODAL[name])
+    theirs = make(name, "ForConditionalGeneration", {"text_config": text, "vision_config": vision}, tmp_path)
+    with pytest.warns(UserWarning, match="tensors of the image half are left out"):
+        ours = clearhead.load(tmp_path)
+    tokens, taps = ids(3, 13), Taps(read="stack.*")
+    with torch.no_grad():
+        expected = theirs(tokens, output_hidden_states=True)
+        logits = ours(tokens, taps=taps)
+    for got, want in zip(block_outputs(taps), expected.hidden_states[1:], strict=True):
+        torch.testing.assert_close(got, want, **TOLERANCE)
+    torch.testing.assert_close(logits, expected.logits, **TOLERANCE)
+    ours.save(tmp_path / "again")
+    again, loading = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "again", output_loading_info=True)
+    assert not any(loading.values()), loading
+    with torch.no_grad():
+        torch.testing.assert_close(again.eval()(tokens).logits, expected.logits, **TOLERANCE)
+
+
+def test_published_gemma_3_folders_lack_fields() -> None:
+    """As google/gemma-3-4b-it has it: sizes that its class knows are absent, and older Qwen2-VL files are flat."""
+    inner = {"model_type": "gemma3_text", "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    more = {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    half = text_half({"model_type": "gemma3", "text_config": inner | more, "vision_config": {}})
+    assert FAMILIES[half["model_type"]].config(half).count_parameters() == 3_880_263_168
+    flat = {"model_type": "qwen2_vl", "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28}
+    flat |= {"num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 151936, "rms_norm_eps": 1e-6}
+    flat |= {"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "tie_word_embeddings": True}
+    half = text_half(flat | {"vision_config": {}})
+    assert FAMILIES[half["model_type"]].config(half).count_parameters() == 1_543_714_304
 
 
 def test_the_page_names_every_family() -> None:

@@ -56,7 +56,7 @@ FLAGS = """
 """
 WORDS = """
     model_type hidden_act hidden_activation activation_function afn topk_method position_embedding_type pooler_act
-    problem_type dtype torch_dtype activation feed_forward_proj
+    problem_type dtype torch_dtype activation feed_forward_proj text_half_of
 """
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(COUNTS.split(), Count | None),
@@ -66,7 +66,7 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(WORDS.split(), Word),
     **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id"), Id | None),
     **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), Id | list[Id] | None),
-    **dict.fromkeys(("rope_scaling", "rope_parameters"), Object),
+    **dict.fromkeys(("rope_scaling", "rope_parameters", "text_config", "vision_config"), Object),
     "architectures": Words,
     "mlp_only_layers": list[int] | None,
     "no_rope_layers": list[int] | None,
