@@ -132,6 +132,12 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "starcoder2": ("Starcoder2", "ForCausalLM", SIZES | {"sliding_window": 5, "norm_epsilon": 1e-3}),
     "phi, normed": ("Phi", "ForCausalLM", SIZES | {"qk_layernorm": True, "partial_rotary_factor": 0.4}),
+    "stablelm, parallel, normed": (
+        "StableLm",
+        "ForCausalLM",
+        SIZES
+        | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True, "partial_rotary_factor": 0.7},
+    ),
     "cohere, normed": ("Cohere", "ForCausalLM", SIZES | {"use_qk_norm": True}),
     "deepseek_v2, groups": (
         "DeepseekV2",

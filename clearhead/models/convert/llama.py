@@ -10,14 +10,15 @@ from clearhead.configs import (
     Causal,
     ClampedFeedForwardConfig,
     ClassHeadConfig,
-    ConfigError,
     GatedFeedForwardConfig,
     HeadConfig,
+    HeadwiseNormConfig,
     LayerNormConfig,
     LMHeadConfig,
     LongRopeScaling,
     ModelConfig,
     MoEConfig,
+    ParallelBlockConfig,
     PlainLayerNormConfig,
     ProjectionNormConfig,
     RMSNormConfig,
@@ -52,6 +53,7 @@ from .rules import (
 )
 
 PREFIX = "model."
+QkNormConfig = RMSNormConfig | LayerNormConfig | ProjectionNormConfig | HeadwiseNormConfig | None
 IGNORED = (r".*rotary_emb\.inv_freq", r"lm_head\.weight")
 
 
@@ -83,7 +85,9 @@ class Variant:
     qkv_bias: bool | str = False
     out_bias: bool | str = False
     ffn_bias: bool | str = False
-    qk_norm: Literal["heads", "projection"] | None = None
+    qk_norm: Literal["heads", "projection", "headwise"] | None = None
+    qk_normed: bool | str = True  # whether it has that norm
+    parallel: bool | str = False  # attention and the feed-forward layer read the same normed input
     window: bool = False  # `sliding_window` holds in every layer
     layer_types: bool = False  # some layers have a window, as `layer_types` says, if `use_sliding_window`
     alternating: bool = False  # every other layer has a window, unless `layer_types` says otherwise
@@ -130,7 +134,16 @@ VARIANTS = {
     "smollm3": Variant(
         "SmolLM3", "attention_bias", "attention_bias", "mlp_bias", layer_types=True, unrotated=True, theta=2e6
     ),
-    "stablelm": Variant("StableLm", "use_qkv_bias", norm=LayerNormConfig, eps="layer_norm_eps", partial=True),
+    "stablelm": Variant(
+        "StableLm",
+        "use_qkv_bias",
+        norm=LayerNormConfig,
+        eps="layer_norm_eps",
+        partial=True,
+        qk_norm="headwise",
+        qk_normed="qk_layernorm",
+        parallel="use_parallel_residual",
+    ),
 }
 ARCHITECTURES = {
     kind: tuple(f"{variant.name}{head}" for head in ("Model", "ForCausalLM", "ForSequenceClassification"))
@@ -146,15 +159,18 @@ def decide(hf: Mapping[str, Any], answer: bool | str) -> bool:
 def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     kind = hf["model_type"]
     variant = VARIANTS[kind]
-    refuse_unsupported(kind, hf)
     hf = {**variant.defaults, **hf}
     norm = variant.norm(eps=1e-5 if variant.norm is PlainLayerNormConfig else float(hf[variant.eps]))
     assert not isinstance(norm, PlainLayerNormConfig) or variant.qk_norm is None
-    qk_norm = {"heads": norm, "projection": ProjectionNormConfig(norm=norm), None: None}[variant.qk_norm]
+    width = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    qk_norm: QkNormConfig = None
+    if variant.qk_norm is not None and decide(hf, variant.qk_normed):
+        headwise = HeadwiseNormConfig(width=width, eps=norm.eps)
+        qk_norm = {"heads": norm, "projection": ProjectionNormConfig(norm=norm), "headwise": headwise}[variant.qk_norm]
     mixer = AttentionConfig(
         heads=hf["num_attention_heads"],
         kv_heads=hf.get("num_key_value_heads"),
-        head_dim=hf.get("head_dim"),
+        head_dim=width if isinstance(qk_norm, HeadwiseNormConfig) else hf.get("head_dim"),
         mask=Causal(),
         rotary=rotary(hf, theta=variant.theta, partial=variant.partial),
         qk_norm=qk_norm,
@@ -166,10 +182,13 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
         dropout=hf.get("attention_dropout") or 0.0,
     )
     branch_scale = hf.get("residual_multiplier", 1.0) if variant.multipliers else 1.0
-    blocks = [
-        BlockConfig(mixer=each, ffn=ffn, norm=norm, placement=variant.placement, branch_scale=branch_scale)
-        for each, ffn in zip(layer_mixers(kind, hf, mixer), layer_ffns(kind, hf), strict=True)
-    ]
+
+    def block(mixer: AttentionConfig, ffn: FeedConfig) -> BlockConfig | ParallelBlockConfig:
+        if decide(hf, variant.parallel):
+            return ParallelBlockConfig(mixer=mixer, ffn=ffn, norm=norm)
+        return BlockConfig(mixer=mixer, ffn=ffn, norm=norm, placement=variant.placement, branch_scale=branch_scale)
+
+    blocks = list(map(block, layer_mixers(kind, hf, mixer), layer_ffns(kind, hf)))
     same = all(block == blocks[0] for block in blocks)
     stack = StackConfig(
         dim=hf["hidden_size"],
@@ -216,12 +235,6 @@ def layer_ffns(kind: str, hf: Mapping[str, Any]) -> list[FeedConfig]:
     return [dense if experts.dense and (i in plain or (i + 1) % every) else sparse for i in range(count)]
 
 
-def refuse_unsupported(kind: str, hf: Mapping[str, Any]) -> None:
-    for name in ("use_parallel_residual", "qk_layernorm"):
-        if kind == "stablelm" and hf.get(name):
-            raise ConfigError(f"stablelm with {name} is not supported yet")
-
-
 def layer_mixers(kind: str, hf: Mapping[str, Any], mixer: AttentionConfig) -> list[AttentionConfig]:
     """The attention of each layer: some may have a window, and some no rotary positions."""
     variant, count = VARIANTS[kind], hf["num_hidden_layers"]
@@ -254,12 +267,10 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
             embedding=TokenEmbeddingConfig(vocabulary=vocabulary) as embedding,
             stack=StackConfig(
                 pattern=(
-                    BlockConfig(
-                        mixer=AttentionConfig() as mixer,
-                        ffn=GatedFeedForwardConfig() | MoEConfig(),
-                        norm=norm,
-                        branch_scale=branch_scale,
-                    ),
+                    (
+                        BlockConfig(mixer=AttentionConfig() as mixer)
+                        | ParallelBlockConfig(mixer=AttentionConfig() as mixer)
+                    ) as block,
                     *_,
                 )
             ) as stack,
@@ -285,18 +296,23 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
                 "num_key_value_heads": mixer.kv_heads,
                 "head_dim": mixer.head_dim,
                 "hidden_act": hf_activation(gated.activation),
-                variant.eps: norm.eps,
+                variant.eps: block.norm.eps,
                 "rope_parameters": rope_parameters(turned, mixer.head_dim),
                 "max_position_embeddings": context_length(turned),
                 "attention_dropout": mixer.dropout,
                 **variant_fields(variant, mixers, gated),
+                **(
+                    {variant.parallel: isinstance(block, ParallelBlockConfig)}
+                    if isinstance(variant.parallel, str)
+                    else {}
+                ),
                 **expert_fields(variant, feeds, sparse),
             }
-            if variant.multipliers:
+            if variant.multipliers and isinstance(block, BlockConfig):
                 fields |= {
                     "embedding_multiplier": embedding.scale(stack.dim),
                     "attention_multiplier": mixer.scale,
-                    "residual_multiplier": branch_scale,
+                    "residual_multiplier": block.branch_scale,
                     "logits_scaling": 1 / head.scale if isinstance(head, LMHeadConfig) else 1.0,
                 }
             return {name: value for name, value in fields.items() if name != "no_eps"}
@@ -307,6 +323,7 @@ def variant_fields(variant: Variant, mixers: list[AttentionConfig], gated: Gated
     """The fields that not all of these families have."""
     mixer, fields = mixers[0], dict[str, Any]()
     biases = {variant.qkv_bias: mixer.qkv_bias, variant.ffn_bias: gated.bias}
+    biases |= {variant.qk_normed: mixer.qk_norm is not None}
     fields |= {name: value for name, value in biases.items() if isinstance(name, str)}
     windows = [each.mask.reach for each in mixers]
     if variant.window:
@@ -367,10 +384,9 @@ def all_rules(config: SequenceModelConfig, variant: Variant) -> Iterator[Rule]:
     yield from outer_rules(config)
     for i, block in enumerate(config.stack.blocks):
         ours, theirs = f"stack.blocks.{i}", f"layers.{i}"
-        assert isinstance(block, BlockConfig)
         assert isinstance(block.mixer, AttentionConfig)
         mixer, ffn = block.mixer, block.ffn
-        norms = NORMS[block.placement]
+        norms = NORMS[block.placement] if isinstance(block, BlockConfig) else {"norm": "input_layernorm"}
         yield from both({f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in norms.items()})
         if variant.joined:
             yield Rule((f"{ours}.mixer.qkv.weight",), (f"{theirs}.self_attn.qkv_proj.weight",))
@@ -381,7 +397,12 @@ def all_rules(config: SequenceModelConfig, variant: Variant) -> Iterator[Rule]:
         yield Rule((f"{ours}.mixer.sinks.weight",), (f"{theirs}.self_attn.sinks",))
         inner = ".norm" if isinstance(mixer.qk_norm, ProjectionNormConfig) else ""
         normed = {"query_norm": "q_norm", "key_norm": "k_norm"}
-        yield from both({f"{ours}.mixer.{a}{inner}": f"{theirs}.self_attn.{b}" for a, b in normed.items()})
+        if isinstance(mixer.qk_norm, HeadwiseNormConfig):
+            for mine, letter, heads in (("query_norm", "q", mixer.heads), ("key_norm", "k", mixer.groups)):
+                each = (f"{theirs}.self_attn.{letter}_layernorm.norms.{head}.weight" for head in range(heads))
+                yield Stacked((f"{ours}.mixer.{mine}.weight",), tuple(each))
+        else:
+            yield from both({f"{ours}.mixer.{a}{inner}": f"{theirs}.self_attn.{b}" for a, b in normed.items()})
         if isinstance(ffn, MoEConfig):
             assert variant.experts is not None
             yield from expert_rules(f"{ours}.ffn", f"{theirs}.{variant.experts.where}", ffn, variant.experts)
