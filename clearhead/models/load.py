@@ -23,6 +23,7 @@ from clearhead.typed_json import read_json
 from .convert import FAMILIES, OWN, CheckpointError, Family, family, listing
 from .convert.differences import differences
 from .convert.multimodal import text_tensors
+from .convert.mxfp4 import expand_mxfp4
 from .convert.tolerate import fit_head, unwrap_names
 from .folder import INDEX, WEIGHTS, prefix_errors, read_config, read_tensors
 from .gguf.read import load_gguf
@@ -69,6 +70,8 @@ def load(path: str | Path, *, convert: bool = False, family: str | None = None) 
     pickled = convert and not any((folder / name).exists() for name in (WEIGHTS, INDEX)) and pickle_names(folder)
     tensors = unwrap_names(read_pickles(folder) if pickled else read_tensors(folder))
     tensors = text_tensors(hf, tensors)
+    if quantised_by(hf) == "mxfp4":
+        tensors = expand_mxfp4(tensors, named_dtype(hf) or torch.bfloat16)
     with prefix_errors(folder):
         if (precision := stored_precision(hf)) is not None:
             model = load_quantised(config, precision, tensors)
@@ -151,19 +154,25 @@ def refuse_foreign(folder: Path, hf: Mapping[str, Any]) -> None:
             "never does. If you trust it, load it in transformers, copy its weights into a supported family "
             f"({', '.join(sorted(FAMILIES))}), and save that with save_pretrained"
         )
-    if hf.get("quantization_config") and stored_precision(hf) is None:
-        method = hf["quantization_config"].get("quant_method", "an unnamed method")
+    if hf.get("quantization_config") and quantised_by(hf) not in ("clearhead", "mxfp4"):
+        method = quantised_by(hf) or "an unnamed method"
         raise CheckpointError(f"{folder} is quantised by {method}, which is not supported; load the original model")
+
+
+def quantised_by(hf: Mapping[str, Any]) -> str | None:
+    """The method that quantised the matrices of a checkpoint."""
+    stored = hf.get("quantization_config")
+    return stored.get("quant_method") if isinstance(stored, Mapping) else None
 
 
 def stored_precision(hf: Mapping[str, Any]) -> Precision | None:
     """The precision in which `clearhead quantize` stored the matrices, if it did."""
-    stored = hf.get("quantization_config")
-    if not isinstance(stored, Mapping) or stored.get("quant_method") != "clearhead":
+    if quantised_by(hf) != "clearhead":
         return None
-    precision = parse(stored.get("precision"), "config.json: precision")
+    stored = hf["quantization_config"].get("precision")
+    precision = parse(stored, "config.json: precision")
     if not isinstance(precision, Precision):
-        raise CheckpointError(f"config.json: {stored.get('precision')!r} is not a precision")
+        raise CheckpointError(f"config.json: {stored!r} is not a precision")
     return precision
 
 
@@ -173,8 +182,14 @@ def common_dtype(weights: Mapping[str, Tensor], hf: Mapping[str, Any]) -> torch.
     for name, weight in weights.items():
         if not name.endswith(EXACT):
             sizes[weight.dtype] = sizes.get(weight.dtype, 0) + weight.numel()
+    named = named_dtype(hf)
+    return named if len(sizes) > 1 and named is not None else max(sizes, key=lambda dtype: sizes[dtype])
+
+
+def named_dtype(hf: Mapping[str, Any]) -> torch.dtype | None:
+    """The dtype that `config.json` names, if weights can have it."""
     named = getattr(torch, str(hf.get("dtype") or hf.get("torch_dtype")), None)
-    return named if len(sizes) > 1 and named in DTYPES else max(sizes, key=lambda dtype: sizes[dtype])
+    return named if named in DTYPES else None
 
 
 def load_quantised(config: ModelConfig, precision: Precision, tensors: Mapping[str, Tensor]) -> Model:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 transformers = pytest.importorskip("transformers")
 
@@ -169,6 +171,34 @@ def test_published_gemma_3_folders_lack_fields() -> None:
 def test_the_page_names_every_family() -> None:
     page = (Path(__file__).parents[2] / "docs/use/checkpoints.md").read_text()
     assert not [kind for kind in FAMILIES if f"`{kind}`" not in page]
+
+
+def test_gpt_oss_in_mxfp4(tmp_path: Path) -> None:
+    """Experts as published files have them: blocks of four-bit numbers, and a scale for each block."""
+    from transformers.integrations.mxfp4 import convert_moe_packed_tensors
+
+    sizes = {"hidden_size": 64, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8}
+    theirs = make("GptOss", "ForCausalLM", DECODERS["gpt_oss"][2] | sizes, tmp_path)
+    weights, packed = {name: weight.bfloat16() for name, weight in theirs.state_dict().items()}, {}
+    theirs.load_state_dict(weights)
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, columns, rows = weights.pop(name).shape
+        packed[f"{name}_blocks"] = torch.randint(0, 256, (experts, rows, columns // 32, 16), dtype=torch.uint8)
+        packed[f"{name}_scales"] = torch.randint(122, 126, (experts, rows, columns // 32), dtype=torch.uint8)
+        expanded = convert_moe_packed_tensors(packed[f"{name}_blocks"], packed[f"{name}_scales"])
+        theirs.get_parameter(name).data = expanded.float()
+    save_file(weights | packed, tmp_path / "model.safetensors")
+    hf = json.loads((tmp_path / "config.json").read_text())
+    more = {"quantization_config": {"quant_method": "mxfp4"}, "dtype": "bfloat16"}
+    (tmp_path / "config.json").write_text(json.dumps(hf | more))
+    ours, tokens = clearhead.load(tmp_path), ids(2, 7)
+    with torch.no_grad():
+        expected = theirs(tokens).logits
+        torch.testing.assert_close(ours.float()(tokens), expected, **TOLERANCE)
+    ours.bfloat16().save(tmp_path / "again")
+    with torch.no_grad():
+        again = type(theirs).from_pretrained(tmp_path / "again", dtype=torch.float32).eval()
+        torch.testing.assert_close(again(tokens).logits, expected, **TOLERANCE)
 
 
 def test_embedding_gemma_reads_both_ways(tmp_path: Path) -> None:
