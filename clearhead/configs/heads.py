@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from .base import Part, Scope, Step, under
+from .base import Part, Scope, Shape, Step, under
 from .ffn import Activation
 from .norm import LayerNormConfig, NormConfig
 
@@ -41,6 +41,7 @@ class MaskedLMHeadConfig(Part):
     norm: NormConfig = LayerNormConfig(eps=1e-12)
     tied: bool = True
     width: int | None = None  # of the table; None: D (ALBERT's is narrower)
+    dense_bias: bool = True
 
     def check(self) -> None:
         self.require_positive("vocabulary", "width")
@@ -48,7 +49,7 @@ class MaskedLMHeadConfig(Part):
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.with_sizes("head", V=self.vocabulary, Y=self.width or scope["D"])
         letters = "B T D" if self.width is None else "B T Y"
-        yield dense_step(s, f"{self.activation}(X·W)", letters)
+        yield dense_step(s, f"{self.activation}(X·W)", letters, self.dense_bias)
         yield from under("norm", self.norm.steps(s, letters))
         yield vocabulary_step(s.with_sizes(D=s["Y"]), "X·Wᵀ + b", self.tied, True)
 
@@ -143,9 +144,9 @@ class SpanHeadConfig(Part):
 HeadConfig = LMHeadConfig | MaskedLMHeadConfig | PoolConfig | ClassHeadConfig | TokenClassHeadConfig | SpanHeadConfig
 
 
-def dense_step(s: Scope, formula: str, letters: str) -> Step:
+def dense_step(s: Scope, formula: str, letters: str, bias: bool = True) -> Step:
     width = s.shape(letters)[-1]
-    weights = {"dense.weight": (width, s["D"]), "dense.bias": (width,)}
+    weights: dict[str, Shape] = {"dense.weight": (width, s["D"])} | ({"dense.bias": (width,)} if bias else {})
     return s.step("dense", formula, letters, weights=weights, flops=2 * s["B"] * s["T"] * width * s["D"], order="n·d²")
 
 

@@ -65,7 +65,7 @@ class MaskedLMHead(nn.Module):
         super().__init__()
         self.activation = config.activation
         width = config.width or dim
-        self.dense = Linear(dim, width)
+        self.dense = Linear(dim, width, bias=config.dense_bias)
         self.norm = build_part(config.norm, width)
         self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, width))
         self.bias = nn.Parameter(torch.zeros(config.vocabulary))

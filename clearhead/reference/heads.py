@@ -70,7 +70,7 @@ def masked_lm_head(
     The extra dense layer gives the model room to turn a vector that is good for reading into one that is good for
     scoring.
     """
-    dense = linear(x, context["dense.weight"], context["dense.bias"])
+    dense = linear(x, context["dense.weight"], context.get("dense.bias"))
     x = context.tap("dense", ACTIVATIONS[config.activation](dense))
     x = context.tap("norm", context.run("norm", config.norm, x))
     weight = table if config.tied and table is not None else context["weight"]

@@ -165,6 +165,26 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
+ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "modernbert": (
+        "ModernBert",
+        "ForMaskedLM",
+        MULTI | {"num_hidden_layers": 4, "local_attention": 6, "global_attn_every_n_layers": 3, "norm_eps": 1e-3},
+    ),
+    "modernbert, biased": (
+        "ModernBert",
+        "ForMaskedLM",
+        MULTI
+        | {
+            "local_attention": 5,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "hidden_activation": "silu",
+            "classifier_activation": "relu",
+            **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True),
+        },
+    ),
+}
+
 SIDES: dict[str, Any] = {
     "d_model": 28,
     "encoder_layers": 2,

@@ -20,7 +20,7 @@ from clearhead.models.model import EncoderDecoder, SequenceModel  # noqa: E402
 from clearhead.nn.tap import Taps  # noqa: E402
 from clearhead.reference.run import run  # noqa: E402
 
-from .families import DECODERS, EMBEDDING_GEMMA, MULTIMODAL, TRANSLATORS  # noqa: E402
+from .families import DECODERS, EMBEDDING_GEMMA, ENCODERS, MULTIMODAL, TRANSLATORS  # noqa: E402
 from .test_transformers import TOLERANCE, block_outputs, ids, randomise  # noqa: E402
 
 
@@ -88,6 +88,28 @@ def test_decoder(name: str, tmp_path: Path) -> None:
         with torch.no_grad():
             pieces = [ours(piece, state=state) for piece in tokens.split((4, 1, 8), dim=1)]
         torch.testing.assert_close(torch.cat(pieces, dim=1), expected.logits, **TOLERANCE)
+    check_counts(ours, 7)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoder(name: str, tmp_path: Path) -> None:
+    theirs = make(*ENCODERS[name], tmp_path)
+    ours = clearhead.load(tmp_path)
+    assert isinstance(ours, SequenceModel)
+    tokens = ids(3, 13)
+    readable = torch.ones(3, 13, dtype=torch.bool)
+    readable[1, 9:] = False
+    taps = Taps(read="stack.*")
+    with torch.no_grad():
+        expected = theirs(tokens, attention_mask=readable.long(), output_hidden_states=True)
+        logits, written_out = (ours(tokens, readable=readable, **way) for way in ({"taps": taps}, {"fused": False}))
+        again = check_saved(ours, theirs, tmp_path / "again")(tokens, attention_mask=readable.long()).logits
+    for got, want in zip(block_outputs(taps), expected.hidden_states[1:], strict=True):
+        torch.testing.assert_close(got[readable], want[readable], **TOLERANCE)
+    for got in (logits, written_out, again):
+        torch.testing.assert_close(got[readable], expected.logits[readable], **TOLERANCE)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.tensor(in_numpy(ours, tokens)), theirs(tokens).logits, **TOLERANCE)
     check_counts(ours, 7)
 
 

@@ -22,6 +22,7 @@ from . import (
     gpt,
     llama,
     mamba,
+    modernbert,
     mpnet,
     parallel,
     plain,
@@ -71,6 +72,7 @@ class Family:
     ignored: tuple[str, ...]  # patterns of tensors to skip: buffers, and copies of tied weights
     architectures: tuple[str, ...]  # classes of `transformers`, the one without a head first
     aliases: Mapping[str, str] = field(default_factory=dict)  # other names of tensors -> those in the rules
+    outside: tuple[str, ...] = OUTSIDE  # first words of the head's tensors
 
     def config(self, hf: Mapping[str, Any]) -> ModelConfig:
         """The config that a `config.json` describes."""
@@ -126,7 +128,7 @@ class Family:
         """Their tensors from our weights, as views if the layouts allow it."""
         alone = architecture == self.architectures[0] and len(self.architectures) > 1
         return {
-            name if alone or name.split(".")[0] in OUTSIDE else self.prefix + name: array
+            name if alone or name.split(".")[0] in self.outside else self.prefix + name: array
             for rule in self.rules(config)
             for name, array in zip(rule.theirs, rule.scatter([weights[name] for name in rule.ours]), strict=True)
         }
@@ -162,6 +164,7 @@ FAMILIES = {
             file.IGNORED,
             names,
             getattr(file, "ALIASES", {}),
+            getattr(file, "OUTSIDE", OUTSIDE),
         )
         for file in (
             bert,
@@ -172,6 +175,7 @@ FAMILIES = {
             electra,
             roberta,
             mpnet,
+            modernbert,
             albert,
             vit,
             seq2seq,

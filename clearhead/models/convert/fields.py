@@ -34,6 +34,7 @@ COUNTS = """
     encoder_no_repeat_ngram_size decoder_vocab_size decoder_sparse_step dim hidden_dim max_window_layers n_heads
     num_experts rotary_dim shared_expert_intermediate_size ffn_dim word_embed_proj_dim num_ln_in_parallel_attn
     num_decoder_layers relative_attention_num_buckets relative_attention_max_distance d_kv d_ff
+    local_attention global_attn_every_n_layers
     num_kv_heads ffn_hidden_size num_layers num_heads window_size original_max_position_embeddings
 """
 NUMBERS = """
@@ -43,7 +44,7 @@ NUMBERS = """
     temperature top_p min_p repetition_penalty length_penalty classifier_dropout logit_scale
     rotary_emb_base rotary_pct attention_multiplier embedding_multiplier residual_multiplier logits_scaling clip_qkv
     dropout_rate swiglu_limit swiglu_alpha hidden_dropout resid_dropout embed_dropout residual_dropout
-    embedding_dropout norm_epsilon
+    embedding_dropout norm_epsilon norm_eps global_rope_theta local_rope_theta
 """
 FLAGS = """
     tie_word_embeddings attention_bias mlp_bias use_sliding_window use_conv_bias use_bias
@@ -53,10 +54,12 @@ FLAGS = """
     qk_layernorm use_parallel_residual use_qk_norm do_layer_norm_before _remove_final_layer_norm enable_bias
     add_cross_attention layer_norm_elementwise_affine apply_residual_connection_post_layernorm new_decoder_architecture
     scale_decoder_outputs multi_query parallel_attn alibi bias use_qkv_bias
+    norm_bias decoder_bias classifier_bias
 """
 WORDS = """
     model_type hidden_act hidden_activation activation_function afn topk_method position_embedding_type pooler_act
     problem_type dtype torch_dtype activation feed_forward_proj text_half_of
+    classifier_activation
 """
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(COUNTS.split(), Count | None),
