@@ -259,7 +259,7 @@ def parse(data: Any, where: str) -> Any:
     if not isinstance(data, dict):
         return data
     if "kind" not in data:
-        raise ConfigError(f"{where} has no 'kind'; known kinds: {', '.join(sorted(Config.kinds))}")
+        raise ConfigError(f"{where} has no 'kind', the name of its class without \"Config\", such as SequenceModel")
     kind = data["kind"]
     if not isinstance(kind, str) or kind not in Config.kinds:
         raise ConfigError(f"{where} has the unknown kind {quote_repr(kind)}{nearest(kind, Config.kinds)}")
