@@ -26,8 +26,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from clearhead.configs import Cache, LengthPenalty
-    from clearhead.generate.complete import Completion
-    from clearhead.generate.row import Row
+    from clearhead.generate.complete import Completion, TextStream
 
 
 @click.command("generate")
@@ -106,7 +105,7 @@ def command(
     options |= {"early_stopping": {"true": True, "false": False}.get(early_stopping or "", early_stopping)}
     options |= {"length_penalty": length_penalty, "stop": options["stop"] or None}
     loaded = load_writer(model, weights, cache)
-    from clearhead.generate.complete import TextGenerator, generate, stream_text
+    from clearhead.generate.complete import TextGenerator, TextStream, generate
     from clearhead.generate.speculate import Draft
     from clearhead.tokenize import Tokenizer
 
@@ -117,18 +116,17 @@ def command(
     if json_schema is not None or regex is not None:
         from clearhead.generate.grammar import read_grammar
 
-        if draft_model is not None or generator.config.beams > 1:
-            raise click.UsageError("--json-schema and --regex do not work with --draft or --beams; drop one of them")
+        if generator.config.beams > 1:
+            raise click.UsageError("--json-schema and --regex do not work with --beams; drop one of them")
         grammar = read_grammar(generator, json_schema, regex)
     single = len(wanted) == 1 and generator.config.n == generator.config.beams == 1
     if single and not as_json and grammar is None:
         echo_text(wanted[0] if echo else "", nl=False)
-        ids = generator.encode(wanted[0])
-        row = generator.row(0, ids)
-        for piece in stream_text(generator, ids, row):
+        pieces = TextStream(generator, generator.encode(wanted[0]))
+        for piece in pieces:
             echo_text(piece, nl=False)
         click.echo()
-        print_acceptance([row])
+        print_acceptance([pieces])
         return
     options |= {"seed": generator.config.seed, "logprobs": logprobs, "batch": batch, "grammar": grammar}
     found = generate(loaded, wanted, tokenizer=given, draft=draft_model, **options)
@@ -141,7 +139,7 @@ def command(
             echo_text((wanted[one.prompt] if echo else "") + one.text)
 
 
-def print_acceptance(rows: Sequence[Completion | Row]) -> None:
+def print_acceptance(rows: Sequence[Completion | TextStream]) -> None:
     """With a draft, print how many of its tokens were accepted."""
     drafted, accepted = (sum(getattr(one, name) or 0 for one in rows) for name in ("drafted", "accepted"))
     if drafted:

@@ -16,10 +16,10 @@ from clearhead.tokenize.tokenizer import FILES
 
 from .beam import beam_search
 from .defaults import context_length, default_decoding
-from .job import Delta, JobOptions
+from .job import Delta, Job, JobOptions
 from .loop import decode, prefill
 from .row import Detokenizer, Reason, Row
-from .speculate import Draft, speculate
+from .speculate import Draft
 
 if TYPE_CHECKING:
     from .engine import EngineCore
@@ -114,8 +114,8 @@ class TextGenerator:
 
     @property
     def uses_engine(self) -> bool:
-        """Whether the engine writes the texts: those of language models, without beams and without a draft."""
-        return not isinstance(self.model, EncoderDecoder) and self.config.beams == 1 and self.draft is None
+        """Whether the engine writes the texts: those of language models, without beams."""
+        return not isinstance(self.model, EncoderDecoder) and self.config.beams == 1
 
     def row(self, number: int, ids: Sequence[int], sample: int = 0) -> Row:
         """A new text that continues prompt `number`."""
@@ -152,7 +152,7 @@ def generate(
     if generator.uses_engine:
         return complete_all(generator, ids, logprobs=logprobs, batch=batch, grammar=grammar)
     if grammar is not None:
-        raise ValueError("structured output works with language models, without beams and without a draft model")
+        raise ValueError("structured output works with language models, and without beams")
     found: list[Completion] = []
     for first in range(0, len(ids), batch):
         found += complete_batch(generator, list(enumerate(ids[first : first + batch], first)), logprobs)
@@ -171,15 +171,30 @@ def stream(
     generator = TextGenerator.of(model, tokenizer, draft, **options)
     if generator.config.beams > 1 or generator.config.n > 1:
         raise ValueError("stream writes one text; beams and n > 1 produce several, use generate for those")
-    ids = generator.encode(prompt)
-    return stream_text(generator, ids, generator.row(0, ids))
+    return iter(TextStream(generator, generator.encode(prompt)))
 
 
-def stream_text(generator: TextGenerator, ids: Sequence[int], row: Row) -> Iterator[str]:
-    """The pieces of text of one row."""
-    if generator.uses_engine:
-        return (delta.text for delta in stream_job(generator, ids) if delta.text)
-    return (piece for _, piece in decode_rows(generator, [ids], [row], False) if piece)
+@dataclass
+class TextStream:
+    """The completion of one prompt: iterate over its pieces. The counts of the draft's tokens follow the text."""
+
+    generator: TextGenerator
+    ids: Sequence[int]
+    drafted: int = 0
+    accepted: int = 0
+
+    def __iter__(self) -> Iterator[str]:
+        generator, ids = self.generator, self.ids
+        if not generator.uses_engine:
+            pieces = decode_rows(generator, [ids], [generator.row(0, ids)], False)
+            yield from (piece for _, piece in pieces if piece)
+            return
+        core = start_engine(generator, [ids], 1)
+        job = core.submit(ids, JobOptions(config=generator.config, limit=generator.limit(ids)))
+        while core.step():
+            yield from (delta.text for delta in job.take() if delta.text)
+        (self.drafted,), (self.accepted,) = job.drafted, job.accepted
+        yield from (delta.text for delta in job if delta.text)
 
 
 def start_engine(generator: TextGenerator, prompts: Sequence[Sequence[int]], rows: int) -> EngineCore:
@@ -189,15 +204,6 @@ def start_engine(generator: TextGenerator, prompts: Sequence[Sequence[int]], row
     length = max((len(ids) + generator.limit(ids) for ids in prompts), default=1)
     options = EngineOptions(rows=rows, length=length, queue=len(prompts), prefix_cache=False, offline=True)
     return EngineCore(generator, options)
-
-
-def stream_job(generator: TextGenerator, ids: Sequence[int]) -> Iterator[Delta]:
-    """The news of one text as they come."""
-    core = start_engine(generator, [ids], 1)
-    job = core.submit(ids, JobOptions(config=generator.config, limit=generator.limit(ids)))
-    while core.step():
-        yield from job.take()
-    yield from job
 
 
 def complete_all(
@@ -221,24 +227,25 @@ def complete_all(
     ]
     while core.step():
         pass
-    found = []
-    for number, job in enumerate(jobs):
-        deltas: list[list[Delta]] = [[] for _ in range(choices)]
-        for delta in job:
-            deltas[delta.choice].append(delta)
-        found += [completion_of(number, mine, logprobs) for mine in deltas]
-    return found
+    return [one for number, job in enumerate(jobs) for one in completions_of(number, job, generator.draft is not None)]
 
 
-def completion_of(prompt: int, deltas: Sequence[Delta], logprobs: bool) -> Completion:
-    scores = [score for delta in deltas for score in delta.tokens]
-    return Completion(
-        prompt,
-        "".join(delta.text for delta in deltas),
-        [score.token for score in scores],
-        deltas[-1].reason,
-        [score.logprob or 0.0 for score in scores] if logprobs else None,
-    )
+def completions_of(prompt: int, job: Job, drafted: bool) -> Iterator[Completion]:
+    """The texts of a finished request."""
+    deltas: list[list[Delta]] = [[] for _ in range(job.options.choices)]
+    for delta in job:
+        deltas[delta.choice].append(delta)
+    for choice, mine in enumerate(deltas):
+        scores = [score for delta in mine for score in delta.tokens]
+        yield Completion(
+            prompt,
+            "".join(delta.text for delta in mine),
+            [score.token for score in scores],
+            mine[-1].reason,
+            None if job.options.logprobs is None else [score.logprob or 0.0 for score in scores],
+            drafted=job.drafted[choice] if drafted else None,
+            accepted=job.accepted[choice] if drafted else None,
+        )
 
 
 def decode_rows(
@@ -246,11 +253,6 @@ def decode_rows(
 ) -> Iterator[tuple[Row, str]]:
     """Write all rows, `n` per prompt. Yields each row that got a token, with the text that this token completed."""
     config = generator.config
-    if generator.draft is not None:
-        for number, row in enumerate(rows):
-            ids = prompts[number // config.n]
-            yield from speculate(generator.model, generator.draft, ids, row, config, logprobs=logprobs)
-        return
     batch = prefill(generator.model, prompts, max(row.limit for row in rows), start=config.start)
     if config.n > 1:
         batch.select([prompt for prompt in range(len(prompts)) for _ in range(config.n)])
@@ -276,12 +278,9 @@ def decode_batch(
     rows = [generator.row(number, ids, sample) for number, ids in prompts for sample in range(generator.config.n)]
     for _ in decode_rows(generator, [ids for _, ids in prompts], rows, logprobs):
         pass
-    found = [
+    return [
         Completion(row.prompt, row.text, row.tokens, row.reason, row.logprobs if logprobs else None) for row in rows
     ]
-    if generator.draft is None:
-        return found
-    return [replace(one, drafted=row.drafted, accepted=row.accepted) for one, row in zip(found, rows, strict=True)]
 
 
 def search_batch(

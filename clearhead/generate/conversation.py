@@ -1,72 +1,56 @@
-"""A conversation with a model. Each turn reads only what is new; the state holds the turns before."""
+"""A conversation with a model. The engine's prefix cache holds the turns before, so each turn reads what is new."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-import torch
-
 from clearhead.models.model import SequenceModel
-from clearhead.nn.cache import DecodeState
 
 from .complete import TextGenerator
-from .loop import PrefilledBatch, decode
+from .engine import EngineCore, EngineOptions
+from .job import JobOptions
 from .template import ChatTemplate, Message
 
-ROOM = 4096  # size of the first state, in tokens, if the model has no context length
+ROOM = 4096  # length of the first engine, in tokens, if the model has no context length
 
 
 class Conversation:
-    """The messages so far, and the model's state after them."""
+    """The messages so far, and an engine that has read them."""
 
     def __init__(self, generator: TextGenerator, template: ChatTemplate, system: str | None = None) -> None:
         if not isinstance(generator.model, SequenceModel) or generator.tokenizer is None:
             raise ValueError("a conversation needs a language model with a tokenizer")
-        self.model, self.tokenizer, self.template = generator.model, generator.tokenizer, template
+        self.tokenizer, self.template = generator.tokenizer, template
         self.generator = with_turn_end(generator, template)
         self.messages: list[Message] = [{"role": "system", "content": system}] if system else []
-        self.read: list[int] = []  # tokens that the state holds
-        self.state: DecodeState | None = None
-        self.room = 0
+        self.engine = self.new_engine(self.generator.context or ROOM)
+
+    def new_engine(self, length: int) -> EngineCore:
+        return EngineCore(self.generator, EngineOptions(rows=1, length=length))
 
     def reply(self, text: str) -> Iterator[str]:
         """Yield the model's answer piece by piece. The turn is added to `messages` once it is complete."""
         messages = [*self.messages, {"role": "user", "content": text}]
         ids = self.tokenizer.prompt(self.template.render(messages), around=False)
         self.generator.check(ids, "conversation")
-        row = self.generator.row(0, ids, sample=len(self.messages))  # another random stream every turn
-        batch = self.prefill(ids, row.limit)
-        for _, piece in decode(self.model, batch, [row], self.generator.config):
-            self.read = [*ids, *row.tokens[:-1]]
-            if piece:
-                yield piece
-        self.messages = [*messages, {"role": "assistant", "content": row.text.strip()}]
-
-    def prefill(self, ids: list[int], room: int) -> PrefilledBatch:
-        """Read the tokens after the longest prefix that the state already holds."""
-        shared = next((i for i, pair in enumerate(zip(self.read, ids, strict=False)) if pair[0] != pair[1]), None)
-        shared = min(len(self.read), len(ids) - 1) if shared is None else min(shared, len(ids) - 1)
-        with torch.inference_mode():
-            state = self.rewind_to(shared, len(ids) + room)
-            new = ids[int(state.lengths[0]) :]
-            logits = self.model.next_logits(torch.tensor([new], device=state.lengths.device), state)
-            seen = torch.zeros_like(logits, dtype=torch.bool)
-            seen[0, ids] = True
-        self.state, self.read = state, ids
-        return PrefilledBatch(state, logits, seen)
-
-    def rewind_to(self, length: int, needed: int) -> DecodeState:
-        """The state cut to `length` tokens; an empty state if it cannot go back that far or has no room."""
-        if self.state is not None and needed <= self.room:
-            try:
-                if length < len(self.read):
-                    self.state.rewind(torch.tensor([length], device=self.state.lengths.device))
-                return self.state
-            except ValueError:
-                pass  # a window or a recurrent state cannot go back: read everything again
-        self.room = self.generator.context or max(ROOM, 2 * needed)
-        return self.model.init_state(1, self.room)
+        limit, config = self.generator.limit(ids), self.generator.config
+        if len(ids) + limit > self.engine.length + 1:  # only a model without a context length gets here
+            self.engine = self.new_engine(2 * (len(ids) + limit))
+        config = replace(config, seed=(config.seed or 0) + len(self.messages))  # other random numbers every turn
+        job = self.engine.submit(ids, JobOptions(config=config, limit=limit))
+        answer = ""
+        try:
+            while not job.done:
+                self.engine.step()
+                for delta in job.take():
+                    answer += delta.text
+                    if delta.text:
+                        yield delta.text
+            self.messages = [*messages, {"role": "assistant", "content": answer.strip()}]
+        finally:  # whoever stops reading frees the row
+            job.cancel()
+            self.engine.step()
 
 
 def with_turn_end(generator: TextGenerator, template: ChatTemplate) -> TextGenerator:

@@ -116,16 +116,17 @@ class EngineCore:
         if not isinstance(generator.model, SequenceModel):
             raise ValueError("an encoder–decoder cannot be served yet; use `clearhead translate` or `generate`")
         self.model, self.tokenizer, self.draft = generator.model, generator.tokenizer, generator.draft
-        bound = self.generator.context or LENGTH
-        rows, length = self.options.rows, min(self.options.length or bound, bound)
-        self.ahead = 0 if self.draft is None else self.draft.count  # tokens that a text may be read beyond its end
-        pages, room, self.copies_limit = plan_memory(self.model, rows, length + self.ahead, self.options.memory)
-        self.length = min(length, room - self.ahead)
-        self.writer = Reader(self.model, RowMemory(self.model, rows, self.length + self.ahead, pages, self.ahead + 1))
+        context, rows = self.generator.context, self.options.rows
+        length = self.options.length or context or LENGTH
+        length = length if context is None else min(length, context)
+        self.ahead = 0 if self.draft is None else self.draft.count  # tokens that the draft proposes
+        pages, room, self.copies_limit = plan_memory(self.model, rows, length, self.options.memory)
+        self.length = min(length, room)
+        self.writer = Reader(self.model, RowMemory(self.model, rows, self.length, pages, self.ahead + 1))
         self.readers = [self.writer]
         if self.draft is not None:
             assert isinstance(self.draft.model, SequenceModel), "Draft.check has refused other models"
-            memory = RowMemory(self.draft.model, rows, self.length + self.ahead, None, self.ahead + 1)
+            memory = RowMemory(self.draft.model, rows, self.length, None, self.ahead + 1)
             self.readers.append(Reader(self.draft.model, memory))
         self.prefix: PrefixCache[list[Saved]] = PrefixCache(CHUNK, self.forget)
         self.copied = 0  # bytes that the prefix cache holds outside the pages
@@ -155,7 +156,8 @@ class EngineCore:
                 f"context is {self.length:,} tokens",
                 "context_length_exceeded",
             )
-        if not self.memory.fits(len(ids), max(options.limit, 1) + self.ahead, options.choices):
+        longest = min(len(ids) + max(options.limit, 1) + self.ahead, self.length)
+        if not self.memory.fits(len(ids), longest - len(ids), options.choices):
             raise JobError(
                 f"n={options.choices} texts of up to {len(ids) + options.limit:,} tokens do not fit this server's "
                 "memory; ask for fewer or shorter ones",
@@ -315,9 +317,11 @@ class EngineCore:
         """The tokens that the draft would write next in every text. It reads them all, to be as far as the model."""
         drafter, tokens = self.readers[1], [[text.token] for text in self.texts]
         proposals: list[list[int]] = [[] for _ in self.texts]
-        for place in range(self.ahead + 1):
+        longest = max(len(text.job.ids) + len(text.row.tokens) for text in self.texts)
+        count = min(self.ahead, self.length - longest)  # no text is read beyond the context
+        for place in range(count + 1):
             logits = drafter.read(tokens, 0)[:, 0]
-            if place < self.ahead:
+            if place < count:
                 tokens = [[text.chooser.guess(logits[i], place)] for i, text in enumerate(self.texts)]
                 for proposal, (token,) in zip(proposals, tokens, strict=True):
                     proposal.append(token)
@@ -395,6 +399,8 @@ class EngineCore:
         self, text: Text, logits: Float[Tensor, "T V"], best: Sequence[int] | None, proposal: Sequence[int]
     ) -> None:
         """Choose tokens for one text until one differs from the proposal."""
+        job, row = text.job, text.row
+        job.drafted[text.choice] += min(len(proposal), row.limit - len(row.tokens) - 1)
         for i in range(len(logits)):
             if text.chooser.plain:
                 assert best is not None
@@ -403,8 +409,9 @@ class EngineCore:
                 chosen = text.chooser.choose(logits[i])
             text.token = chosen.token
             self.hand_over(text, chosen, text.chooser.accept(chosen.token, text.row))
-            if text.row.reason is not None or chosen.token not in proposal[i : i + 1]:
+            if row.reason is not None or chosen.token not in proposal[i : i + 1]:
                 return
+            job.accepted[text.choice] += 1
 
     def fail(self, job: Job, logits: Float[Tensor, "T V"]) -> None:
         """End a request whose logits are NaN, with a sentence that names the layer."""

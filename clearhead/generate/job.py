@@ -105,6 +105,8 @@ class Job:
     cancelled: bool = False
     unfinished: list[int] = field(default_factory=list)  # choices that have not ended
     sent: list[int] = field(default_factory=list)  # tokens of each choice that were handed over
+    drafted: list[int] = field(default_factory=list)  # tokens of each choice that the draft model proposed
+    accepted: list[int] = field(default_factory=list)  # proposed tokens that were kept
     _news: list[Delta] = field(default_factory=list)
     _error: JobError | None = None
     _done: bool = False
@@ -113,7 +115,8 @@ class Job:
     bell: list[AsyncReader] | None = None  # readers to wake after the step; None: wake each at once
 
     def __post_init__(self) -> None:
-        self.unfinished, self.sent = list(range(self.options.choices)), [0] * self.options.choices
+        self.unfinished = list(range(self.options.choices))
+        self.sent, self.drafted, self.accepted = ([0] * self.options.choices for _ in range(3))
 
     @property
     def done(self) -> bool:

@@ -60,8 +60,6 @@ class Row:
     text: str = ""
     pending: str = ""  # text that may be the beginning of a stop string
     reason: Reason | None = None
-    drafted: int = 0  # tokens proposed by a draft model
-    accepted: int = 0  # tokens of the draft that were kept
 
     def append(self, token: int, logprob: float | None, ends: Sequence[int]) -> str:
         """Add a token and return the text that is now final."""
