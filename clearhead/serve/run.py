@@ -19,7 +19,8 @@ from clearhead.models.model import Model
 
 from .app import Guards, build_app, local_hosts
 from .metrics import Metrics
-from .openai import Server, serve_model
+from .openai import Server
+from .served_model import serve_model
 
 READY = """\
 {names} on {url}
