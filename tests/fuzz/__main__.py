@@ -55,7 +55,9 @@ class Tally:
         self.counts[kind] += 1
         if kind not in ("fine", "refused"):
             place = text.strip().splitlines()[-1][:200] if text.strip() else kind
-            self.examples.setdefault(f"{kind}: {place}", f"{case}\n{text[-3000:]}")
+            if f"{kind}: {place}" not in self.examples:
+                self.examples[f"{kind}: {place}"] = case
+                print(f"{kind}: {case}\n{text[-3000:]}", flush=True)
 
 
 def run_case(arguments: list[str], typed: str, log: Path) -> tuple[str, str, int, float]:
@@ -202,8 +204,6 @@ def main() -> None:
         for what, cases in ((fuzz_files, given.files), (fuzz_lines, given.lines)):
             tally = Tally()
             what(folder, cases, random.Random(given.seed), tally)
-            for example in tally.examples.items():
-                print("\n".join(example), flush=True)
             bad += sum(count for kind, count in tally.counts.items() if kind not in ("fine", "refused"))
         if given.keep and Path(place, "failures").exists():
             shutil.copytree(Path(place, "failures"), given.keep, dirs_exist_ok=True)
