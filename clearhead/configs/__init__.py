@@ -39,6 +39,7 @@ from .linformer import LinformerConfig
 from .longformer import LongformerConfig
 from .lstm import LSTMConfig
 from .mamba import MambaConfig
+from .mamba2 import Mamba2Config
 from .masks import And, Band, Blockwise, Causal, Full, Global, Mask, Or, Scattered, Window
 from .mixer import MixerConfig
 from .models import EncoderDecoderConfig, ModelConfig, SequenceModelConfig
@@ -93,7 +94,7 @@ __all__ = [
     "RotaryConfig", "DualChunkConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
     "DynamicScaling", "LongRopeScaling",
     "MixerConfig", "AttentionConfig", "SinksConfig", "LatentAttentionConfig", "LongformerConfig", "LSTMConfig",
-    "MambaConfig",
+    "MambaConfig", "Mamba2Config",
     "ShortConvConfig",
     "LinearAttentionConfig", "EluConfig", "FavorConfig", "DotConfig", "LinformerConfig",
     "FeedForwardConfig", "GatedFeedForwardConfig", "ClampedFeedForwardConfig", "SwitchedFeedForwardConfig",

@@ -1,6 +1,6 @@
 """Rules of `explain` for mixers without softmax attention over tokens, and the choice of a rule by the kind of mixer.
 
-Linear attention, Linformer, Longformer's global tokens, short convolutions, Mamba, LSTM.
+Linear attention, Linformer, Longformer's global tokens, short convolutions, Mamba and Mamba-2, LSTM.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from clearhead.nn.linformer import Linformer
 from clearhead.nn.longformer import Longformer
 from clearhead.nn.lstm import LSTM
 from clearhead.nn.mamba import Mamba
+from clearhead.nn.mamba2 import Mamba2
 from clearhead.nn.shortconv import ShortConv
 
-from .cells import Cell, Stage, Term, linear_stage, top_terms
+from .cells import Cell, Stage, Term, linear_stage, norm_stages, top_terms
 from .explain_parts import (
     Rule,
     act_stage,
@@ -40,6 +41,7 @@ KINDS: dict[type[nn.Module], str] = {
     Longformer: "longformer",
     ShortConv: "short",
     Mamba: "mamba",
+    Mamba2: "mamba2",
     LSTM: "lstm",
 }
 
@@ -189,12 +191,14 @@ def longformer_mixed(cell: Cell) -> list[Stage]:
 # ---- convolutions, Mamba and LSTM
 
 
-def convolution(cell: Cell, x: Tensor, source: str) -> Stage:
-    """Σ_k filter_k·x over the last few tokens; x is T D."""
+def convolution(cell: Cell, x: Tensor, source: str, first: int = 0) -> Stage:
+    """Σ_k filter_k·x over the last few tokens; x is T D, and begins at column `first` of its source."""
     layer, (t, c) = layer_of(cell), cell.at
     width = len(layer.filter)
     places = [(s, s - t + width - 1) for s in range(max(0, t - width + 1), t + 1)]
-    terms = [Term(f"filter[{k}]·x[{s}]", float(layer.filter[k, c] * x[s, c]), (), source, (s, c)) for s, k in places]
+    terms = [
+        Term(f"filter[{k}]·x[{s}]", float(layer.filter[k, c] * x[s, c]), (), source, (s, first + c)) for s, k in places
+    ]
     terms += [] if layer.filter_bias is None else [Term("b", float(layer.filter_bias[c]))]
     return Stage("Σ_k filter_k·x", sum(term.value for term in terms), tuple(terms))
 
@@ -256,6 +260,56 @@ def mamba_gated(cell: Cell) -> list[Stage]:
         Term("silu(gate)", opened, (), source, (t, width + c)),
     )
     return [Stage("scanned ⊙ silu(gate)", scanned * opened, terms, "Π")]
+
+
+def mamba2_conv(cell: Cell) -> list[Stage]:
+    source, first = beside(cell, "input"), layer_of(cell).widths[0]  # the gate comes before
+    x = cell.values[source].double()[:, first:]
+    stage = convolution(cell, x, source, first)
+    return [stage, act_stage("silu", stage, float(F.silu(torch.tensor(stage.value, dtype=torch.float64))))]
+
+
+def mamba2_step(cell: Cell) -> list[Stage]:
+    layer, (t, head), source = layer_of(cell), cell.at, beside(cell, "input")
+    at = t, sum(layer.widths[:2]) + head
+    terms = (
+        Term("x·W_Δ", float(cell.values[source][at]), (), source, at),
+        Term(f"b[{head}]", float(layer.step_bias[head])),
+    )
+    stage = Stage("x·W_Δ + b", terms[0].value + terms[1].value, terms)
+    return [stage, act_stage("softplus", stage, float(F.softplus(torch.tensor(stage.value, dtype=torch.float64))))]
+
+
+def mamba2_scanned(cell: Cell) -> list[Stage]:
+    """y_t = Σ_s (C_t·B_s)·exp(A·Σ Δ)·Δ_s·x_s + D·x_t: an attention that fades with distance."""
+    layer, (t, c) = layer_of(cell), cell.at
+    config, head = layer.config, c // layer.config.head_dim
+    conv, step = (cell.values[beside(cell, name)].double().cpu() for name in ("conv", "step"))
+    group, size = head // (config.heads // config.groups), config.state_dim
+    write = conv[:, config.inner + group * size :][:, :size]
+    read = conv[:, config.inner + (config.groups + group) * size :][:, :size]
+    decay = -float(layer.decay[head].double().exp())
+    names, terms = cell.key_labels(), []
+    for s in range(t + 1):
+        kept = (decay * step[s + 1 : t + 1, head].sum()).exp()
+        value = float(read[t] @ write[s] * kept * step[s, head] * conv[s, c])
+        terms.append(Term(f"from {names[s]!r}", value, (("x", float(conv[s, c])),), beside(cell, "conv"), (s, c)))
+    terms.append(Term("skip·x", float(layer.skip[head] * conv[t, c]), (), beside(cell, "conv"), (t, c)))
+    return [Stage("Σ_s (C·B)·decay·Δ·x_s + D·x", sum(term.value for term in terms), top_terms(terms))]
+
+
+def mamba2_gated(cell: Cell) -> list[Stage]:
+    (t, c), source, scanned = cell.at, beside(cell, "input"), beside(cell, "scanned")
+    opened = float(F.silu(cell.values[source][t, c].double()))
+    terms = (
+        Term("scanned", float(cell.values[scanned][t, c]), (), scanned, cell.at),
+        Term("silu(gate)", opened, (), source, (t, c)),
+    )
+    return [Stage("scanned ⊙ silu(gate)", terms[0].value * opened, terms, "Π")]
+
+
+def mamba2_norm(cell: Cell) -> list[Stage]:
+    return norm_stages(cell, layer_of(cell).norm, beside(cell, "gated"))
 
 
 def lstm_hidden(cell: Cell) -> list[Stage]:

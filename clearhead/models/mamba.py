@@ -3,6 +3,7 @@
 from clearhead.configs import (
     BlockConfig,
     LMHeadConfig,
+    Mamba2Config,
     MambaConfig,
     RMSNormConfig,
     SequenceModelConfig,
@@ -16,7 +17,7 @@ def mamba(
     dim: int,
     layers: int,
     vocabulary: int = 50280,
-    mixer: MambaConfig = MambaConfig(),
+    mixer: MambaConfig | Mamba2Config = MambaConfig(),
     eps: float = 1e-5,
     tied: bool = True,
 ) -> SequenceModelConfig:

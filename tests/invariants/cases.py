@@ -45,6 +45,7 @@ from clearhead.configs import (
     LongformerConfig,
     LongRopeScaling,
     LSTMConfig,
+    Mamba2Config,
     MambaConfig,
     MaskedLMHeadConfig,
     MeanPoolConfig,
@@ -152,6 +153,7 @@ MIXERS: dict[str, MixerConfig] = {
     "linformer, shared": LinformerConfig(heads=3, length=17, rows=9, shared=True, head_dim=4, value_dim=7),
     "mamba": MambaConfig(state_dim=6),
     "mamba, narrow": MambaConfig(inner=13, state_dim=3, conv=3, rank=4, conv_bias=False, bias=True),
+    "mamba 2": Mamba2Config(heads=6, head_dim=5, groups=2, state_dim=7),
     "short conv": ShortConvConfig(),
     "short conv, biased": ShortConvConfig(conv=5, conv_bias=True, bias=True),
     "lstm": LSTMConfig(),
@@ -345,6 +347,9 @@ CASES: dict[str, ModelConfig] = {
     ),
     "mamba, mamba, attention": sequence(
         block(MIXERS["mamba"], ffn=None), block(MIXERS["mamba, narrow"]), block(MHA, "post"), repeats=1
+    ),
+    "mamba 2, biased; attention": sequence(
+        block(Mamba2Config(heads=3, head_dim=4, state_dim=5, conv=3, conv_bias=False, bias=True)), block(MHA), repeats=1
     ),
     "recurrent hybrid": sequence(
         block(MIXERS["lstm"]), block(MIXERS["performer"], "post"), block(MIXERS["window"]), repeats=1

@@ -138,6 +138,18 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         SIZES
         | {"use_parallel_residual": True, "qk_layernorm": True, "use_qkv_bias": True, "partial_rotary_factor": 0.7},
     ),
+    "mamba2": (
+        "Mamba2",
+        "ForCausalLM",
+        PLAIN | {"num_heads": 6, "head_dim": 12, "n_groups": 2, "state_size": 7, "conv_kernel": 3, "chunk_size": 4},
+    ),
+    "mamba2, biased": (
+        "Mamba2",
+        "ForCausalLM",
+        PLAIN
+        | {"num_heads": 8, "head_dim": 9, "n_groups": 1, "use_bias": True, "use_conv_bias": False}
+        | {"tie_word_embeddings": True, "chunk_size": 16},
+    ),
     "cohere, normed": ("Cohere", "ForCausalLM", SIZES | {"use_qk_norm": True}),
     "deepseek_v2, groups": (
         "DeepseekV2",

@@ -34,7 +34,7 @@ COUNTS = """
     encoder_no_repeat_ngram_size decoder_vocab_size decoder_sparse_step dim hidden_dim max_window_layers n_heads
     num_experts rotary_dim shared_expert_intermediate_size ffn_dim word_embed_proj_dim num_ln_in_parallel_attn
     num_decoder_layers relative_attention_num_buckets relative_attention_max_distance d_kv d_ff
-    local_attention global_attn_every_n_layers
+    local_attention global_attn_every_n_layers n_groups
     num_kv_heads ffn_hidden_size num_layers num_heads window_size original_max_position_embeddings
 """
 NUMBERS = """
@@ -84,6 +84,7 @@ FIELDS: dict[str, Any] = {
     "bad_words_ids": list[list[Id]] | None,
     "early_stopping": bool | str | None,
     "time_step_rank": Count | str | None,
+    "time_step_limit": Annotated[list[float | dict[str, str] | None], Meta(min_length=2, max_length=2)] | None,
 }
 ROPE_NUMBERS = """
     factor rope_theta mscale mscale_all_dim low_freq_factor high_freq_factor partial_rotary_factor beta_slow beta_fast
