@@ -97,7 +97,7 @@ def machine_rows(report: DoctorReport) -> list[tuple[str, str]]:
         ("memory", ", ".join(f"{bytes_text(size)} {word}" for word, size in sizes.items() if size) or "unknown"),
         ("disk", f"{bytes_text(machine.disk_free)} free in {machine.folder}"),
         ("torch.compile", f"can use {compile.compiler}" if compile.possible else f"needs {lacking}"),
-        ("kernels", "no C compiler found" if report.kernels is None else f"can be compiled by {report.kernels}"),
+        ("kernels", report.kernels or "no C compiler found"),
     ]
     if speed is not None:
         rows += [

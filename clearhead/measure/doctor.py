@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 from clearhead.extras import install_command, torch_missing
-from clearhead.kernels.build import compiler
+from clearhead.kernels.build import compiler, prebuilt_library
 
 from .machine import Compile, Computer, Device, installed_version, look, look_for_compiler, meet_torch
 from .precision import PRECISIONS, Probe, precision_works
@@ -106,7 +106,7 @@ class DoctorReport:
     precisions: tuple[Probe, ...]
     speed: Speed | None
     compile: Compile
-    kernels: str | None  # the C compiler that builds them
+    kernels: str | None  # where they come from: the wheel, or the C compiler that builds them
     uses: tuple[Use, ...]
     findings: tuple[Finding, ...] = ()
 
@@ -146,7 +146,7 @@ def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda st
         precisions=precisions,
         speed=speed,
         compile=look_for_compiler(),
-        kernels=kernel_compiler(),
+        kernels=kernel_source(),
         uses=tuple(
             Use(purpose=what, package=name, extra=extra, version=installed_version(name)) for what, name, extra in USES
         ),
@@ -154,12 +154,15 @@ def examine(*, probe: bool = True, progress: Callable[[str], object] = lambda st
     return replace(report, findings=diagnose(report, broken))
 
 
-def kernel_compiler() -> str | None:
-    """Return the path of the compiler for the decoding kernels, or None if there is none."""
+def kernel_source() -> str | None:
+    """Return where the decoding kernels come from, or None if there is neither a prebuilt library nor a compiler."""
+    if (library := prebuilt_library()) is not None:
+        return f"prebuilt for {library.stem}"
     try:
-        return shutil.which(compiler()[0])
+        found = shutil.which(compiler()[0])
     except OSError:
         return None
+    return None if found is None else f"can be compiled by {found}"
 
 
 def best(action: Callable[[], object], seconds: float) -> float:

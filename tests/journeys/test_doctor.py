@@ -110,12 +110,14 @@ def test_the_compiler_is_the_one_that_the_kernels_take(monkeypatch, tmp_path):
     mine = tmp_path / "mycc"
     mine.touch(mode=0o755)
     monkeypatch.setenv("CC", f"{mine} -O1")
-    assert doctor.kernel_compiler() == str(mine)
+    assert doctor.kernel_source() == f"can be compiled by {mine}"
     monkeypatch.setenv("CC", "no-such-compiler")
-    assert doctor.kernel_compiler() is None
+    assert doctor.kernel_source() is None
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert doctor.kernel_compiler() is None
+    assert doctor.kernel_source() is None
+    monkeypatch.setattr(doctor, "prebuilt_library", lambda: tmp_path / "x86-64-v3.so")
+    assert doctor.kernel_source() == "prebuilt for x86-64-v3"
 
 
 @posix
