@@ -18,6 +18,7 @@ import traceback
 from collections import Counter
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 
 import click
@@ -191,11 +192,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", default=None, help="folder for the files that failed")
     given = parser.parse_args()
-    import clearhead.generate.complete
-    import clearhead.inspect
-    import clearhead.measure.perplexity
-    import clearhead.tasks
-    import clearhead.training.loop  # noqa: F401
+    for name in (
+        "clearhead.generate.complete",
+        "clearhead.inspect",
+        "clearhead.measure.perplexity",
+        "clearhead.tasks",
+        "clearhead.training.loop",
+        "matplotlib.figure",
+    ):
+        import_module(name)  # here once, not in every case
 
     bad = 0
     with tempfile.TemporaryDirectory() as place:
