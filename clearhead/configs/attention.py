@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from .base import ConfigError, Part, Scope, Shape, Step, under
 from .masks import Full, Mask
@@ -28,6 +29,8 @@ class SinksConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(MixerConfig):
     """softmax(QKᵀ/√K + bias)·V in each of H heads  (Vaswani et al. 2017, 3.2; grouped: Ainslie et al. 2023)."""
+
+    traceable: ClassVar[bool] = True
 
     heads: int
     kv_heads: int | None = None  # None: as many as heads (MHA); 1: MQA; in between: GQA

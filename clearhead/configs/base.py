@@ -182,6 +182,9 @@ def has_children(config: Config) -> bool:
 class Part(Config):
     """A config of something that computes: it can say its steps and, through them, its weights."""
 
+    traceable: ClassVar[bool] = False
+    """Whether forward is the same graph for every text, whatever its length: then ONNX can hold it."""
+
     def steps(self, scope: Scope) -> Iterator[Step]:
         """What this part computes, in order, with the weights that each step owns."""
         return iter(())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from .base import ConfigError, Part, Scope, Step, under
 
@@ -14,6 +14,8 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu"]
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig(Part):
     """down(activation(up(x)))  (Vaswani et al. 2017, 3.3)."""
+
+    traceable: ClassVar[bool] = True
 
     hidden: int | None = None  # F; None: 4·dim
     activation: Activation = "gelu"
@@ -39,6 +41,8 @@ class FeedForwardConfig(Part):
 @dataclass(frozen=True, kw_only=True)
 class GatedFeedForwardConfig(Part):
     """down(activation(gate(x)) ⊙ up(x)); SwiGLU with silu, GEGLU with gelu  (Shazeer 2020)."""
+
+    traceable: ClassVar[bool] = True
 
     hidden: int | None = None  # F; None: 8/3·dim, as many weights as a plain layer of 4·dim
     activation: Activation = "silu"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from .base import Scope, Shape, Step, under
 from .masks import Causal, Mask
@@ -18,6 +19,8 @@ class LatentAttentionConfig(MixerConfig):
 
     c = norm(W_down·x)      k_h = [W_key,h·c ; rot(W_rope·x)]      v_h = W_value,h·c      q_h = [q_plain ; rot(q_rope)]
     """
+
+    traceable: ClassVar[bool] = True
 
     heads: int
     latent_dim: int  # L, numbers kept per position

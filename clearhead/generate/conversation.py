@@ -48,7 +48,7 @@ class Conversation:
                     if delta.text:
                         yield delta.text
             self.messages = [*messages, {"role": "assistant", "content": answer.strip()}]
-        finally:  # whoever stops reading frees the row
+        finally:  # also if the caller stops reading: the row must become free
             job.cancel()
             self.engine.step()
 

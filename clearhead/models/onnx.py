@@ -12,11 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clearhead.configs import (
-    AttentionConfig,
     EncoderDecoderConfig,
-    FeedForwardConfig,
-    GatedFeedForwardConfig,
-    LatentAttentionConfig,
     ModelConfig,
     PatchEmbeddingConfig,
     PoolerConfig,
@@ -29,9 +25,6 @@ from clearhead.files import check_target, flush_to_disk
 from .context import make_context
 from .convert import CheckpointError
 from .model import EncoderDecoder, Model
-
-MIXERS = (AttentionConfig, LatentAttentionConfig)
-FEED_FORWARD = (FeedForwardConfig, GatedFeedForwardConfig)
 
 
 class Graph(nn.Module):
@@ -89,8 +82,8 @@ def check_onnx(config: ModelConfig) -> None:
     sequence = isinstance(config, SequenceModelConfig)
     blocks = config.stack.blocks if sequence else (*config.encoder.blocks, *config.decoder.blocks)
     for block in blocks:
-        for part, known in ((block.mixer, MIXERS), (block.ffn, FEED_FORWARD)):
-            if part is not None and not isinstance(part, known):
+        for part in (block.mixer, block.ffn):
+            if part is not None and not part.traceable:
                 raise CheckpointError(
                     f"a {part.kind()} does something else for each text, and is not written to ONNX; "
                     "attention and plain or gated feed-forward layers are"

@@ -1,6 +1,6 @@
 """The table of families in docs/use/checkpoints.md, made by trying each ability on a tiny model of each family.
 
-To write it anew: `python -m tests.parity.test_table`.
+To write it again: `python -m tests.parity.test_table`.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def table() -> str:
 def test_the_page_has_the_table_of_families() -> None:
     page = PAGE.read_text()
     written = page.partition(BEGIN)[2].partition(END)[0]
-    assert written.strip() == table().strip(), "to write it anew: python -m tests.parity.test_table"
+    assert written.strip() == table().strip(), "to write it again: python -m tests.parity.test_table"
 
 
 @pytest.mark.proof
