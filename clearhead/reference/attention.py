@@ -36,6 +36,28 @@ Masks decide who may read whom. They are boolean, True = may read:
 A masked score becomes −∞ before the softmax, so its weight is exactly 0 and the others still sum to 1. Setting weights
 to 0 after the softmax instead would leave rows that sum to less than 1, and would let masked keys change the sum.
 
+By hand, two tokens with K = U = 1, so that the scale is 1. Let q = (2, 0), k = (1, 0) and v = (10, 20):
+
+    scores    token 0: (2·1, 2·0) = (2, 0)          token 1: (0, 0)
+    weights   token 0: (0.88, 0.12)                 token 1: (0.5, 0.5)
+    out       token 0: 0.88·10 + 0.12·20 = 11.2     token 1: 15
+
+Token 0 asks for what key 0 offers and gets mostly value 0. Token 1 asks for nothing in particular, its scores are
+equal, and its output is the plain mean. Under a causal mask token 0 may read itself only, and gets exactly 10.
+
+What attention cannot do. Its output is a mean of values that are there: with weights that sum to 1 it stays inside
+their convex hull. It cannot count (the mean of five equal values is the same as of one), it has no idea of order unless
+positions are put in, and it cannot compute a function of one token; the feed-forward layer does that.
+
+Why a softmax and not the scores themselves. Positive weights that sum to 1 keep the size of the output that of a value,
+however many keys there are. The exponential lets one key win clearly: a lead of 5 in score is a factor of 148 in
+weight. `linear_attention.py` shows what is gained and lost without it.
+
+Self-attention in a language model, during training: all T predictions are computed in one pass, because the causal mask
+hides from each query what it must predict. That is the difference to a recurrent network, which needs T steps. In
+generation the same weights give the same numbers one token at a time, since no key of the past changes when a new token
+arrives. This is why the KV cache is exact, and why a layer that reads the future cannot have one.
+
 Mistakes that run without an error, and how they show:
 
     no 1/√K                            trains, but slowly; the weights are almost one-hot from the start
@@ -102,6 +124,10 @@ def attention(
 
     Leading dimensions broadcast: for grouped-query attention pass q [B,G,R,T,K] and k [B,G,1,S,K].
 
+    Everything between q and the output happens in float32 or wider (`widen`), and the result is narrowed to the type of
+    the inputs. In float16 a score of 70,000 would be infinite, and a sum of 10,000 equal weights would stop growing at
+    0.25.
+
     Two keys, and a query that points along the first:
 
     >>> q, k, v = np.array([[4.0, 0.0]]), np.eye(2), np.array([[10.0], [20.0]])
@@ -147,6 +173,16 @@ def attention_backward(
 
     Cost: four products of the size T·S·K, twice those of the forward pass. The weights are computed again here instead
     of being kept, which trades a little time for T·S numbers of memory.
+
+    Why the softmax's backward subtracts a mean. Weights of a row sum to 1, so raising one lowers the others. If all d_P
+    of a row are equal, nothing can be gained by moving weight, and d_scores is 0. A key whose d_P is above the weighted
+    mean gets a larger score, one below it a smaller score, each in proportion to its present weight: a key with weight
+    0 cannot be found again by this gradient.
+
+    >>> q, k, v = np.zeros((1, 2)), np.eye(2), np.array([[1.0], [3.0]])
+    >>> d_q, *_ = attention_backward(np.ones((1, 1)), q, k, v, scale=1.0)
+    >>> d_q                                             # towards key 1, whose value raises the output
+    array([[-0.5,  0.5]])
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap)
     check_gradient(d_out, *lead_shape(q, k, v, mask, bias), q.shape[-2], v.shape[-1])
@@ -362,7 +398,11 @@ def distance_bias(config: configs.AttentionConfig, context: Context) -> Float[np
 
 
 def clip(x: Float[np.ndarray, "..."], limit: float | None) -> Float[np.ndarray, "..."]:
-    """x cut to ±limit."""
+    """x cut to ±limit (OLMo, DBRX): no single coordinate of a query or key can dominate its scores.
+
+    >>> clip(np.array([-9.0, 0.5]), 1.0)
+    array([-1. ,  0.5])
+    """
     return x if limit is None else np.clip(x, -limit, limit)
 
 
@@ -382,6 +422,9 @@ def merge_heads(x: Float[np.ndarray, "B H T U"], context: Context) -> Float[np.n
 
     Head h fills columns h·U to (h + 1)·U. The output matrix then adds the heads' contributions, one block of columns
     each.
+
+    Seen so, W_out is H matrices of U columns, and out = Σ_h W_out,h · mixed_h: heads never interact inside the layer.
+    Removing one head is setting its block to 0, which is what ablation does.
     """
     B, H, T, U = x.shape
     return context.tap("concat", x.transpose(0, 2, 1, 3).reshape(B, T, H * U))
@@ -406,7 +449,11 @@ def sum_to(d_x: Float[np.ndarray, "..."], x: Real[np.ndarray, "..."]) -> Float[n
 
 
 def lead_shape(*arrays: Any) -> Shape:
-    """The common leading dimensions, all but the last two, after broadcasting."""
+    """The common leading dimensions, all but the last two, after broadcasting.
+
+    >>> lead_shape(np.zeros((5, 1, 3, 4)), np.zeros((2, 7, 4)), None)
+    (5, 2)
+    """
     sizes = zip_longest(*(reversed(x.shape[:-2]) for x in arrays if x is not None), fillvalue=1)
     distinct = [set(size) - {1} or {1} for size in sizes]
     if any(len(size) > 1 for size in distinct):

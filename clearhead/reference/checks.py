@@ -3,6 +3,9 @@
 NumPy broadcasts and casts silently, so a gradient of the wrong shape or a token id of 2.7 would give a plausible wrong
 answer. Each function below raises instead. Torch tensors work too: only `.shape` and `.dtype` are read.
 
+Where to check: at the public functions, once, before any arithmetic. Inner helpers trust their callers, so the formulas
+stay readable. What a check costs is a few comparisons of shapes; what it saves is an hour with a debugger.
+
 A rule of thumb for messages: name the argument, its value, and what it must be. The reader should not need the source.
 """
 
@@ -12,14 +15,20 @@ import numpy as np
 
 
 def check_gradient(d_out: Any, *shape: int) -> None:
-    """`d_out` must have the shape of the output that it is the gradient of."""
+    """`d_out` must have the shape of the output that it is the gradient of.
+
+    A gradient of shape (D,) for an output (T, D) would broadcast, and every position would get the same gradient.
+    """
     given = tuple(np.shape(d_out))
     if given != shape:
         raise ValueError(f"d_out is {given}, but the output that it is the gradient of is {shape}")
 
 
 def check_same_shape(like: Any, **arrays: Any) -> None:
-    """All arrays must have the shape of `like`, the function's x."""
+    """All arrays must have the shape of `like`, the function's x.
+
+    >>> check_same_shape(np.zeros((2, 3)), step=np.zeros((2, 3)))            # equal: nothing happens
+    """
     for name, array in arrays.items():
         if tuple(array.shape) != tuple(like.shape):
             raise ValueError(f"{name} is {tuple(array.shape)}, but x is {tuple(like.shape)}; they must be the same")

@@ -7,6 +7,19 @@ Why a table. A token id is a name, not a quantity: token 300 is not three times 
 ids alike, and a matrix times a one-hot vector is a column of the matrix; so the embedding is a linear layer that is
 computed by looking up a row. Tokens that are used alike get similar rows, because they receive similar gradients.
 
+What the vectors mean. Only relations between rows matter: directions and distances, not single coordinates. The model
+reads them with matrices, so any rotation of the whole space could be undone by rotating those. Rows of related tokens
+("Monday", "Tuesday") end up close, because the contexts that train them are alike.
+
+Why vectors and positions are added and not set side by side. The sum costs no width. In D = 768 dimensions two random
+vectors are almost orthogonal, so a matrix can read the token's part or the position's part of the sum.
+
+    step                      shape        example: GPT-2, "Hello world"
+    tokens                    B T          [[15496, 995]]
+    table[token]              B T D        two rows of 768 numbers
+    + position[0], [1]        B T D        the same two rows, moved by their positions
+    → the first block         B T D
+
 Size: V·D weights. In small models that is most of them: GPT-2 with V = 50,257 and D = 768 has 38.6 million of its 124
 million here, and uses the same table again as its output matrix (`tied`).
 """
@@ -100,6 +113,9 @@ def factored_embedding(
     """A narrow table (V Y), then a matrix from Y to D: V·Y + Y·D weights instead of V·D (ALBERT).
 
     ALBERT-base: V = 30,000, Y = 128, D = 768. The table and matrix have 3.9 million weights instead of 23 million.
+
+    What is lost: all vectors lie in a space of Y dimensions. That is enough for a token without its context; the
+    context is added later, in D dimensions.
     """
     x = token_embedding(config, tokens, context, segments)
     return context.tap("projection", linear(x, context["projection.weight"], context["projection.bias"]))
@@ -135,6 +151,10 @@ def patch_embedding(
     Shapes: images B Ch Y X → patches B P Ch·p·p → B P D → with the class token B P+1 D. The two transposes bring the
     pixels of one patch together, channel by channel, row by row, in the order in which a convolution's weights are
     stored.
+
+    Patches are tokens from here on: attention compares any two of them, so a ViT sees the whole image in its first
+    layer, where a convolution sees neighbours. What it lacks is the knowledge that neighbours belong together; it has
+    to learn that from positions, which takes more data (Dosovitskiy et al. 2021, section 4.3).
     """
     batch, side, size = len(images), config.image // config.patch, config.patch
     if images.shape[1:] != (config.channels, config.image, config.image):

@@ -20,9 +20,37 @@ The activations at a glance:
 ReLU has no gradient below 0: a unit that is never active never learns. GELU and SiLU are smooth and dip slightly below
 0, so almost every unit gets some gradient.
 
-Mistakes that run without an error: gate and up exchanged (the activation is then applied to the wrong product), the
-tanh approximation where the checkpoint has the exact GELU or the other way round (every output is off by about 0.0003),
-and the factor 8/3 rounded to another multiple than the checkpoint's, which shows as a shape error at least.
+By hand, with D = 2 and F = 3, ReLU and no biases. Each row of `up` looks for one pattern:
+
+    x      = (1, −1)
+    up     = (1, 0), (0, 1), (1, 1)          rows: "first", "second", "both"
+    up · x = (1, −1, 0)                      first is there, second is negative, both cancel
+    relu   = (1, 0, 0)
+    down   = (2, 5, 7), (3, 6, 8)            column j is what unit j adds
+    out    = (2, 3)                          column 0 alone: only the first unit was active
+
+A memory of keys and values. The sum Σ_j act(up_j · x) down_j has the form of attention with F fixed keys up_j and F
+fixed values down_j, and with an activation in place of the softmax (Geva et al. 2021, "Transformer Feed-Forward Layers
+Are Key-Value Memories"). So facts are found here, and editing methods such as ROME write into `down`. Unlike attention,
+the keys are the same for every text, and the weights need not sum to 1: several units can be fully active at once.
+
+What training keeps. The backward pass needs x (D numbers), the numbers before the activation and those after it (F
+each), for every token. With F = 4·D that is 9·D numbers; attention with a fused kernel keeps about 5·D. Computing them
+again in the backward pass saves that memory for one more forward pass (activation checkpointing).
+
+Shapes and cost of one token, D = 4,096 as in LLaMA-7B:
+
+    network    F          matrices      weights      FLOPs
+    plain      16,384     2 · D·F       134 million  268 million
+    gated      11,008     3 · D·F       135 million  271 million
+
+Mistakes that run without an error:
+
+    gate and up exchanged        the activation is applied to the wrong product; every output is wrong
+    tanh for the exact GELU      or the other way round: every output is off by about 0.0003, and greedy text differs
+    activation after `down`      the output cannot be negative with ReLU, so the residual stream only grows
+    no activation                the two matrices collapse into one of rank D; the loss stalls early
+    the factor 8/3               rounded to another multiple than the checkpoint's: at least this is a shape error
 """
 
 from collections.abc import Callable
@@ -77,7 +105,11 @@ def relu2(x: Array) -> Array:
 
 
 def relu2_backward(d_out: Array, x: Array) -> Array:
-    """d_out · 2 max(x, 0)."""
+    """d_out · 2 max(x, 0): continuous at 0, unlike ReLU's, so units fade out instead of switching off.
+
+    >>> relu2_backward(np.ones(3), np.array([-1.0, 0.5, 2.0]))
+    array([0., 1., 4.])
+    """
     check_gradient(d_out, *x.shape)
     return d_out * 2 * np.maximum(x, 0)
 
@@ -96,7 +128,14 @@ def gelu(x: Array, approximate: str = "none") -> Array:
 
 
 def gelu_backward(d_out: Array, x: Array, approximate: str = "none") -> Array:
-    """d_out · (Φ(x) + x Φ′(x)), by the product rule."""
+    """d_out · (Φ(x) + x Φ′(x)), by the product rule.
+
+    At 0 the slope is ½, for large x it is 1. Around x = −0.75 it is 0: there GELU has its minimum of −0.17, and below
+    it a larger input gives a smaller output. ReLU has no such dip.
+
+    >>> gelu_backward(np.ones(3), np.array([-0.751791, 0.0, 5.0])).round(3) + 0.0
+    array([0. , 0.5, 1. ])
+    """
     check_gradient(d_out, *x.shape)
     cdf, density = _normal_cdf(x, approximate)
     return narrow(d_out * (cdf + widen(x) * density), x)
@@ -119,12 +158,23 @@ def _normal_cdf(x: Array, approximate: str) -> tuple[Array, Array]:
 
 
 def gelu_tanh(x: Array) -> Array:
-    """`gelu(x, "tanh")` under a name of its own, so that configs can name it."""
+    """`gelu(x, "tanh")` under a name of its own, so that configs can name it.
+
+    GPT-2 was trained with it because erf was slow on the hardware of the time. A checkpoint must be run with the
+    version that it was trained with; the difference is small, and it adds up over the layers.
+
+    >>> float(abs(gelu(np.linspace(-6, 6, 1001)) - gelu_tanh(np.linspace(-6, 6, 1001))).max()) < 5e-4
+    True
+    """
     return gelu(x, "tanh")
 
 
 def gelu_tanh_backward(d_out: Array, x: Array) -> Array:
-    """`gelu_backward` of the tanh approximation."""
+    """`gelu_backward` of the tanh approximation.
+
+    Its derivative is that of the approximation itself, not that of the exact GELU: a gradient must belong to the
+    forward pass that was computed, or a check by finite differences fails.
+    """
     return gelu_backward(d_out, x, "tanh")
 
 
@@ -162,12 +212,22 @@ def _sigmoid(x: Array) -> Array:
 
 
 def gelu_quick(x: Array) -> Array:
-    """x · σ(1.702 x): an older, cheaper approximation of gelu (CLIP)."""
+    """x · σ(1.702 x): an older, cheaper approximation of gelu (CLIP).
+
+    The logistic curve σ(1.702 x) is within 0.01 of Φ(x), so the product is within 0.03 of the exact GELU. That is too
+    far for a checkpoint that was trained with another version.
+
+    >>> gelu_quick(np.array([-1.0, 0.0, 1.0])).round(3)
+    array([-0.154,  0.   ,  0.846])
+    """
     return narrow(widen(x) * _sigmoid(1.702 * widen(x)), x)
 
 
 def gelu_quick_backward(d_out: Array, x: Array) -> Array:
-    """d_out · σ(ax)·(1 + ax·(1 − σ(ax))), a = 1.702."""
+    """d_out · σ(ax)·(1 + ax·(1 − σ(ax))), a = 1.702.
+
+    It is silu's derivative at ax: x σ(ax) = silu(ax)/a, and the inner factor a cancels the outer 1/a.
+    """
     check_gradient(d_out, *x.shape)
     sigmoid = _sigmoid(1.702 * widen(x))
     return narrow(d_out * sigmoid * (1 + 1.702 * x * (1 - sigmoid)), x)
@@ -237,6 +297,14 @@ def feed_forward_backward(
         d_active = downᵀ d_out       d_hidden = d_active ∘ act′     d_x = upᵀ d_hidden
 
     The input of each matrix times the gradient of its output gives the gradient of the matrix.
+
+    A unit whose activation is flat at this token (ReLU below 0) has d_hidden = 0: neither its row of `up` nor its share
+    of d_x gets anything from this token. With 90 % of units inactive, a token trains a tenth of the layer.
+
+    >>> x, up, down = np.array([1.0, -1.0]), np.eye(2), np.array([[2.0, 5.0]])
+    >>> d_x, d_up, d_down, *_ = feed_forward_backward(np.ones(1), x, up, down)
+    >>> d_x, d_down                            # the second unit is off: it passes nothing on and learns nothing
+    (array([2., 0.]), array([[1., 0.]]))
     """
     check_activation(activation)
     check_gradient(d_out, *x.shape[:-1], len(down))
@@ -264,6 +332,13 @@ def gated_feed_forward(
 
     The product of two linear functions of x is quadratic, so a gated network can compare two features of a token, which
     a plain one can only approximate. A gate near 0 switches a direction off for this token.
+
+    With the activation replaced by 1 the layer would be `down · up · x`, one linear map. With it replaced by the
+    identity it would be bilinear: every output a sum of products of two features.
+
+    >>> one = np.ones((1, 1))
+    >>> gated_feed_forward(np.array([3.0]), one, one, one, activation="relu")      # relu(3) · 3
+    array([9.])
     """
     check_activation(activation)
     gated = ACTIVATIONS[activation](linear(x, gate, gate_bias))  # … F
@@ -293,6 +368,12 @@ def gated_feed_forward_backward(
 
     Product rule: what reaches the gate was multiplied by the values, and what reaches the values by the gate. Both
     `gate` and `up` read x, so d_x is the sum of what comes back through each.
+
+        product = act(before) ∘ values           before = gate · x          values = up · x
+        d_values = d_product ∘ act(before)       d_before = d_product ∘ values ∘ act′(before)
+
+    A gate that is shut (act near 0) stops the gradient of `values`, but not its own: d_before is multiplied by the
+    values, so the gate can learn to open again.
     """
     check_activation(activation)
     check_gradient(d_out, *x.shape[:-1], len(down))
@@ -331,7 +412,10 @@ def swiglu_backward(
 
 
 def check_activation(activation: str) -> None:
-    """Raise one clear sentence for an unknown activation, in either engine."""
+    """Raise one clear sentence for an unknown activation, in either engine.
+
+    >>> check_activation("relu")                       # known: nothing happens
+    """
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation is {activation!r}, but must be one of {', '.join(ACTIVATIONS)}")
 
@@ -355,7 +439,11 @@ def feed_forward_part(
 def gated_feed_forward_part(
     config: GatedFeedForwardConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """`gated_feed_forward` with a model's own weights, step by step."""
+    """`gated_feed_forward` with a model's own weights, step by step.
+
+    Taps, in order: `pre_activation` and `gate` B T F, `up` B T F (the product, after gating), `down` B T D. Checkpoints
+    call these matrices gate_proj, up_proj and down_proj, or w1, w3 and w2; a role says which is which.
+    """
     gate = context.tap("pre_activation", linear(x, context["gate.weight"], context.get("gate.bias")))
     gate = context.tap("gate", open_gate(config, gate))
     up = linear(x, context["up.weight"], context.get("up.bias"))
@@ -364,7 +452,10 @@ def gated_feed_forward_part(
 
 
 def open_gate(config: GatedFeedForwardConfig, gate: Array) -> Array:
-    """activation(gate); gpt-oss cuts off large numbers first, and has a steeper sigmoid."""
+    """activation(gate); gpt-oss cuts off large numbers first, and has a steeper sigmoid.
+
+    The cut bounds what one token can write into the residual stream, which keeps products in few bits accurate.
+    """
     if isinstance(config, ClampedFeedForwardConfig):
         gate = np.minimum(gate, config.limit)
         return narrow(gate * _sigmoid(config.steepness * gate), gate)
@@ -372,7 +463,11 @@ def open_gate(config: GatedFeedForwardConfig, gate: Array) -> Array:
 
 
 def gated_values(config: GatedFeedForwardConfig, up: Array) -> Array:
-    """What the gate lets pass: up, which gpt-oss cuts to ±limit and raises by 1."""
+    """What the gate lets pass: up, which gpt-oss cuts to ±limit and raises by 1.
+
+    With the 1 the product is gate·(up + 1) = gate + gate·up: at up = 0 the layer is a plain network of the gate, so a
+    fresh model starts out as that.
+    """
     return np.clip(up, -config.limit, config.limit) + 1 if isinstance(config, ClampedFeedForwardConfig) else up
 
 
@@ -380,6 +475,9 @@ def gated_values(config: GatedFeedForwardConfig, up: Array) -> Array:
 def switched_feed_forward_part(
     config: SwitchedFeedForwardConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """σ(x·w)·ffn(x): one number for each token says how much of the layer passes (Qwen2-MoE)."""
+    """σ(x·w)·ffn(x): one number for each token says how much of the layer passes (Qwen2-MoE).
+
+    It stands in front of the shared expert, which otherwise would add to every token alike.
+    """
     out = context.run("ffn", config.ffn, x)
     return out * context.tap("switch", narrow(_sigmoid(linear(x, context["switch.weight"])), x))

@@ -24,6 +24,24 @@ interfere. The variants below answer that in different ways:
     gated               S is multiplied by a gate before each write: old pairs fade
     delta rule          a write first removes what is stored under the same key
 
+By hand, K = U = 1, features φ = identity on positive numbers, keys (1, 2), values (10, 20) and a query of 1:
+
+    all pairs     (1·1·10 + 1·2·20)/(1·1 + 1·2) = 50/3 = 16.7
+    with sums     S = 1·10 + 2·20 = 50,   z = 1 + 2 = 3,   1·S/(1·z) = 50/3
+
+The second form has forgotten which key belonged to which value. That is all the saving and all the loss: a new query of
+1 gets the same answer at once, and no query can ever read value 10 alone.
+
+How much fits into the state. S = Σ k_j v_jᵀ returns Sᵀk_i = v_i |k_i|² + Σ_{j≠i} (k_i·k_j) v_j. With orthogonal keys of
+length 1 the second term vanishes, so K pairs are stored exactly. With more than K pairs, keys overlap and every lookup
+carries noise. Softmax attention has no such limit, because it keeps all pairs.
+
+                      state           write a pair          read
+    softmax           grows           append                O(n·K)
+    linear            K·U, fixed      S += k vᵀ             O(K·U)
+    gated             K·U, fixed      S = gate ∘ S + k vᵀ   O(K·U)
+    delta rule        K·U, fixed      S += β k (v − Sᵀk)ᵀ   O(K·U), and a lookup before each write
+
 Three forms of one computation: all pairs (this file), one step per token (decoding), and chunks with pairs inside a
 chunk and a state between chunks (training). They agree up to rounding, which the tests check.
 """
@@ -57,7 +75,13 @@ def elu_features(x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
 
 
 def elu_features_backward(d_out: Float[np.ndarray, "..."], x: Float[np.ndarray, "..."]) -> Float[np.ndarray, "..."]:
-    """d_out above zero, d_out · eˣ below."""
+    """d_out above zero, d_out · eˣ below.
+
+    The slope is 1 on the right and falls to 0 on the left without a jump: exp(min(x, 0)) is both at once.
+
+    >>> elu_features_backward(np.ones(3), np.array([-1.0, 0.0, 2.0])).round(3)
+    array([0.368, 1.   , 1.   ])
+    """
     check_gradient(d_out, *x.shape)
     return d_out * np.exp(np.minimum(x, 0))
 
@@ -86,7 +110,12 @@ def positive_features(
 def positive_features_backward(
     d_out: Float[np.ndarray, "... W"], x: Float[np.ndarray, "... K"], directions: Float[np.ndarray, "W K"]
 ) -> tuple[Float[np.ndarray, "... K"], Float[np.ndarray, "W K"]]:
-    """With g = d_out ∘ φ(x), the gradient of the exponent: d_x = Σ_ω g·ω − x·Σ_ω g, d_ω = Σ g·x."""
+    """With g = d_out ∘ φ(x), the gradient of the exponent: d_x = Σ_ω g·ω − x·Σ_ω g, d_ω = Σ g·x.
+
+    From exponent = ω·x − |x|²/2: its derivative by x is ω − x, and by ω it is x. An exponential's derivative is itself,
+    which is why φ(x) appears in g. The directions are not learned by default; their gradient is here so that they could
+    be, and for the tests.
+    """
     check_gradient(d_out, *x.shape[:-1], len(directions))
     g = d_out * positive_features(x, directions)
     flat, rows = g.reshape(-1, g.shape[-1]), x.reshape(-1, x.shape[-1])
@@ -145,6 +174,9 @@ def linear_attention_backward(
     d_v = pᵀ d_out       d_a = (d_out vᵀ − Σ_S d_out vᵀ ∘ p)/Σa       d_q = d_a k       d_k = d_aᵀ q
 
     A common factor of all weights of a row cancels in the shares, so d_a has no part along a: Σ_S d_a ∘ a = 0.
+
+    It is the softmax's backward without the exponential: there d_scores = p ∘ (d_p − Σ d_p ∘ p), because the derivative
+    of exp brings the factor a. A key with weight 0 still gets a gradient here, so it can be found again.
     """
     check_linear_attention(q, k, v)
     weights = _products(q, k, causal)
@@ -220,6 +252,12 @@ def gated_linear_attention_backward(
     """d_q, d_k, d_v, d_gate, from the last token to the first: d_S_t = q_t d_out_tᵀ + gate_{t+1} ∘ d_S_{t+1}.
 
     The memory is read now, and what is left of it later. d_k = d_S v, d_v = d_Sᵀ k, d_gate = Σ_U d_S ∘ S_{t−1}.
+
+    A gate is one number for each row of S, so its gradient is summed over U. Where a gate is 0 nothing flows further
+    back: what was forgotten cannot be blamed.
+
+    Cost: the loop keeps all T states of K·U numbers, as the forward pass does. Training code works in chunks, and keeps
+    one state per chunk.
     """
     check_recurrent(q, k, v, gate=gate)
     check_gradient(d_out, *v.shape)
@@ -272,6 +310,9 @@ def delta_linear_attention_backward(
 
         d_e = beta · Dᵀ k        d_v = d_e        d_beta = kᵀ D e        d_k = beta · D e − S_{t−1} d_e
         d_S_{t−1} = D − k d_eᵀ + q_{t−1} d_out_{t−1}ᵀ
+
+    The middle term of the last line is the overwriting: with |k| = 1 and beta = 1, D − k(Dᵀk)ᵀ has nothing left along
+    k. A later loss says nothing about what was stored under k before this token replaced it.
     """
     check_recurrent(q, k, v, beta=beta)
     check_gradient(d_out, *v.shape)
@@ -318,7 +359,7 @@ def _delta_states(k: np.ndarray, v: np.ndarray, beta: np.ndarray) -> tuple[np.nd
 
 
 def _read_states(q: np.ndarray, states: Float[np.ndarray, "... T K U"]) -> Float[np.ndarray, "... T U"]:
-    """Sᵀ q of every token."""
+    """Sᵀ q of every token: each reads the memory as it is after its own pair was written."""
     return np.einsum("...tku,...tk->...tu", states, q)
 
 
@@ -347,7 +388,14 @@ def check_recurrent(q: Any, k: Any, v: Any, **more: Any) -> None:
 def linear_attention_part(
     config: LinearAttentionConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
-    """x -> q, k, v -> features -> the weight φ(q)·φ(k_j) of every pair -> mixed values -> out."""
+    """x -> q, k, v -> features -> the weight φ(q)·φ(k_j) of every pair -> mixed values -> out.
+
+    The layer is attention with another weight: projections, heads, masks and the output matrix are the same, so a
+    trained softmax model can be converted by replacing this step and training a little.
+
+    Here all pairs are computed and the state appends keys and values, because that is the definition. The PyTorch
+    engine decodes with S and z alone. That the two agree, token by token, is one of the invariants.
+    """
     K, U = config.widths(x.shape[-1])
     rows = config.heads * K
     qkv = context.tap("qkv", linear(x, context["qkv.weight"], context.get("qkv.bias")))
@@ -408,7 +456,14 @@ def pair_weights(
 
 
 def log_products(q: Float[np.ndarray, "B H T W"], k: Float[np.ndarray, "B H S W"]) -> Float[np.ndarray, "B H T S"]:
-    """log Σ_w exp(q_w + k_w) of every pair, one key at a time, so that only T × W sums exist at once."""
+    """log Σ_w exp(q_w + k_w) of every pair, one key at a time, so that only T × W sums exist at once.
+
+    The largest exponent of each pair is taken out before exp, as in the softmax: log Σ exp(e) = top + log Σ exp(e −
+    top).
+
+    >>> log_products(np.full((1, 1, 1, 2), 1000.0), np.zeros((1, 1, 1, 2))).round(4)[0, 0]      # 1000 + log 2
+    array([[1000.6931]])
+    """
     out = np.empty((*q.shape[:-1], k.shape[-2]), q.dtype)
     for j in range(k.shape[-2]):
         exponents = q + k[..., j, None, :]

@@ -8,6 +8,13 @@ text, and mix past and future, so the layer cannot be causal. Wang et al. (2020)
 
     shapes     E, F   W × S        keys, values   W rows instead of S        scores   T × W
 
+Why low rank is enough. The T × S matrix of weights is often well approximated by one of rank W ≪ S (Wang et al.,
+theorem 1, by the Johnson–Lindenstrauss lemma). Linformer does not approximate a trained model's weights; it is trained
+with the W rows from the start, and learns mixtures that lose little.
+
+    by hand     S = 4 positions, W = 2, E = (½ ½ 0 0), (0 0 ½ ½)
+                key 0 is the mean of positions 0 and 1, key 1 that of positions 2 and 3: attention over two halves
+
 At n = 4,096 and W = 256 the scores are 16 times smaller. What is lost: a mixture has no position of its own, so no mask
 over keys can be applied to it, and a text longer than E has columns for cannot be read at all.
 """

@@ -14,6 +14,13 @@ Information crosses the window through the global tokens in two steps. Beltagy e
         ■ · ■ ■ ■ ■ ■ ·
         ■ · · ■ ■ ■ ■ ■
 
+Why a window is not enough. With a window of w on either side, information travels at most w positions per layer: L
+layers reach L·w positions. 12 layers of 256 reach 3,072. A global token is two steps from everything, in any layer.
+
+    cost of one layer, n = 4,096      scores per head
+    full attention                    16.8 million
+    window of 512, 1 global token     2.1 million + 8,192
+
 The second set exists because a global token asks another kind of question: "what is this text about?", not "what stands
 next to me?". For classification the class token is global; for question answering all tokens of the question are.
 """

@@ -13,6 +13,23 @@ between models with different tokenizers.
     p of the target    1      0.5     0.1     0.01    1/50,257 (guessing with GPT-2's vocabulary)
     loss               0      0.69    2.30    4.61    10.82
 
+What an optimum looks like. If the next token is truly random with distribution p, the loss of a model that predicts q
+is H(p) + KL(p‖q): the entropy of the text plus a penalty that is 0 only for q = p. So the loss of a language model does
+not go to 0: Shannon (1951) estimated 0.6 to 1.3 bits per character for English. A training loss far below the
+validation loss means that the model has memorised.
+
+Reading a loss in nats per token, with GPT-2's vocabulary:
+
+    loss      perplexity = e^loss      bits per token = loss/ln 2
+    10.82     50,257                   15.6          guessing evenly: a fresh model
+    6.91      1,000                    10.0
+    4.61      100                      6.6
+    3.12      22.6                     4.5           GPT-2 with 124M parameters on OpenWebText (nanoGPT's README)
+    2.30      10                       3.3
+
+Comparing losses between models needs the same tokens. A tokenizer with longer tokens has fewer of them and a larger
+loss for each, so use bits per byte there.
+
 A fresh model should start near ln V. A much larger first loss means that its logits are too large; a much smaller one
 means that it can see the answer.
 """
@@ -119,12 +136,18 @@ def _counted_rows(
 
 
 def _class_weights(weight: np.ndarray | None, classes: int, dtype: Any) -> Float[np.ndarray, "V"]:
-    """The weight of each class; 1 by default."""
+    """The weight of each class; 1 by default.
+
+    With weights n_total/(classes · n_class) every class has the same share in the loss, however rare it is.
+    """
     return np.ones(classes, dtype) if weight is None else weight.astype(dtype)
 
 
 def _divisor(weights: Float[np.ndarray, "counted"]) -> Any:
-    """What a mean divides by: the sum of the counted targets' weights, or 1 if no target counts."""
+    """What a mean divides by: the sum of the counted targets' weights, or 1 if no target counts.
+
+    A batch of padding alone then has the loss 0 and the gradient 0, and not 0/0.
+    """
     return weights.sum() if weights.size else 1
 
 
@@ -136,7 +159,11 @@ def check_targets(
     weight: Any = None,
     reduction: str = "mean",
 ) -> None:
-    """Raise ValueError if the arguments do not fit together. Used by the NumPy and the PyTorch engine."""
+    """Raise ValueError if the arguments do not fit together. Used by the NumPy and the PyTorch engine.
+
+    A target outside the vocabulary is the usual sign of a tokenizer that does not belong to the model. Indexing would
+    read another row, or crash a GPU kernel with an assertion that names no line.
+    """
     check_ids(targets, "target")
     classes = logits.shape[-1]
     if tuple(logits.shape[:-1]) != tuple(targets.shape):

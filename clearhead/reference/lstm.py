@@ -14,6 +14,21 @@ forget gate f only. If f is near 1 the cell is a conveyor belt, on which a fact 
 
     shapes, with I hidden units     x … T D     W 4I × D     R 4I × I     h, c … I     gates … 4I
 
+By hand, one unit with c₋₁ = 2 and h₋₁ = 0, and gates i = 0, f = 1, o = ½: the cell keeps c = 1·2 + 0·g = 2, whatever g
+is, and the output is h = ½·tanh 2 = 0.48. With f = 0 and i = 1 it forgets the 2 and stores g instead. The gates are
+learned functions of the token, so the layer decides by content what to keep.
+
+Compared with the alternatives in this package, all of which pass the past through a state of fixed size:
+
+    layer               state          update                          in parallel over tokens?
+    LSTM                2·I            gates that read h_{t−1}         no: the gates need the output of the token before
+    Mamba               Z·I            gates that read x_t only        yes: the recurrence is linear in h
+    linear attention    K·U per head   S + k vᵀ                        yes
+    attention           grows          append k and v                  yes, at the price of O(T²)
+
+That one difference, reading h_{t−1} in the gates, makes the LSTM more expressive per step and slow on parallel
+hardware.
+
 Cost: 8·I·(D + I) FLOPs per token, about that of a feed-forward layer, but one token after the other. On hardware that
 is fast only at large products, that is the slow part. The state has 2·I numbers; everything that is to be remembered
 has to fit into them.
@@ -89,7 +104,9 @@ def lstm_backward(
             ),
             -1,
         )
-        d_h, d_c = d_gates[now] @ recurrent_weight, d_c * f[now]  # what the token before receives
+        # What the token before receives: through its output, which all four gates read, and along its cell. The second
+        # path has no matrix in it, only the forget gate; that is why an LSTM can learn over long distances.
+        d_h, d_c = d_gates[now] @ recurrent_weight, d_c * f[now]
     # With all gate gradients known, the weights' gradients are those of two linear layers.
     _, d_recurrent, _ = linear_backward(d_gates, before[0], recurrent_weight)
     d_x, d_input, d_bias = linear_backward(d_gates, x, input_weight, bias)
@@ -105,6 +122,19 @@ def lstm_from(
     """h and c of every token, continuing from the h and c before the first.
 
     `gates` is W·x + b of all tokens, computed in one product beforehand; only R·h must wait for the token before.
+
+    Splitting the work so is what fast kernels do too: T·8·I·D of the FLOPs run as one large product, and the loop keeps
+    T products of a single vector with R, 8·I² each.
+
+    Continuing from the state of the first half gives the same as one pass:
+
+    >>> rng = np.random.default_rng(0)
+    >>> gates, R, zeros = rng.normal(size=(6, 8)), rng.normal(size=(8, 2)), np.zeros(2)
+    >>> whole, _ = lstm_from(gates, R, zeros, zeros)
+    >>> first, cells = lstm_from(gates[:3], R, zeros, zeros)
+    >>> second, _ = lstm_from(gates[3:], R, first[-1], cells[-1])
+    >>> bool(np.allclose(whole[3:], second))
+    True
     """
     hidden = np.zeros((*gates.shape[:-1], h.shape[-1]), gates.dtype)
     cells = np.zeros_like(hidden)

@@ -25,6 +25,26 @@ Compare with attention over n tokens of width D:
 Attention can look up a phone number from 50,000 tokens ago. A state of fixed size must have decided to keep it. Hybrids
 with a few attention layers get most of both.
 
+By hand, one channel with one number of state, A = −1, B = C = 1 and D = 0. A step of Δ = ln 2 halves the state:
+
+    token       x     Δ        exp(ΔA)     h = exp(ΔA)·h + Δ·x          y
+    1           1     ln 2     0.5         0.69                         0.69
+    2           0     ln 2     0.5         0.35                         0.35       the first token fades
+    3           9     0        1           0.35                         0.35       Δ = 0: the 9 is not even seen
+    4           1     5        0.007       5.00                         5.00       a large Δ: the past is gone
+
+Δ plays both roles at once, forgetting and writing, because it is the length of time that passes at this token. The
+model computes it from the token: a comma may pass no time, a name much.
+
+Why A is diagonal and stored as a logarithm. With a full matrix exp(ΔA) would be a matrix exponential for every token. A
+diagonal one is a single exp per number. A must be negative, or the state grows without bound; −exp(decay) is negative
+for every value that training can reach. It starts at −1, −2 … −Z, so the Z integrators of a channel remember over
+different times.
+
+Why the recurrence can be trained in parallel. h_t = a_t h_{t−1} + b_t composes: two steps are h ↦ a₂a₁h + (a₂b₁ + b₂),
+again of the form a·h + b. Such pairs (a, b) can be combined in any grouping, so a tree of log T levels computes all
+h_t.
+
 What each weight does:
 
     input     D → 2·I      the channels to be mixed, and a gate

@@ -16,6 +16,24 @@ weights p_e of the experts that were chosen. Nothing pulls a token towards an ex
 to be encouraged: by a loss (`load_balancing_loss`), or by a bias b that is raised for idle experts and lowered for busy
 ones without any gradient (DeepSeek-V3, `grouped_choice`).
 
+By hand: two experts, A = 1. The router gives a token the scores (2, 1), so p = (0.73, 0.27). Expert 0 is chosen, and
+the output is 0.73 · expert_0(x): even a lone expert is multiplied by its probability, because that product is the only
+path on which the router gets a gradient. With A = 2 and renormalised weights the output would be 0.73 · expert_0(x) +
+0.27 · expert_1(x).
+
+Balance, and why it matters. On many machines each holds some experts. A batch waits for the busiest expert, so time is
+decided by the largest load and not by the mean. And an expert that is rarely chosen is rarely trained:
+
+    even         each of 8 experts gets 1/8 of the tokens       all weights learn
+    collapsed    two experts get everything                     six eighths of the weights are dead
+
+Experts do not become specialists for topics. In trained models they divide tokens by kind (punctuation, digits, parts
+of words) more than by subject (Jiang et al. 2024, "Mixtral of Experts", section 5).
+
+Compared with one wide network of the same cost, an MoE learns more per FLOP and takes more memory: all E experts must
+be at hand, although A are used. In decoding with a batch of 1 it reads A experts' weights per token and is fast; with a
+large batch almost every expert is read.
+
     router     x · Wᵀ            B T D → B T E         one score for each expert
     choice     p, rank           B T E                 the weight of an expert, and what it is ranked by
     which      top A of rank     B T A                 numbers of the chosen experts
@@ -102,7 +120,11 @@ def grouped_choice(
 def grouped_softmax_choice(
     config: GroupedSoftmaxChoiceConfig, scores: Float[np.ndarray, "B T E"], context: Context
 ) -> Float[np.ndarray, "2 B T E"]:
-    """p = softmax(scores) is the weight and ranks, within the groups that have the likeliest experts (DeepSeek-V2)."""
+    """p = softmax(scores) is the weight and ranks, within the groups that have the likeliest experts (DeepSeek-V2).
+
+    Softmax couples the experts: raising one score lowers all other probabilities. The sigmoid of `grouped_choice` rates
+    each expert alone, so adding experts does not shrink the weights.
+    """
     p = softmax(scores)
     grouped = p.reshape(*p.shape[:-1], config.groups, -1)
     return np.stack((p, only_best_groups(grouped, grouped.max(-1), config.kept)))
@@ -111,7 +133,14 @@ def grouped_softmax_choice(
 def only_best_groups(
     grouped: Float[np.ndarray, "B T N M"], merit: Float[np.ndarray, "B T N"], kept: int
 ) -> Float[np.ndarray, "B T E"]:
-    """The ranks of the experts in the `kept` groups with the largest merit; −∞ for the others."""
+    """The ranks of the experts in the `kept` groups with the largest merit; −∞ for the others.
+
+    Two groups of two experts, one group kept. The best single expert is in group 0, but group 1 has the larger sum:
+
+    >>> grouped = np.array([[[[0.9, 0.0], [0.6, 0.5]]]])
+    >>> only_best_groups(grouped, grouped.sum(-1), kept=1)
+    array([[[-inf, -inf,  0.6,  0.5]]])
+    """
     place = np.argsort(np.argsort(-merit, axis=-1, kind="stable"), axis=-1)  # 0 for the best group, 1 for the next …
     return np.where(place[..., None] < kept, grouped, -np.inf).reshape(*grouped.shape[:-2], -1)
 
@@ -122,6 +151,9 @@ def expert_outputs(
     """The feed-forward layer of each token's A experts: down · act(up · x), or gated.
 
     The weights of all experts are stacked, E F D; expert e's are row e. Taps are B T F A, as in the trace.
+
+    The loop runs over experts and not over tokens: the tokens of one expert form one matrix product. A token appears A
+    times, once for each of its experts. Nothing is padded, so an expert without tokens costs nothing.
     """
 
     def layer(name: str, h: Float[np.ndarray, "B T A I"]) -> Float[np.ndarray, "B T A O"]:
@@ -179,7 +211,13 @@ def load_balancing_loss_backward(
 
 
 def _share(router: Float[np.ndarray, "... E"], active: int) -> Float[np.ndarray, "E"]:
-    """f: the share of tokens for which each expert is among the `active` most probable."""
+    """f: the share of tokens for which each expert is among the `active` most probable.
+
+    The shares sum to `active`, since every token chooses that many.
+
+    >>> _share(np.array([[0.6, 0.4], [0.4, 0.6], [0.9, 0.1]]), active=1).round(2)
+    array([0.67, 0.33])
+    """
     flat = router.reshape(-1, router.shape[-1])
     which = np.argsort(-flat, axis=-1, kind="stable")[:, :active]
     return np.bincount(which.ravel(), minlength=flat.shape[1]) / max(len(flat), 1)

@@ -9,6 +9,10 @@ Why order has to be added. For a permutation P of the tokens, attention without 
 since the first token reads one key and the last reads all; causal models without positions learn some order from it
 (Haviv et al. 2022).
 
+What a position has to tell. Nearby tokens belong together, so the model must see small distances exactly. Far away
+only the rough distance matters. All methods below have that in common: fast and slow clocks, slopes that differ by
+head, or buckets that grow with the distance.
+
     where               how                        known examples           beyond the trained length
     the input           table, learned             GPT-2, BERT, ViT         impossible: there is no row
     the input           sinusoids                  the Transformer of 2017  defined, works badly
@@ -100,7 +104,10 @@ def relative_bias_backward(
     starts: Int[np.ndarray, "M"],
     mirrored: bool,
 ) -> Float[np.ndarray, "H N"]:
-    """d_table: each number is the sum of the gradients of all scores that it was added to."""
+    """d_table: each number is the sum of the gradients of all scores that it was added to.
+
+    A bucket of far distances is used by many pairs and gets a large gradient; the bucket of distance 0 is used T times.
+    """
     buckets = relative_buckets(distance, starts, mirrored)
     d_table = np.zeros_like(table.T)
     np.add.at(d_table, buckets, np.moveaxis(d_out, -3, -1))
@@ -110,7 +117,13 @@ def relative_bias_backward(
 def relative_buckets(
     distance: Int[np.ndarray, "..."], starts: Int[np.ndarray, "M"], mirrored: bool
 ) -> Int[np.ndarray, "..."]:
-    """The bucket of each distance j − i."""
+    """The bucket of each distance j − i.
+
+    With buckets that start at distances 0, 1, 2 and 4, one direction only:
+
+    >>> relative_buckets(np.array([0, -1, -3, -9, 5]), np.array([0, 1, 2, 4]), mirrored=False)
+    array([0, 1, 2, 3, 0])
+    """
     apart = abs(distance) if mirrored else np.maximum(-distance, 0)
     return np.searchsorted(starts, apart, side="right") - 1 + (distance > 0) * mirrored * len(starts)
 

@@ -19,6 +19,21 @@ Longer contexts than the model was trained on show the slow clocks angles they h
 YaRN, Llama 3: see `configs/rotary.py`) slows the clocks so that every angle stays within what was trained. θ itself is
 larger in newer models, 500,000 in Llama 3.
 
+By hand, one pair with frequency 1. A query (1, 0) at position 2 becomes (cos 2, sin 2) = (−0.42, 0.91). A key (1, 0) at
+position 1 becomes (0.54, 0.84). Their dot product is −0.42·0.54 + 0.91·0.84 = 0.54 = cos(2 − 1): the distance is left.
+
+What a head can learn with it. A score is a sum of K/2 cosines of the distance, with amplitudes |q_i||k_i| and phases
+that the projections choose. A head that uses fast pairs can peak at "one token back"; a head that uses slow pairs only
+hardly notices position and matches content. Both kinds are found in trained models.
+
+Rotation and length. The larger K, the more clocks; the larger θ, the slower the slowest. A context of n positions needs
+clocks that turn slower than n: with θ = 10,000 the slowest takes 62,832 positions, so 2,048 are well covered, and at
+100,000 even the slowest clock comes round.
+
+Compared with adding positions to the input (`positions.py`): a rotation acts in every layer, on queries and keys only,
+and leaves the residual stream and the values free of position. Nothing is learned, so nothing is untrained at a
+position that never occurred; but the angles there are new, and a model has to be trained, or scaled, for them.
+
 What is rotated: queries and keys, after their projection and norm, before the scores. Keys are rotated once and cached
 in rotated form. Lengths do not change, so the size of scores stays what it was.
 
@@ -106,6 +121,13 @@ def rotate_by(
     """Rotate each pair by an angle whose cosine and sine are given: for tables that were computed once.
 
     cos and sin have one number for each of the K/2 pairs and broadcast to x: (T, K/2) serves all batches and heads.
+
+    In a model the table is computed once per pass and used by 2·layers rotations. Multimodal models make tables from
+    two or three coordinates (row, column, time), a share of the pairs for each.
+
+    >>> turn = np.array([[0.0]]), np.array([[1.0]])                 # cos and sin of a quarter turn
+    >>> rotate_by(np.array([[3.0, 4.0]]), *turn)
+    array([[-4.,  3.]])
     """
     check_angles(x, cos, sin, layout)
     wide = widen(x)
@@ -178,7 +200,10 @@ def rotary_queries(
 def rotary_keys(
     config: RotaryConfig | DualChunkConfig, k: Float[np.ndarray, "B G T K"], positions: Int[np.ndarray, "B T"]
 ) -> Float[np.ndarray, "B G T K"]:
-    """The rotated keys; dual chunk attention counts positions within each chunk."""
+    """The rotated keys; dual chunk attention counts positions within each chunk.
+
+    The cache holds what this returns. A key is rotated once, when its token arrives, and never again.
+    """
     if isinstance(config, RotaryConfig):
         return apply_rotary(config, k, positions)
     return apply_rotary(config.rotary, k, positions % config.chunk)
@@ -212,7 +237,10 @@ def check_rotary(x: Any, positions: Any, frequencies: Any, layout: str) -> None:
 
 
 def check_angles(x: Any, cos: Any, sin: Any, layout: str) -> None:
-    """Raise one clear sentence for cosines and sines that do not fit x, in either engine."""
+    """Raise one clear sentence for cosines and sines that do not fit x, in either engine.
+
+    Broadcasting would accept a table of width 1 and rotate all pairs by one angle, without a word.
+    """
     if layout not in ("halves", "interleaved"):
         raise ValueError(f'layout is {layout!r}, but must be "halves" or "interleaved"')
     if x.ndim < 2 or x.shape[-1] % 2:

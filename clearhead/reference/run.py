@@ -21,6 +21,25 @@ whose path is one name longer. A part never knows where it is in the model, only
 The same names are the PyTorch engine's `state_dict`, the rows of `clearhead trace`, and the keys of `record`. So a
 value can be compared between the engines by its name, and a checkpoint works in both.
 
+Training and decoding are the same code. In training the T tokens of a row are all new, and the keys are those T tokens.
+In decoding one token is new, and the keys are the cache:
+
+    call                                     new tokens T     keys S     positions
+    run(…, tokens[:, :7])                    7                7          0 … 6
+    run(…, tokens[:, :7], state=state)       7                7          0 … 6      the prefill
+    run(…, tokens[:, 7:8], state=state)      1                8          7          one step
+    run(…, tokens[:, 8:10], state=state)     2                10         8, 9       several at once, as in speculation
+
+Every mask is a function of positions, so none of these is a special case.
+
+Two kinds of rows that are not plain text. Padding fills short rows of a batch: `readable` is False there, nobody reads
+it, and it has no position. Packing puts several short texts into one row to waste nothing: `documents` numbers them,
+and a token reads its own number only.
+
+    row              The cat sat · · | A dog
+    readable          ▪   ▪   ▪  . .   ▪  ▪
+    documents         0   0   0  0 0   1  1
+
 Nothing is kept on a part. Positions, masks and the KV cache travel in the context; the caller owns the `DecodeState`.
 Two requests can run with the same weights at the same time.
 """
@@ -85,7 +104,11 @@ class DecodeState:
     readable: Bool[np.ndarray, "B S"] | None = None  # False where one was padding
 
     def append(self, name: str, new: np.ndarray, axis: int) -> np.ndarray:
-        """Append to the cache of this name, and return all of it, oldest first."""
+        """Append to the cache of this name, and return all of it, oldest first.
+
+        A copy of the whole cache for each token is O(n²) in all. A serving engine allocates pages beforehand; here the
+        plain form is easier to read.
+        """
         self.values[name] = np.concatenate((self.values[name], new), axis) if name in self.values else new
         return self.values[name]
 
@@ -118,11 +141,14 @@ class Context:
     path: str = ""  # of this part, such as stack.blocks.0.mixer
 
     def path_of(self, name: str) -> str:
-        """The full name of one of this part's weights or values."""
+        """The full name of one of this part's weights or values: `mixer` + `qkv.weight` -> `mixer.qkv.weight`."""
         return ".".join(part for part in (self.path, name) if part)
 
     def at(self, name: str) -> Context:
-        """The context of the child `name`."""
+        """The context of the child `name`: the same batch, one level deeper in the model.
+
+        The cross-attention's context moves along, so that a decoder block finds its weights by the same path.
+        """
         path = self.path_of(name)
         return replace(self, path=path, cross=None if self.cross is None else replace(self.cross, path=path))
 
@@ -149,11 +175,14 @@ class Context:
         return new if self.state is None else self.state.append(self.path_of(name), new, axis)
 
     def load_state(self, name: str, start: np.ndarray) -> np.ndarray:
-        """The recurrent state that the last call saved under this name, or `start` at the beginning of a text."""
+        """The recurrent state that the last call saved under this name, or `start` at the beginning of a text.
+
+        A recurrence overwrites its state, so decoding cannot go back: undoing a token needs a copy from before it.
+        """
         return start if self.state is None else self.state.values.get(self.path_of(name), start)
 
     def save_state(self, name: str, value: np.ndarray) -> None:
-        """Save a recurrent state for the next call."""
+        """Save a recurrent state for the next call; without a state there is no next call, and nothing is saved."""
         if self.state is not None:
             self.state.values[self.path_of(name)] = value
 
@@ -189,7 +218,11 @@ class Context:
 
 
 def part(config: Config) -> Callable[..., np.ndarray]:
-    """The function that computes what `config` describes. Its file is imported on first use."""
+    """The function that computes what `config` describes. Its file is imported on first use.
+
+    `clearhead.configs.lstm.LSTMConfig` is computed by `clearhead/reference/lstm.py`: the last word of the config's
+    module is the name of the file. A part that is defined elsewhere registers itself when it is imported.
+    """
     if type(config) not in PARTS:
         import_module(f"clearhead.reference.{type(config).__module__.rpartition('.')[2]}")
     return PARTS[type(config)]
@@ -243,7 +276,11 @@ def run(
 def sequence_model(
     config: SequenceModelConfig, inputs: np.ndarray, segments: np.ndarray | None, context: Context
 ) -> np.ndarray:
-    """embedding -> stack -> head."""
+    """embedding -> stack -> head.
+
+    tokens B T -> x B T D -> x B T D -> logits B T V. GPT, LLaMA, BERT, ViT and Mamba are all this function; they differ
+    in the parts that their configs name. A tied head gets the embedding's table.
+    """
     x = context.tap("embedding", context.run("embedding", config.embedding, inputs, segments=segments))
     x = context.run("stack", config.stack, x)
     return context.run("head", config.head, x, table=context.weights.get("embedding.tokens.weight"))
@@ -290,7 +327,11 @@ def encoder_decoder(
 
 
 def rename_weights(weights: Mapping[str, np.ndarray], old: str, new: str) -> Mapping[str, np.ndarray]:
-    """One part's weights under another part's name as well, for parts that share their weights."""
+    """One part's weights under another part's name as well, for parts that share their weights.
+
+    >>> sorted(rename_weights({"source.tokens.weight": np.zeros(1)}, "source", "target"))
+    ['source.tokens.weight', 'target.tokens.weight']
+    """
     shared = {new + name.removeprefix(old): w for name, w in weights.items() if name.startswith(f"{old}.")}
     return {**weights, **shared}
 
@@ -316,6 +357,7 @@ def make_context(
         raise ValueError(f"readable is {readable.dtype}, but must be boolean, True where a token is real")
     readable = np.ones((batch, length), bool) if readable is None else readable
     if positions is None:
+        # Count the real tokens up to each token, after those of the state; padding gets 0, which nobody reads.
         before = 0 if state is None or state.readable is None else state.readable.sum(1, keepdims=True)
         positions = np.where(readable, readable.cumsum(1) - 1 + before, 0)
     if state is None:

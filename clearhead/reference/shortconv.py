@@ -8,6 +8,12 @@
 Both gates depend on the token itself, so the convolution is switched on and off by content. Compared with attention it
 reaches O tokens back and no further; LFM2 alternates it with a few attention layers, which look far.
 
+By hand, one channel, O = 1 and the filter (½, 1): y_t = ½·u_{t−1} + u_t with u = write ∘ x. For write = (1, 0, 1), x =
+(4, 6, 8) and read = 1: u = (4, 0, 8), so the outputs are 4, 2 and 8. The second token was not written, so only the echo
+of the first is left there.
+
+Cost: 8·D² FLOPs per token for the two matrices, as much as attention's four, and nothing that grows with the length.
+
     input    D → 3·D        conv    a filter of O + 1 numbers for each of D channels        out    D → D
 """
 
