@@ -35,7 +35,10 @@ ScoreBias = Callable[[Context, torch.dtype], Float[Tensor, "#B H T S"]]
 
 @dataclass(frozen=True)
 class AttentionView:
-    """The queries and keys of one layer and who may read whom. Subclasses know how to turn them into weights."""
+    """The queries and keys of one layer and who may read whom. Subclasses know how to turn them into weights.
+
+    It holds references to tensors of the pass, not copies. It costs nothing until a method is called.
+    """
 
     q: Float[Tensor, "B H T K"]
     k: Float[Tensor, "B G S K"]

@@ -9,6 +9,10 @@ token. Rows of a batch may be at different positions:
 
     row 0  ▪ ▪ ▪ ▪ ·      slots.positions   0  1  2  3 −1
     row 1  ▪ ▪ · · ·                        0  1 −1 −1 −1
+
+Masks read positions and not slots, so a ring needs no case of its own: a slot that was overwritten has the position of
+its new token, and the mask decides by that. Layers with the same reach share one `Slots`, which is updated once per
+pass.
 """
 
 from __future__ import annotations

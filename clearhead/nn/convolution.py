@@ -2,6 +2,9 @@
 
 A filter of O + 1 tokens for each channel. Decoding keeps the last O inputs. Documents do not mix: a tap that would
 reach into the document before reads 0.
+
+Every input is read O + 1 times, by itself and by the O tokens after it. A pass over a text therefore starts with the
+last O inputs of the state in front, and leaves its own last O there: prefill and decoding are the same function.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@
     PatchEmbedding      B Ch Y X     ->  B P+1 D      a class token, then one vector for each patch (ViT)
 
 Position may also enter later: by rotation in attention (rotary), or in the scores (ALiBi). Then `position` is None.
+
+Every embedding offers `table`, the matrix that a tied head multiplies by; None if it has none to offer. The model
+passes it on, so a head never reaches into the embedding.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ The tap `pre_activation` is what the activation reads; `up` is what `down` reads
     x  B T D  ──  gate, up  ──  B T F each  ──  act(gate) ∘ up  ──  down  ──  B T D    gated
 
 Two thirds of a block's weights are here. The layer reads no other position, so it needs no mask, no state and no cache.
+
+`gate` and `up` are two matrices and not one of 2·F rows: each is quantized, adapted and tapped under its own name. The
+decode kernels read both in one pass over x (`kernels/decode.py`). `reference/ffn.py` has the formulas and the backward.
 """
 
 from collections.abc import Callable
@@ -47,7 +50,10 @@ class FeedForward(nn.Module):
 @builds(GatedFeedForwardConfig)
 @builds(ClampedFeedForwardConfig)
 class GatedFeedForward(nn.Module):
-    """down(activation(gate(x)) ⊙ up(x)): the gate decides how much of `up` passes (SwiGLU, GEGLU; LLaMA, Gemma)."""
+    """down(activation(gate(x)) ⊙ up(x)): the gate decides how much of `up` passes (SwiGLU, GEGLU; LLaMA, Gemma).
+
+    F is 8/3·D by default: three matrices of that width have as many weights as two of width 4·D.
+    """
 
     def __init__(self, config: GatedFeedForwardConfig, dim: int) -> None:
         super().__init__()
@@ -83,7 +89,10 @@ def activate(
     up: Float[Tensor, "... F"],
     tap: Callable[[str, Tensor], Tensor] = lambda name, value: value,
 ) -> Float[Tensor, "... F"]:
-    """What `down` reads: activation(up), or activation(gate) ⊙ up."""
+    """What `down` reads: activation(up), or activation(gate) ⊙ up.
+
+    Shared with the experts of `moe.py`, which have the same layer in stacked form and pass a tap of their own.
+    """
     pre = tap("pre_activation", up if gate is None else gate)
     if isinstance(config, ClampedFeedForwardConfig):
         pre, up = pre.clamp(max=config.limit), up.clamp(-config.limit, config.limit) + 1

@@ -6,6 +6,9 @@ A tied head has no matrix of its own and uses `table`, the embedding's.
               ──  FirstToken, LastToken, MeanPool, Pooler  ──  B D  ──  ClassHead  ──  B C
 
 `forward(x, context, table)` is the same for all of them, so that a model needs no branch for its head.
+
+A pooler has no weights, or few; the class that needs classes names one as its part (`ClassHeadConfig.pool`). Embeddings
+of sentences use a pooler alone as the head. Padding may stand on either side, so "first" and "last" mean real tokens.
 """
 
 from __future__ import annotations
@@ -105,7 +108,7 @@ class LastToken(nn.Module):
 
 @builds(MeanPoolConfig)
 class MeanPool(nn.Module):
-    """The mean over real positions; padding does not count."""
+    """The mean over real positions; padding does not count, or short texts would drift towards 0."""
 
     def __init__(self, config: MeanPoolConfig, dim: int) -> None:
         super().__init__()

@@ -3,6 +3,14 @@
 DeepSeek-V2, arXiv 2405.04434, section 2.1. The KV cache holds the latent and one rotary key.
 
 Per position the cache keeps [latent ; rotary key]: L + R numbers for all heads together, instead of H·(K + U).
+
+Two ways to the same numbers, chosen by `prefers_absorbed`:
+
+    plain       k_h = W_key,h c for every cached position, then attention            many queries: a prompt
+    absorbed    (W_key,hᵀ q_h)·c: the matrix moves from the keys to the query        few queries: decoding
+
+The rotary part cannot be absorbed, because the rotation between W_key and c differs by position. So it is a second,
+small key that all heads share.
 """
 
 from __future__ import annotations

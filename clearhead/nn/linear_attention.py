@@ -7,6 +7,13 @@
 
 A kernel is a part with its own config, like a norm: `LinearAttention` does not know which one it has. Decoding keeps Σ
 φ(k)[v 1], W × (U + 1) numbers per head, whatever the length.
+
+The 1 beside v is the denominator: Σ φ(k)·1 is one more column of the same sum, so numerator and denominator come from
+one product and cannot get out of step.
+
+The Performer's features are kept as logarithms. exp(ω·x − |x|²/2) of a long x leaves the range of floats, and a sum
+over a text would then be 0/0. So its sums are stored with the exponent of their largest term (`FavorSums`), and each
+product subtracts it again, as the softmax does with its maximum.
 """
 
 from __future__ import annotations
@@ -66,7 +73,11 @@ class LinearAttentionState:
 
 
 class Kernel(nn.Module):
-    """A feature map φ, and how a layer reads its keys through it. This one divides the weights by their sum."""
+    """A feature map φ, and how a layer reads its keys through it. This one divides the weights by their sum.
+
+    `forward` computes the features. `mix` reads all keys at once, `mix_causal` those so far, and `weights` writes every
+    pair out, for maps and for the comparison with NumPy. All three give the same numbers up to rounding.
+    """
 
     shares = True
 
@@ -107,7 +118,7 @@ class Kernel(nn.Module):
 
 @builds(EluConfig)
 class Elu(Kernel):
-    """φ(x) = elu(x) + 1."""
+    """φ(x) = elu(x) + 1: positive everywhere, so a denominator is never 0 (Katharopoulos et al. 2020)."""
 
     def __init__(self, config: EluConfig, width: int) -> None:
         super().__init__()

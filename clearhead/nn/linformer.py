@@ -4,6 +4,9 @@
 
 The mixtures contain all positions, so the layer cannot be causal and has no state: `init_state` raises. Padding is
 multiplied by 0 before mixing.
+
+A mixture has no position, so no mask over keys can hide part of it. Documents that share a row are therefore computed
+in rows of their own, as if the rest were padding.
 """
 
 from __future__ import annotations

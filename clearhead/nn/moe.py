@@ -5,6 +5,10 @@
 
 Two ways to run the experts give the same result: sorted by expert, so that each expert multiplies all of its tokens in
 one product, or written out, so that every inner value can be tapped.
+
+All experts are one stacked tensor, E F D, and not E modules: loading, quantizing and the kernels then treat an MoE like
+a wide layer. The router stays in full precision, because rounding a score could send a token to another expert, which
+is not a small error.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ Padding is skipped, and every document is a sequence of its own. This row of a b
 
 holds two sequences: places 1 2, and places 3 4 5. `PackedSequences` orders their tokens by time, as torch's LSTM wants
 them; `DenseRows` moves the real tokens of each row to its front, so that whole rows can be computed at once.
+
+Attention needs none of this: its mask hides padding and other documents. A recurrence has no mask, only an order.
 """
 
 from __future__ import annotations

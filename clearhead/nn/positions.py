@@ -1,4 +1,8 @@
-"""Positions that are added to the embedding (sinusoidal, learned) or to the scores (ALiBi, T5's bias)."""
+"""Positions that are added to the embedding (sinusoidal, learned) or to the scores (ALiBi, T5's bias).
+
+Rotary positions turn queries and keys instead; they are in `rotary.py`. A module here gets the positions of a pass and
+never counts tokens itself: rows may be padded on the left, packed, or continue a cached text.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,10 @@
     x = final_norm(x)
 
 in the pre-norm placement. No class here has a branch on the placement: a place without a norm holds the identity.
+
+`select` is why generation is cheap at the end: all positions must pass every mixer, since later tokens read them, but
+after the last mixer only the positions whose logits are wanted go on. For a prompt of 1,000 tokens the last
+feed-forward layer and the head compute one row instead of 1,000.
 """
 
 from __future__ import annotations
