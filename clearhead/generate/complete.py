@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -56,7 +56,11 @@ class TextGenerator:
 
     @classmethod
     def of(
-        cls: type[Kind], model: Model, tokenizer: Tokenizer | None = None, draft: Draft | None = None, **options: Any
+        cls: type[Kind],
+        model: Model,
+        tokenizer: Tokenizer | None = None,
+        draft: Draft | None = None,
+        **options: Unpack[DecodingOptions],
     ) -> Kind:
         check_generates(model)
         if draft is not None:
@@ -300,7 +304,7 @@ def search_batch(
     return found
 
 
-def merge_options(checkpoint: DecodingConfig, options: dict[str, Any]) -> DecodingConfig:
+def merge_options(checkpoint: DecodingConfig, options: Mapping[str, Any]) -> DecodingConfig:
     """The caller's options over the checkpoint's. An option that asks for sampling also turns off its beams."""
     names = {f.name for f in fields(DecodingConfig)}
     if unknown := [name for name in options if name not in names]:

@@ -12,8 +12,9 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, Unpack
 
+from clearhead.configs.decoding import DecodingOptions
 from clearhead.generate.complete import TextGenerator
 from clearhead.generate.engine import EngineCore, EngineOptions, QueueFull
 from clearhead.generate.job import AsyncReader, Job, JobError, JobOptions, ring
@@ -54,7 +55,9 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def submit(self, prompt: str | Sequence[int], *, logprobs: int | None = None, **options: Any) -> Job:
+    def submit(
+        self, prompt: str | Sequence[int], *, logprobs: int | None = None, **options: Unpack[DecodingOptions]
+    ) -> Job:
         """Start a request. `options` are the fields of `configs.DecodingConfig`."""
         generator = TextGenerator.of(self.core.model, self.core.tokenizer, **options)
         ids = generator.encode(prompt)

@@ -13,11 +13,12 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from itertools import islice
 from multiprocessing import get_context
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from clearhead.configs import Wu
+from clearhead.configs.decoding import DecodingOptions
 from clearhead.generate.complete import Completion, TextGenerator, complete_batch
 from clearhead.kernels.build import kernels
 from clearhead.models.model import EncoderDecoder, Model
@@ -54,7 +55,7 @@ def translate(
     batch: int = BATCH,
     workers: int = 1,
     progress: Callable[[int], object] = lambda done: None,
-    **options: Any,
+    **options: Unpack[DecodingOptions],
 ) -> list[list[Completion]]:
     """The best `n` translations of each text, best first. An empty text stays empty.
 
@@ -67,7 +68,7 @@ def translate(
         raise ValueError(f"a {model.config.kind()} has no encoder, so it cannot translate; use `clearhead generate`")
     if batch < 1:
         raise ValueError(f"batch is {batch}, but must be at least 1")
-    asked: dict[str, Any] = {"beams": 5, "length_penalty": Wu(0.6)} | options
+    asked: DecodingOptions = {"beams": 5, "length_penalty": Wu(0.6), **options}
     if asked["beams"] == 1 and not asked.keys() & SAMPLING:
         asked["temperature"] = 0.0  # greedy, even if the checkpoint's defaults ask for sampling
     task = Translating.of(model, tokenizer, **asked)
