@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .options import (
-    device_option,
-    gather_texts,
-    json_option,
-    load_model,
-    print_json,
-    require_texts,
-    text_inputs,
-    tokenizer_option,
-)
+from .options import print_json, text_task, tokenizer_option
+
+if TYPE_CHECKING:
+    from clearhead.models.model import Model
 
 
 @click.command("embed")
-@click.argument("model")
-@text_inputs
+@text_task
 @click.option(
     "--pool",
     type=click.Choice(["mean", "first", "max", "last", "pooler", "none"]),
@@ -35,13 +28,10 @@ from .options import (
 )
 @click.option("--truncate", is_flag=True, help="Cut texts that are longer than the model's context.")
 @tokenizer_option
-@device_option
-@json_option
 def command(
-    model: str,
-    texts: tuple[str, ...],
-    files: tuple[str, ...],
-    lines: bool,
+    name: str,
+    model: Model,
+    texts: list[str],
     pool: Any,
     normalize: bool | None,
     truncate: bool,
@@ -57,19 +47,17 @@ def command(
     clearhead embed path/to/bert --file sentences.txt --lines --pool first
     clearhead embed path/to/bert --file long.txt --truncate --normalize
     """
-    wanted = require_texts(gather_texts(texts, files, lines))
-    loaded = load_model(model)
     from clearhead.tasks.sentences import SentenceSettings
     from clearhead.tasks.texts import embed
     from clearhead.tokenize import Tokenizer
 
     given = None if tokenizer is None else Tokenizer.load(tokenizer)
-    found = embed(loaded, wanted, pool=pool, normalize=normalize, truncate=truncate, tokenizer=given)
+    found = embed(model, texts, pool=pool, normalize=normalize, truncate=truncate, tokenizer=given)
     vectors = [vector.tolist() for vector in found]
-    pool = pool or SentenceSettings.of(loaded.origin).pool
+    pool = pool or SentenceSettings.of(model.origin).pool
     if as_json:
-        rows = [{"text": text, "vector": vector} for text, vector in zip(wanted, vectors, strict=True)]
-        print_json({"model": model, "pool": pool, "embeddings": rows})
+        rows = [{"text": text, "vector": vector} for text, vector in zip(texts, vectors, strict=True)]
+        print_json({"model": name, "pool": pool, "embeddings": rows})
         return
     for vector in vectors:
         for row in vector if pool == "none" else [vector]:

@@ -3,45 +3,35 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
 
-from .options import (
-    device_option,
-    echo_text,
-    gather_texts,
-    json_option,
-    load_model,
-    print_json,
-    require_texts,
-    text_inputs,
-)
+from .options import echo_text, print_json, text_task, top_option
+
+if TYPE_CHECKING:
+    from clearhead.models.model import Model
 
 
 @click.command("fill-mask")
-@click.argument("model")
-@text_inputs
-@click.option("--top", type=int, default=5, show_default=True, help="Number of words to print per mask.")
-@device_option
-@json_option
-def command(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: bool, top: int, as_json: bool) -> None:
+@text_task
+@top_option("Number of words to print per mask.")
+def command(name: str, model: Model, texts: list[str], top: int, as_json: bool) -> None:
     """Print the most likely words for each mask, such as [MASK], in each of TEXTS.
 
     \b
     clearhead fill-mask path/to/bert "Paris is the [MASK] of France."
     clearhead fill-mask path/to/bert --file sentences.txt --lines --top 1 --json
     """
-    wanted = require_texts(gather_texts(texts, files, lines))
-    loaded = load_model(model)
     from clearhead.tasks.fill import fill_mask
 
-    found = fill_mask(loaded, wanted, top=top)
+    found = fill_mask(model, texts, top=top)
     if as_json:
         rows = [
             {"text": text, "masks": [[asdict(one) for one in mask] for mask in masks]}
-            for text, masks in zip(wanted, found, strict=True)
+            for text, masks in zip(texts, found, strict=True)
         ]
-        print_json({"model": model, "texts": rows})
+        print_json({"model": name, "texts": rows})
         return
     for masks in found:
         for mask in masks:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import wraps
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -57,11 +58,6 @@ def file_options(function: F) -> F:
     )(function)
 
 
-def text_inputs(function: F) -> F:
-    """TEXTS, --file and --lines."""
-    return click.argument("texts", nargs=-1)(file_options(function))
-
-
 def gather_texts(texts: tuple[str, ...], files: tuple[str, ...], lines: bool) -> list[str]:
     """The texts from the command line, then those from the files."""
     if lines and not files:
@@ -79,6 +75,23 @@ def require_texts(texts: list[str]) -> list[str]:
     if not texts:
         raise click.UsageError("there is no text: give one, or a file with --file")
     return texts
+
+
+def text_task(function: Callable[..., None]) -> Callable[..., None]:
+    """MODEL, TEXTS, --file, --lines, --device and --json. The command gets MODEL, the loaded model and the texts."""
+
+    @wraps(function)
+    def run(model: str, texts: tuple[str, ...], files: tuple[str, ...], lines: bool, **options: Any) -> None:
+        wanted = require_texts(gather_texts(texts, files, lines))
+        function(model, load_model(model), wanted, **options)
+
+    run = file_options(device_option(json_option(run)))
+    return click.argument("model")(click.argument("texts", nargs=-1)(run))
+
+
+def top_option(text: str) -> Callable[[F], F]:
+    """--top: how many answers to print."""
+    return click.option("--top", type=int, default=5, show_default=True, help=text)
 
 
 def decoding_options(function: F) -> F:
