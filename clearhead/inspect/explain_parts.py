@@ -500,7 +500,7 @@ def head_norm_of_dense(cell: Cell) -> list[Stage]:
     return norm_stages(cell, layer_of(cell).norm, "head.dense")
 
 
-def pooled(cell: Cell) -> list[Stage]:
+def pool_stages(cell: Cell) -> list[Stage]:
     """One vector for the whole text: that of the first or last position, or the mean."""
     source, (d,), pool = final_norm_path(cell), cell.at, layer_of(cell)
     x = cell.values[source]
