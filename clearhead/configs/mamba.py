@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .base import Scope, Shape, Step
+from .base import Scope, Shape, Step, under
 from .masks import Causal, Mask
 from .mixer import MixerConfig
+from .norm import NormConfig
+
+SELECTED = {"step_norm": "B T J", "write_norm": "B T Z", "read_norm": "B T Z"}
+"""What `select` gives, in order, as it is normed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +27,7 @@ class MambaConfig(MixerConfig):
     rank: int | None = None  # J, of the matrix that gives Δ; None: dim/16, rounded up
     conv_bias: bool = True
     bias: bool = False  # of the input and out projections
+    select_norm: NormConfig | None = None  # of the numbers that give Δ, of write and of read (Jamba)
 
     def check(self) -> None:
         self.require_positive("inner", "state_dim", "conv", "rank")
@@ -71,6 +76,9 @@ class MambaConfig(MixerConfig):
             flops=tokens * s.shape("J+2·Z")[0] * s["I"],
             order="n·d²",
         )
+        if self.select_norm is not None:
+            for name, letters in SELECTED.items():
+                yield from under(name, self.select_norm.steps(s, letters))
         yield s.step(
             "step",
             "Δ = softplus(·W + b)",

@@ -370,6 +370,7 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "mixer.input": parts.linear_rule("x·W_in", "input"),
     "mixer.conv": by_mixer(mamba=mixers.mamba_conv, mamba2=mixers.mamba2_conv, short=mixers.short_conv),
     "mixer.select": parts.linear_rule("x·W_select", "select", "conv"),
+    **{f"mixer.{name}": mixers.mamba_selected for name in ("step_norm", "write_norm", "read_norm")},
     "mixer.step": by_mixer(mamba=mixers.mamba_step, mamba2=mixers.mamba2_step),
     "mixer.scanned": by_mixer(mamba=mixers.mamba_scanned, mamba2=mixers.mamba2_scanned),
     "mixer.gated": by_mixer(mamba=mixers.mamba_gated, mamba2=mixers.mamba2_gated, short=mixers.short_gated),

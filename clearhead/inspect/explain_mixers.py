@@ -21,7 +21,7 @@ from clearhead.nn.mamba import Mamba
 from clearhead.nn.mamba2 import Mamba2
 from clearhead.nn.shortconv import ShortConv
 
-from .cells import Cell, Stage, Term, linear_stage, norm_stages, top_terms
+from .cells import Cell, Stage, Term, linear_stage, norm_stages, top_terms, vector_norm
 from .explain_parts import (
     Rule,
     act_stage,
@@ -227,7 +227,8 @@ def short_gated(cell: Cell) -> list[Stage]:
 
 
 def mamba_step(cell: Cell) -> list[Stage]:
-    layer, (t, c), source = layer_of(cell), cell.at, beside(cell, "select")
+    layer, (t, c) = layer_of(cell), cell.at
+    source = beside(cell, "step_norm" if layer.normed else "select")
     x, w = cell.values[source][t, : layer.rank].double().cpu(), layer.step.weight[c].double().cpu()
     terms = [Term(f"s[{j}]·W[{c},{j}]", float(x[j] * w[j]), (), source, (t, j)) for j in range(len(x))]
     terms.append(Term(f"b[{c}]", float(layer.step.bias[c])))
@@ -235,17 +236,29 @@ def mamba_step(cell: Cell) -> list[Stage]:
     return [stage, act_stage("softplus", stage, float(F.softplus(torch.tensor(stage.value, dtype=torch.float64))))]
 
 
+def mamba_selected(cell: Cell) -> list[Stage]:
+    """The norm of one of the three parts of `select`."""
+    layer, name, (t, place) = layer_of(cell), cell.path.rpartition(".")[2], cell.at
+    widths = {"step_norm": layer.rank, "write_norm": len(layer.decay), "read_norm": len(layer.decay)}
+    first = sum(list(widths.values())[: list(widths).index(name)])
+    source = beside(cell, "select")
+    x = cell.values[source][t, first : first + widths[name]].double().cpu()
+    return vector_norm(getattr(layer, name), x, place, source, (t, first + place))
+
+
 def mamba_scanned(cell: Cell) -> list[Stage]:
     """y_t = Σ_s C_t·(exp(Σ Δ A)∘B_s)·Δ_s·x_s + D·x_t: what each earlier token left in the state."""
     layer, (t, c) = layer_of(cell), cell.at
     conv, step, select = (cell.values[beside(cell, name)].double().cpu() for name in ("conv", "step", "select"))
     _, write, read = select.split((layer.rank, len(layer.decay), len(layer.decay)), dim=-1)
+    if layer.normed:
+        write, read = (cell.values[beside(cell, name)].double().cpu() for name in ("write_norm", "read_norm"))
     decay = -layer.decay[:, c].double().cpu().exp()
-    names, terms = cell.key_labels(), []
+    labels, terms = cell.key_labels(), []
     for s in range(t + 1):
         kept = (decay * step[s + 1 : t + 1, c].sum()).exp()
         value = float((read[t] * kept * write[s]).sum() * step[s, c] * conv[s, c])
-        terms.append(Term(f"from {names[s]!r}", value, (("x", float(conv[s, c])),), beside(cell, "conv"), (s, c)))
+        terms.append(Term(f"from {labels[s]!r}", value, (("x", float(conv[s, c])),), beside(cell, "conv"), (s, c)))
     terms.append(Term("skip·x", float(layer.skip[c] * conv[t, c]), (), beside(cell, "conv"), (t, c)))
     return [Stage("Σ_s C·decay·B·Δ·x_s + D·x", sum(term.value for term in terms), top_terms(terms))]
 

@@ -394,6 +394,7 @@ class KernelMamba(Mamba):
             x.shape[1] == 1
             and context.taps is None
             and context.fused
+            and not self.normed
             and dense_rows(context, len(x)) == DenseRows((len(x), 1), None, None)
             and all(map(readable, (*kept, self.filter, self.filter_bias, self.decay, self.skip)))
             and kernels_on(x) is not None

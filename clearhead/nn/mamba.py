@@ -23,7 +23,7 @@ from clearhead.functional.mamba import scan_from, scan_written_out
 from clearhead.functional.softmax import widen
 from clearhead.precision.matrix import Linear
 
-from .build import builds
+from .build import build_part, builds
 from .cache import StateAllocator
 from .context import Context
 from .convolution import ConvState, convolve_rows
@@ -61,6 +61,10 @@ class Mamba(nn.Module):
         self.filter = nn.Parameter(torch.empty(config.conv, inner))
         self.filter_bias = nn.Parameter(torch.empty(inner)) if config.conv_bias else None
         self.select = Linear(inner, self.rank + 2 * config.state_dim, bias=False)
+        self.normed = config.select_norm is not None
+        self.step_norm, self.write_norm, self.read_norm = (
+            build_part(config.select_norm, width) for width in (self.rank, config.state_dim, config.state_dim)
+        )
         self.step = nn.Linear(self.rank, inner)
         self.decay = nn.Parameter(torch.empty(config.state_dim, inner))  # log(−A)
         self.skip = nn.Parameter(torch.empty(inner))
@@ -82,8 +86,8 @@ class Mamba(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """The mixer's output, B T D.
 
-        Taps, in order: input B T 2·I, conv B T I, select B T J+2·Z, step B T I, scanned B T I, gated B T I, out B T
-        D.
+        Taps, in order: input B T 2·I, conv B T I, select B T J+2·Z, its parts step_norm B T J, write_norm and read_norm
+        B T Z, step B T I, scanned B T I, gated B T I, out B T D.
         """
         row = dense_rows(context, len(x))
         inner, gate = context.tap("input", self.input(x)).chunk(2, dim=-1)
@@ -92,6 +96,10 @@ class Mamba(nn.Module):
         )
         select = context.tap("select", self.select(conv))
         ranked, write, read = select.split((self.rank, len(self.decay), len(self.decay)), dim=-1)
+        if self.normed:
+            ranked = context.tap("step_norm", self.step_norm(ranked))
+            write = context.tap("write_norm", self.write_norm(write))
+            read = context.tap("read_norm", self.read_norm(read))
         step = context.tap("step", F.softplus(self.step(ranked)))
         written_out = not context.fused or context.replaces("scanned")
         mixed = self.scan(conv, step, write, read, row, state, written_out)

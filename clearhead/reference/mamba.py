@@ -60,6 +60,7 @@ import numpy as np
 from jaxtyping import Float
 
 from clearhead.configs import MambaConfig
+from clearhead.configs.mamba import SELECTED
 from clearhead.reference.checks import check_gradient, check_same_shape
 from clearhead.reference.convolution import causal_convolution
 from clearhead.reference.ffn import silu
@@ -174,8 +175,11 @@ def mamba(config: MambaConfig, x: Float[np.ndarray, "B T D"], context: Context) 
     # Δ of all I channels comes from J numbers only, a low-rank product; B and C are Z numbers each.
     select = context.tap("select", linear(conv, context["select.weight"]))  # B T J+Z+Z
     rank = context["step.weight"].shape[1]
-    write, read = np.split(select[..., rank:], 2, -1)
-    step = context.tap("step", softplus(linear(select[..., :rank], context["step.weight"], context["step.bias"])))
+    ranked, write, read = np.split(select, (rank, rank + config.state_dim), -1)
+    if config.select_norm is not None:
+        named = zip(SELECTED, (ranked, write, read), strict=True)
+        ranked, write, read = (context.tap(name, context.run(name, config.select_norm, part)) for name, part in named)
+    step = context.tap("step", softplus(linear(ranked, context["step.weight"], context["step.bias"])))
     decay = -np.exp(context["decay"])  # stored as log(−A), so that A is negative whatever is learned
     scanned = conv * context["skip"]
     start = context.load_state("ssm", np.zeros((len(x), *decay.shape), x.dtype))

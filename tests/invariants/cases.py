@@ -345,6 +345,7 @@ CASES: dict[str, ModelConfig] = {
         first=(block(MIXERS["alibi, grouped"], "post"),),
         repeats=2,
     ),
+    "mamba, normed steps": sequence(block(MambaConfig(state_dim=3, select_norm=RMS)), repeats=1),
     "mamba, mamba, attention": sequence(
         block(MIXERS["mamba"], ffn=None), block(MIXERS["mamba, narrow"]), block(MHA, "post"), repeats=1
     ),

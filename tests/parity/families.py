@@ -150,6 +150,21 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
         | {"num_heads": 8, "head_dim": 9, "n_groups": 1, "use_bias": True, "use_conv_bias": False}
         | {"tie_word_embeddings": True, "chunk_size": 16},
     ),
+    "jamba": (
+        "Jamba",
+        "ForCausalLM",
+        SIZES
+        | {"num_hidden_layers": 4, "attn_layer_period": 3, "attn_layer_offset": 1, "num_experts": 5}
+        | {"mamba_d_state": 7, "mamba_d_conv": 3, "mamba_dt_rank": 5},
+    ),
+    "bamba": (
+        "Bamba",
+        "ForCausalLM",
+        SIZES
+        | {"attn_layer_indices": [1], "mamba_n_heads": 6, "mamba_d_state": 7, "mamba_n_groups": 2, "mamba_d_conv": 3}
+        | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.7}}
+        | {"mamba_chunk_size": 4, "attention_bias": True, "mlp_bias": True, "mamba_proj_bias": True},
+    ),
     "cohere, normed": ("Cohere", "ForCausalLM", SIZES | {"use_qk_norm": True}),
     "deepseek_v2, groups": (
         "DeepseekV2",

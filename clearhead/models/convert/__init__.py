@@ -20,6 +20,7 @@ from . import (
     electra,
     gemma,
     gpt,
+    hybrid,
     llama,
     mamba,
     modernbert,
@@ -181,6 +182,7 @@ FAMILIES = {
             seq2seq,
             t5,
             mamba,
+            hybrid,
             parallel,
             plain,
         )

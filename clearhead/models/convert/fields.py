@@ -34,7 +34,8 @@ COUNTS = """
     encoder_no_repeat_ngram_size decoder_vocab_size decoder_sparse_step dim hidden_dim max_window_layers n_heads
     num_experts rotary_dim shared_expert_intermediate_size ffn_dim word_embed_proj_dim num_ln_in_parallel_attn
     num_decoder_layers relative_attention_num_buckets relative_attention_max_distance d_kv d_ff
-    local_attention global_attn_every_n_layers n_groups
+    local_attention global_attn_every_n_layers n_groups mamba_expand mamba_d_state mamba_d_conv mamba_n_heads
+    mamba_n_groups
     num_kv_heads ffn_hidden_size num_layers num_heads window_size original_max_position_embeddings
 """
 NUMBERS = """
@@ -54,7 +55,7 @@ FLAGS = """
     qk_layernorm use_parallel_residual use_qk_norm do_layer_norm_before _remove_final_layer_norm enable_bias
     add_cross_attention layer_norm_elementwise_affine apply_residual_connection_post_layernorm new_decoder_architecture
     scale_decoder_outputs multi_query parallel_attn alibi bias use_qkv_bias
-    norm_bias decoder_bias classifier_bias
+    norm_bias decoder_bias classifier_bias mamba_conv_bias mamba_proj_bias
 """
 WORDS = """
     model_type hidden_act hidden_activation activation_function afn topk_method position_embedding_type pooler_act
@@ -83,7 +84,10 @@ FIELDS: dict[str, Any] = {
     "label2id": dict[str, int] | None,
     "bad_words_ids": list[list[Id]] | None,
     "early_stopping": bool | str | None,
-    "time_step_rank": Count | str | None,
+    **dict.fromkeys(("time_step_rank", "mamba_dt_rank", "mamba_d_head"), Count | str | None),
+    **dict.fromkeys(("attn_layer_period", "expert_layer_period"), Annotated[int, Meta(ge=1)] | None),
+    **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), Layers | None),
+    "attn_layer_indices": list[int] | None,
     "time_step_limit": Annotated[list[float | dict[str, str] | None], Meta(min_length=2, max_length=2)] | None,
 }
 ROPE_NUMBERS = """

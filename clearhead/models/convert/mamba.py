@@ -133,6 +133,8 @@ def mixer_rules(ours: str, theirs: str, mixer: MixerConfig) -> Iterator[Rule]:
         yield Rule((f"{ours}.select.weight",), (f"{theirs}.x_proj.weight",))
         yield from both({f"{ours}.step": f"{theirs}.dt_proj"})
         yield Transposed((f"{ours}.decay",), (f"{theirs}.A_log",))
+        norms = {"step_norm": "dt_layernorm", "write_norm": "b_layernorm", "read_norm": "c_layernorm"}
+        yield from both({f"{ours}.{mine}": f"{theirs}.{their}" for mine, their in norms.items()})
 
 
 def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
