@@ -56,7 +56,7 @@ def pages() -> list[Path]:
 
 def drawing_lines(block: Block, file: str) -> list[str]:
     """The commands of a block that draw a picture."""
-    return [line for line in block.commands if re.search(rf"--(out|figure) {re.escape(file)}(\s|$)", line)]
+    return [line for line in block.commands if re.search(rf"--out {re.escape(file)}(\s|$)", line)]
 
 
 def draws(block: Block, file: str) -> bool:

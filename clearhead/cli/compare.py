@@ -15,11 +15,13 @@ from .options import (
     PICTURE,
     WHOLES,
     console,
+    device_option,
     find_config,
     force_option,
     json_option,
     print_json,
     progress,
+    requested_device,
     theme_option,
 )
 
@@ -53,6 +55,7 @@ ONE_OR_MORE = click.IntRange(min=1)
     show_default=True,
     help="What models built from mixers must have in common with the first.",
 )
+@device_option
 @click.option("--rounds", type=ONE_OR_MORE, default=3, show_default=True, help="Measurements; the median is printed.")
 @click.option("--out", type=PICTURE, metavar="FILE", help="Plot the curves: .png, .svg or .pdf.")
 @theme_option
@@ -96,7 +99,9 @@ def command(
     common = None if equal == "no" else equal
     say = progress()
     with tasks(contestants, data, steps, context, common) as planned:
-        found = compare(contestants, lengths, batch=batch, rounds=rounds, equal=common, say=say)
+        found = compare(
+            contestants, lengths, batch=batch, rounds=rounds, equal=common, device=requested_device(), say=say
+        )
         if not as_json:
             show(found)
         rows = [result.to_dict() for result in found]
@@ -182,13 +187,13 @@ def train_model(task: NextToken) -> dict[str, float]:
     import tempfile
     import time
 
-    from clearhead.training.loop import RunStopped, train
+    from clearhead.training.loop import Execution, RunStopped, train
     from clearhead.training.run import Run
 
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
         try:
-            train(task.recipe, out=folder, task=task)
+            train(task.recipe, out=folder, task=task, execution=Execution(device=requested_device()))
         except RunStopped:  # the temporary folder and its checkpoint are deleted
             raise click.Abort from None
         taken, last = time.perf_counter() - start, Run(folder).history()[-1]

@@ -28,7 +28,7 @@ DTYPES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 @click.argument("out")
 @force_option
 def command(model: str, form: str, dtype: str | None, out: str) -> None:
-    """Write MODEL, a checkpoint folder or a GGUF file, to OUT for another program.
+    """Write MODEL, a checkpoint folder or a GGUF file, to OUT for another program. Runs on the CPU.
 
     \b
     hf     a folder for transformers, vLLM and the Hub

@@ -253,18 +253,10 @@ def load_writer(path: str, weights: str | None = None, cache: Cache | None = Non
 
 
 def move_model(model: Model) -> Model:
-    """The model on the device that --device asks for; matrices stored by our CPU kernels stay on the CPU."""
-    from clearhead.models.device import choose_device
+    """The model on the device that --device asks for."""
+    from clearhead.models.device import place_model
 
-    name = requested_device()
-    device = choose_device(name)
-    if device.type == "cpu":
-        return model
-    if model.precision is not None:
-        if name == "auto":
-            return model
-        raise ValueError(f"--device {name} cannot run weights in {model.precision.kind()}; use --device cpu")
-    return model.to(device)
+    return place_model(model, requested_device())
 
 
 def convert_precision(model: Model, weights: str | None, cache: Cache | None = None) -> Model:

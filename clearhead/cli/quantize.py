@@ -41,7 +41,8 @@ ROWS, ROW = 64, 256  # calibration: at most this many rows of this many tokens
 def command(model: str, out: str, weights: str, group: int, cache: Cache | None, text: str | None) -> None:
     """Write MODEL, a checkpoint folder, to the folder OUT with its weight matrices in fewer bits.
 
-    With --text, print the perplexity before and after on the second half of that text.
+    With --text, print the perplexity before and after on the second half of that text. Both run on the CPU, for which
+    the quantized formats are made.
 
     \b
     clearhead quantize runs/mine runs/int8

@@ -11,7 +11,17 @@ import click
 
 from clearhead.units import count_text
 
-from .options import PICTURE, apply_changes, check_free, console, force_option, json_option, print_json, theme_option
+from .options import (
+    Picture,
+    apply_changes,
+    console,
+    device_option,
+    force_option,
+    json_option,
+    print_json,
+    requested_device,
+    theme_option,
+)
 
 if TYPE_CHECKING:
     from clearhead.scaling import Fit, Plan, Table
@@ -24,7 +34,6 @@ draws_option = click.option(
 seed_option = click.option(
     "--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Seed of the resamples."
 )
-figure_option = click.option("--figure", type=PICTURE, metavar="FILE", help="Draw a figure: .png, .svg or .pdf.")
 
 
 @click.group("scaling")
@@ -33,7 +42,7 @@ def command() -> None:
 
     \b
     clearhead scaling plan --flops 5.76e23
-    clearhead scaling fit runs.csv --figure isoflop.svg
+    clearhead scaling fit runs.csv --out isoflop.svg
     clearhead scaling sweep --data notes/ --out runs/sweep
     """
 
@@ -44,15 +53,16 @@ def command() -> None:
 @draws_option
 @seed_option
 @click.option(
-    "--save", type=click.Path(dir_okay=False), metavar="FILE", help="Write the fit as JSON, for `plan --from`."
+    "--out",
+    type=Picture(also=(".json",)),
+    multiple=True,
+    metavar="FILE",
+    help="Draw a figure (.png, .svg, .pdf), or write the fit for `plan --from` (.json). Can be repeated.",
 )
-@figure_option
 @force_option
 @theme_option
 @json_option
-def fit_command(
-    table: str, law: str, draws: int, seed: int, save: str | None, figure: str | None, theme: str, as_json: bool
-) -> None:
+def fit_command(table: str, law: str, draws: int, seed: int, out: tuple[str, ...], theme: str, as_json: bool) -> None:
     """Fit a law to TABLE.csv: one line for each run, with the columns loss and two of N, D and C.
 
     \b
@@ -64,32 +74,31 @@ def fit_command(
 
     \b
     clearhead scaling fit runs.csv
-    clearhead scaling fit runs.csv --law isoflop --figure isoflop.svg
-    clearhead scaling fit runs.csv --save fit.json
+    clearhead scaling fit runs.csv --law isoflop --out isoflop.svg
+    clearhead scaling fit runs.csv --out fit.json
     """
     from clearhead.scaling import read_table
 
     runs = read_table(table)
     if law == "all":
-        if save or figure:
-            raise click.UsageError("--save and --figure need a single law: choose one with --law")
+        if out:
+            raise click.UsageError("--out needs a single law: choose one with --law")
         fit_all(runs, draws, seed, as_json)
         return
     from clearhead.scaling import fit
 
-    if save is not None:
-        check_free(save)
     found = fit(runs, law, draws=draws, seed=seed)
-    if save is not None:
-        found.save(save, force=True)
-    draw(found, runs, figure, theme)
+    for path in out:
+        if path.endswith(".json"):
+            found.save(path, force=True)
+        else:
+            draw(found, runs, path, theme)
     if as_json:
         print_json(found.to_dict())
         return
     show(found)
-    for path in (save, figure):
-        if path is not None:
-            click.echo(path)
+    for path in out:
+        click.echo(path)
 
 
 def fit_all(runs: Table, draws: int, seed: int, as_json: bool) -> dict[str, Fit]:
@@ -116,11 +125,10 @@ def fit_all(runs: Table, draws: int, seed: int, as_json: bool) -> dict[str, Fit]
     return fits
 
 
-def draw(found: Fit, runs: Table, figure: str | None, theme: str) -> None:
-    if figure is not None:
-        from clearhead.scaling.figures import draw_fit
+def draw(found: Fit, runs: Table, path: str | Path, theme: str) -> None:
+    from clearhead.scaling.figures import draw_fit
 
-        draw_fit(found, runs, figure, theme)
+    draw_fit(found, runs, path, theme)
 
 
 def show(found: Fit) -> None:
@@ -154,7 +162,7 @@ def format_interval(interval: tuple[float, float] | None, text: Callable[[float]
     "source",
     default="reanalysis",
     show_default=True,
-    help="A .json of `fit --save`, a table.csv, or published constants: chinchilla, reanalysis.",
+    help="A .json of `fit --out`, a table.csv, or published constants: chinchilla, reanalysis.",
 )
 @click.option(
     "--law", type=click.Choice(NAMES), default=None, help="The law to fit to a table.csv.  [default: parametric]"
@@ -232,8 +240,7 @@ def show_plan(plan: Plan) -> None:
 @click.option("--layers", type=int, default=2, show_default=True, help="Blocks of every model.")
 @click.option("changes", "--set", multiple=True, metavar="PATH=VALUE", help="Change a field of the recipe.")
 @click.option("--resume", is_flag=True, help="Continue the sweep in --out.")
-@figure_option
-@force_option
+@device_option
 @theme_option
 def sweep_command(
     data: tuple[str, ...],
@@ -243,28 +250,29 @@ def sweep_command(
     layers: int,
     changes: tuple[str, ...],
     resume: bool,
-    figure: str | None,
     theme: str,
 ) -> None:
     """Train a small model of every width under every budget on your text, and fit every law to the results.
 
-    The runs go to DIR, with table.csv for `clearhead scaling fit`. Tokens are bytes; N counts all parameters except the
-    embedding table. Ctrl-C saves and stops; --resume continues. The defaults take some minutes on two cores.
+    The runs go to DIR, with table.csv for `clearhead scaling fit` and the figure fit.svg. Tokens are bytes; N counts
+    all parameters except the embedding table. Ctrl-C saves and stops; --resume continues. The defaults take some
+    minutes on two cores.
 
     \b
     clearhead scaling sweep --data notes/
-    clearhead scaling sweep --data notes/ --budgets 1e10,3e10,1e11 --figure isoflop.svg
+    clearhead scaling sweep --data notes/ --budgets 1e10,3e10,1e11 --out runs/small
     """
     from clearhead.scaling import read_table
     from clearhead.scaling.sweep import Sweep, bytes_recipe, run_sweep
-    from clearhead.training.loop import RunStopped
+    from clearhead.training.loop import Execution, RunStopped
 
     recipe = apply_changes(bytes_recipe(), changes)
     widths, amounts = numbers("--dims", dims, int), numbers("--budgets", budgets, float)
     sweep = Sweep(dims=tuple(widths), budgets=tuple(amounts), layers=layers, recipe=recipe)
     callbacks = sweep_callbacks()
     try:
-        table = run_sweep(sweep, data, out, resume=resume, callbacks=callbacks)
+        execution = Execution(device=requested_device())
+        table = run_sweep(sweep, data, out, resume=resume, callbacks=callbacks, execution=execution)
     except RunStopped as stopped:
         callbacks.message(f"{stopped} To continue, repeat the command with --resume.")
         sys.exit(130)
@@ -272,10 +280,11 @@ def sweep_command(
     fits = fit_all(runs, draws=1000, seed=0, as_json=False)
     click.echo(table)
     drawn = [fits[law] for law in ("isoflop", "parametric") if law in fits]
-    if figure is not None and drawn:
+    if drawn:
+        figure = table.with_name("fit.svg")
         draw(drawn[0], runs, figure, theme)
         click.echo(figure)
-    elif figure is not None:
+    else:
         click.echo("clearhead: no figure was drawn: these runs determine neither isoflop nor parametric", err=True)
 
 

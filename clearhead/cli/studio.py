@@ -8,6 +8,8 @@ import click
 
 from clearhead.extras import install_command
 
+from .options import device_option, requested_device
+
 
 @click.command("studio")
 @click.argument("models", nargs=-1, metavar="[MODEL …]")
@@ -16,6 +18,7 @@ from clearhead.extras import install_command
     "--runs", type=click.Path(file_okay=False, path_type=Path), help="A folder of runs to follow and train in."
 )
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port on 127.0.0.1.  [default: a free one]")
+@device_option
 @click.option("--no-browser", is_flag=True, help="Print the address only.")
 @click.option("--lang", type=click.Choice(["en", "zh"]), default=None, help="Language.  [default: the browser's]")
 def command(
@@ -42,7 +45,14 @@ def command(
 
     from .lab import describe_experiments
 
-    session = Session(find_models(models, runs), text, runs, trains=True, experiments=describe_experiments())
+    session = Session(
+        find_models(models, runs),
+        text,
+        runs,
+        trains=True,
+        experiments=describe_experiments(),
+        device=requested_device(),
+    )
     sock = open_socket(port)
     number = sock.getsockname()[1]
     app, token = make_app(session, number, lang or "")

@@ -49,7 +49,7 @@ RATE_FIELD = "optimizer.lr"
     "--mixer",
     default=None,
     metavar="NAME",
-    help="Replace attention: full, window, longformer, linear, performer, mamba, lstm.",
+    help="Replace attention: full, window, longformer, bigbird, linear, performer, mamba, lstm.",
 )
 @click.option("--vocabulary", type=int, default=None, help="Size of the byte-pair vocabulary.")
 @click.option("--seed", type=int, default=None, help="The same seed gives the same result.")

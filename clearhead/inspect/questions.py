@@ -25,6 +25,7 @@ from clearhead.generate.defaults import context_length, default_decoding
 from clearhead.generate.filters import Filter, MinP, Temperature, TopK, TopP
 from clearhead.generate.template import ChatTemplate
 from clearhead.measure.trace import trace
+from clearhead.models.device import place_model
 from clearhead.models.load import load
 from clearhead.models.model import Model, build
 from clearhead.models.presets import PRESETS, preset
@@ -75,6 +76,7 @@ class Session:
     only_run: str | None = None  # the one run that a widget follows
     trains: bool = False  # whether jobs can be started
     experiments: list[dict[str, Any]] = field(default_factory=list)
+    device: str = "cpu"  # where models run: "auto", "cpu", "cuda", "mps"
     loaded: dict[str, Model] = field(default_factory=dict)
     recorded: OrderedDict[tuple[str, str], tuple[Inspection, StepValues]] = field(default_factory=OrderedDict)
     lock: threading.RLock = field(default_factory=threading.RLock)
@@ -110,10 +112,11 @@ class Session:
         if name not in self.loaded:
             source = self.sources[name]
             if isinstance(source, Path):
-                self.loaded[name] = load(source).eval()
+                model = load(source)
             else:
                 torch.manual_seed(0)
-                self.loaded[name] = build(preset(source)).eval()
+                model = build(preset(source))
+            self.loaded[name] = place_model(model.eval(), self.device)
         return self.loaded[name]
 
     def pass_of(self, arguments: Mapping[str, Any]) -> tuple[Inspection, StepValues]:

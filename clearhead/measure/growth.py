@@ -41,6 +41,7 @@ from clearhead.configs import (
     TokenEmbeddingConfig,
     Window,
 )
+from clearhead.models.device import choose_device
 from clearhead.models.initialise import initialise
 from clearhead.models.llama import decoder
 from clearhead.models.model import SequenceModel
@@ -50,6 +51,7 @@ from clearhead.nn.context import Context
 
 from .cost import cost
 
+CPU = torch.device("cpu")
 PASSES = ("forward", "backward", "decode")
 DECODED = 8  # tokens; the median of their times is reported
 ERROR_LENGTH = 4096  # up to which the error against full attention is measured
@@ -159,23 +161,25 @@ def compare(
     batch: int = 1,
     rounds: int = 3,
     equal: str | None = "parameters",
+    device: str = "auto",
     say: Callable[[str], None] = lambda text: None,
 ) -> list[Comparison]:
     """Measure every contestant at every length.
 
-    equal  match models built from mixers to the first, at each length: "parameters", "compute", or None
+    equal   match models built from mixers to the first, at each length: "parameters", "compute", or None
+    device  where they run: "auto" (a GPU if there is one), "cpu", "cuda" or "mps"
     """
     if equal not in ("parameters", "compute", None):
         raise ValueError(f"equal is {equal!r}, but must be 'parameters', 'compute' or None")
-    lengths = sorted(lengths)
+    lengths, place = sorted(lengths), choose_device(device)
     planned = [configs(contestants, length, equal) for length in lengths]  # raises before anything is measured
     found = []
     for which, contestant in enumerate(contestants):
         measured = []
-        measure(planned[0][which], lengths[0], batch, 1, contestant.fused)  # warm up
+        measure(planned[0][which], lengths[0], batch, 1, contestant.fused, place)  # warm up
         for length, models in zip(lengths, planned, strict=True):
             say(f"{contestant.name}, {length:,} tokens")
-            measured.append(measure(models[which], length, batch, rounds, contestant.fused))
+            measured.append(measure(models[which], length, batch, rounds, contestant.fused, place))
         found.append(Comparison(contestant.name, measured))
     return found
 
@@ -222,20 +226,23 @@ def parameters(config: SequenceModelConfig) -> int:
     return sum(math.prod(shape) for shape in config.weights().values())
 
 
-def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, fused: bool) -> Measured:
+def measure(
+    config: SequenceModelConfig, length: int, batch: int, rounds: int, fused: bool, device: torch.device = CPU
+) -> Measured:
     assert isinstance(config.embedding, TokenEmbeddingConfig)
     torch.manual_seed(0)
     model = SequenceModel(config)
     initialise(model)
-    tokens = torch.randint(0, config.embedding.vocabulary, (batch, length))
+    model.to(device)
+    tokens = torch.randint(0, config.embedding.vocabulary, (batch, length)).to(device)
     seconds: dict[str, float | None] = dict.fromkeys(PASSES)
     peak: dict[str, int | None] = dict.fromkeys(PASSES)
     predicted = cost(config, batch=batch, length=length)
     for name, run in {"forward": forward, "backward": backward}.items():
-        peak[name] = peak_memory(partial(run, model, tokens, fused))  # which also warms up
+        peak[name] = peak_memory(partial(run, model, tokens, fused), device)  # which also warms up
         seconds[name] = statistics.median(run(model, tokens, fused) for _ in range(rounds))
     if config.stack.causal:
-        grown = peak_memory(partial(seconds_per_token, model, prefill(model, tokens), tokens, fused))
+        grown = peak_memory(partial(seconds_per_token, model, prefill(model, tokens), tokens, fused), device)
         peak["decode"] = None if grown is None else predicted.memory.kv_cache + grown
         seconds["decode"] = statistics.median(
             seconds_per_token(model, prefill(model, tokens), tokens, fused) for _ in range(rounds)
@@ -247,17 +254,17 @@ def measure(config: SequenceModelConfig, length: int, batch: int, rounds: int, f
 @torch.inference_mode()
 def forward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
     """Seconds of a pass over the text."""
-    start = time.perf_counter()
+    start = read_clock(tokens.device)
     model(tokens, fused=fused)
-    return time.perf_counter() - start
+    return read_clock(tokens.device) - start
 
 
 def backward(model: SequenceModel, tokens: Tensor, fused: bool) -> float:
     """Seconds of the backward pass alone."""
     loss = model(tokens, fused=fused).float().square().mean()
-    start = time.perf_counter()
+    start = read_clock(tokens.device)
     loss.backward()
-    taken = time.perf_counter() - start
+    taken = read_clock(tokens.device) - start
     model.zero_grad(set_to_none=True)
     return taken
 
@@ -275,10 +282,17 @@ def seconds_per_token(model: SequenceModel, state: DecodeState, tokens: Tensor, 
     """Seconds per token for decoding the last few tokens."""
     taken = []
     for token in tokens[:, -DECODED:].split(1, dim=1):
-        start = time.perf_counter()
+        start = read_clock(tokens.device)
         model(token, state=state, fused=fused)
-        taken.append(time.perf_counter() - start)
+        taken.append(read_clock(tokens.device) - start)
     return statistics.median(taken)
+
+
+def read_clock(device: torch.device) -> float:
+    """Seconds on the clock when the device has finished its work."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+    return time.perf_counter()
 
 
 def error_of(mixer: MixerConfig, dim: int, length: int) -> float | None:
@@ -311,10 +325,16 @@ def fit(lengths: Sequence[int], values: Sequence[float]) -> Growth:
     return Growth(slope, t * math.sqrt(left / free / spread))
 
 
-def peak_memory(run: Callable[[], object]) -> int | None:
-    """Bytes that the process grew by at most while it ran; None where the system does not tell."""
+def peak_memory(run: Callable[[], object], device: torch.device = CPU) -> int | None:
+    """Bytes that the process, or its memory on a GPU, grew by at most while it ran; None where the system does not
+    tell."""
     gc.collect()
-    if not sys.platform.startswith("linux"):
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        run()
+        return torch.cuda.max_memory_allocated(device) - before
+    if device.type != "cpu" or not sys.platform.startswith("linux"):
         run()
         return None
     ctypes.CDLL(None).malloc_trim(0)  # what was freed before is given back, or it would be used unseen

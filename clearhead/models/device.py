@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+if TYPE_CHECKING:
+    from .model import Model
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -18,6 +23,18 @@ def choose_device(name: str = "auto") -> torch.device:
     if problem := device_problem(kind):
         raise ValueError(f"--device {name} cannot be used here: {problem}; use --device cpu")
     return torch.device(name)
+
+
+def place_model(model: Model, name: str = "auto") -> Model:
+    """The model on the device called `name`. Weights that only our CPU kernels can read stay on the CPU."""
+    device = choose_device(name)
+    if device.type == "cpu":
+        return model
+    if model.precision is not None:
+        if name == "auto":
+            return model
+        raise ValueError(f"--device {name} cannot run weights in {model.precision.kind()}; use --device cpu")
+    return model.to(device)
 
 
 def device_problem(kind: str) -> str | None:

@@ -240,7 +240,7 @@ def read_fit(path: str | Path) -> Fit:
         compute = None if data["compute"] is None else (float(data["compute"][0]), float(data["compute"][1]))
     except (ValueError, KeyError, TypeError, IndexError):
         raise FitError(
-            f"{path} is not a saved fit; write one with: clearhead scaling fit TABLE.csv --save {path}"
+            f"{path} is not a saved fit; write one with: clearhead scaling fit TABLE.csv --out {path}"
         ) from None
     return Fit(law, values, draws, str(path), compute, tuple(data.get("notes", ())))
 

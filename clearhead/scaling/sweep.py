@@ -25,7 +25,7 @@ from clearhead.data import Shards
 from clearhead.files import write_atomically
 from clearhead.models.llama import decoder
 from clearhead.tokenize import Tokenizer
-from clearhead.training.loop import Callbacks, train
+from clearhead.training.loop import Callbacks, Execution, train
 from clearhead.training.recipes import chars
 from clearhead.training.run import Run
 from clearhead.training.text import NextToken, prepare_tokens
@@ -94,6 +94,7 @@ def run_sweep(
     *,
     resume: bool = False,
     callbacks: Callbacks | None = None,
+    execution: Execution | None = None,
 ) -> Path:
     """Train every member in its own folder under `out`, and add a row to `table.csv` when each is finished.
 
@@ -105,9 +106,8 @@ def run_sweep(
     with Run(folder).lock(resume=resume):
         if (folder / "tokenizer.json").exists():
             require_same_members(sweep, folder)
-        return train_all(
-            sweep, prepare_tokens(sweep.recipe, data, (), Run(folder), callbacks.message), folder, callbacks
-        )
+        corpus = prepare_tokens(sweep.recipe, data, (), Run(folder), callbacks.message)
+        return train_all(sweep, corpus, folder, callbacks, execution or Execution())
 
 
 def require_same_members(sweep: Sweep, folder: Path) -> None:
@@ -124,7 +124,9 @@ def require_same_members(sweep: Sweep, folder: Path) -> None:
             run.begin(recipe, resume=True)
 
 
-def train_all(sweep: Sweep, corpus: tuple[Tokenizer, Shards, Shards], folder: Path, callbacks: Callbacks) -> Path:
+def train_all(
+    sweep: Sweep, corpus: tuple[Tokenizer, Shards, Shards], folder: Path, callbacks: Callbacks, execution: Execution
+) -> Path:
     tokenizer, training, _ = corpus
     members = list(family(sweep, tokenizer.vocabulary, callbacks.message))
     if not members:
@@ -136,7 +138,8 @@ def train_all(sweep: Sweep, corpus: tuple[Tokenizer, Shards, Shards], folder: Pa
     rows = read_finished(folder)
     for number, member in enumerate(members, start=1):
         at = {"run": number, "runs": len(members), "steps": member.recipe.steps}
-        loss = train_member(member, corpus, folder, lambda numbers, at=at: callbacks.step(numbers | at))  # type: ignore[misc]
+        show = Callbacks(step=lambda numbers, at=at: callbacks.step(numbers | at))  # type: ignore[misc]
+        loss = train_member(member, corpus, folder, show, execution)
         rows[member.name] = member.row(loss)
         write_atomically(folder / "table.csv", as_csv(rows.values()))
         size = f"width {member.dim}  N {member.n:,}  D {member.d:,}  {member.budget:.3g} FLOPs"
@@ -186,7 +189,7 @@ def matmul_parameters(config: SequenceModelConfig) -> int:
 
 
 def train_member(
-    member: Member, corpus: tuple[Tokenizer, Shards, Shards], folder: Path, show: Callable[[dict[str, Any]], None]
+    member: Member, corpus: tuple[Tokenizer, Shards, Shards], folder: Path, callbacks: Callbacks, execution: Execution
 ) -> float:
     """The held-out loss of a member; a finished one is not trained again."""
     run = Run(folder / member.name)
@@ -196,7 +199,7 @@ def train_member(
         return last[0]["val/loss"]
     started = run.recipe_file.exists()
     task = NextToken(member.recipe, *corpus)
-    train(member.recipe, out=run.folder, resume=started, callbacks=Callbacks(step=show), task=task)
+    train(member.recipe, out=run.folder, resume=started, callbacks=callbacks, execution=execution, task=task)
     return run.history()[-1]["val/loss"]
 
 

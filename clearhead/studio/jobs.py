@@ -146,7 +146,7 @@ def start_training(session: Session, arguments: Mapping[str, Any]) -> StudioJob:
         raise QuestionError(f"the number of steps is {steps}, but must be at least 1")
     if data.startswith("-"):
         raise QuestionError("data is a file or a folder")
-    again = [f"--probe-every={max(1, steps // FRAMES)}"]
+    again = [f"--probe-every={max(1, steps // FRAMES)}", f"--device={session.device}"]
     again += [f"--data={data}"] if data else []
     again += [f"--probe={text}"] if text else []
     START[folder.name] = again

@@ -149,7 +149,7 @@ def test_presets_are_listed_with_their_size() -> None:
         (("scaling", "plan", "--flops", "1e21", "--from", ""), "there are no constants ''"),
         (("scaling", "fit", "nowhere.csv"), "nowhere.csv: no such file or directory"),
         (("scaling", "fit", "runs.csv", "--seed", "-1"), "-1 is not in the range x>=0"),
-        (("scaling", "fit", "runs.csv", "--save", "/"), "'/' is a directory"),
+        (("scaling", "fit", "runs.csv", "--out", "/"), "/ ends in ''"),
         (("inspect", "tiny-gpt", "1 2", "--ids", "--out", "x.gif"), "x.gif ends in '.gif'"),
     ],
 )

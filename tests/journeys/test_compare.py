@@ -151,7 +151,7 @@ def test_the_error_grows_with_what_is_not_read() -> None:
 def test_the_last_tokens_of_a_text_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model that has no more positions than the text is long, and that knows few tokens."""
     config = gpt(dim=32, layers=2, heads=4, vocabulary=7, length=64)
-    monkeypatch.setattr("clearhead.measure.growth.peak_memory", lambda run: len(run.args))
+    monkeypatch.setattr("clearhead.measure.growth.peak_memory", lambda run, device: len(run.args))
     for length in (64, 3):
         measured = measure(config, length, 2, 1, True)
         assert all(measured.seconds.values())

@@ -88,7 +88,7 @@ def test_the_command_fits_keeps_draws_and_plans(tmp_path: Path) -> None:
     for key in ("E", "A", "B", "alpha", "beta"):
         low, high = fitted[key]["interval"]
         assert low <= fitted[key]["value"] <= high
-    shown = call("fit", table, "--draws", "50", "--save", saved, "--figure", picture)
+    shown = call("fit", table, "--draws", "50", "--out", saved, "--out", picture)
     assert fitted["equation"] in shown
     assert Path(picture).read_text().startswith("<?xml")
     plan = json.loads(call("plan", "--flops", "1e21", "--from", saved, "--json"))["plans"][0]
