@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .options import (
+    LENGTH_PENALTY,
     cache_option,
     decoding_options,
     device_option,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     type=length_penalty,
     default=None,
     metavar="RULE",
-    help="Length penalty of beam search: power:1 (|y|^1) or wu:0.6.",
+    help=f"With --beams: {LENGTH_PENALTY[0].lower()}{LENGTH_PENALTY[1:]}",
 )
 @click.option(
     "--early-stopping",

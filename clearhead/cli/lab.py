@@ -42,7 +42,7 @@ def first_line(each: click.Command) -> str:
 @click.group("lab", cls=FullHelpGroup)
 def command() -> None:
     """Run experiments that test claims about Transformers. Each prints a table, draws a figure, and compares the claim
-    with what it found. All run on a laptop, in seconds or a few minutes.
+    with what it found. All run on the CPU of a laptop, in seconds or a few minutes.
 
     \b
     clearhead lab scores

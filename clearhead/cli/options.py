@@ -129,12 +129,14 @@ def length_penalty(text: str) -> LengthPenalty:
 
 def beam_options(function: F) -> F:
     """--beams, --length-penalty and --batch, for translation."""
-    for name, kind, default, text in (
-        ("--batch", int, 32, "Sentences translated together."),
-        ("--length-penalty", length_penalty, "wu:0.6", LENGTH_PENALTY),
-        ("--beams", int, 5, "Width of the beam search; 1 is greedy."),
+    for name, kind, default, text, metavar in (
+        ("--batch", int, 32, "Sentences translated together.", None),
+        ("--length-penalty", length_penalty, "wu:0.6", LENGTH_PENALTY, "RULE"),
+        ("--beams", int, 5, "Width of the beam search; 1 is greedy.", None),
     ):
-        function = click.option(name, type=kind, default=default, show_default=True, help=text)(function)
+        function = click.option(name, type=kind, default=default, show_default=True, help=text, metavar=metavar)(
+            function
+        )
     return function
 
 

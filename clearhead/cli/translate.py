@@ -16,6 +16,7 @@ from .options import (
     load_model,
     print_json,
     read_lines,
+    theme_option,
     translate_texts,
     weights_option,
 )
@@ -47,6 +48,7 @@ BREAKS = str.maketrans("\n\r\t", "   ")  # a translation stays on one line
     help="Draw the attention of the first translation to its source: .html, .png, .svg, .pdf, .csv or .npz.",
 )
 @force_option
+@theme_option
 @device_option
 @weights_option
 @json_option
@@ -59,6 +61,7 @@ def command(
     batch: int,
     max_new_tokens: int | None,
     attention: str | None,
+    theme: str,
     weights: str | None,
     as_json: bool,
 ) -> None:
@@ -84,7 +87,7 @@ def command(
             text = one.text.translate(BREAKS)
             click.echo(text if n == 1 else f"{number}\t{one.score or 0.0:.4f}\t{text}")
     if attention is not None:
-        draw(loaded, lines, found, attention)
+        draw(loaded, lines, found, attention, theme)
 
 
 def line_to_dict(line: str, best: list[Completion]) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def line_to_dict(line: str, best: list[Completion]) -> dict[str, Any]:
     return {"source": line, "translations": translations}
 
 
-def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str) -> None:
+def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str, theme: str) -> None:
     """Draw the alignment of the first line that is not empty; a page holds every attention map too."""
     from clearhead.inspect.alignment import alignment, inspect_translation
 
@@ -104,5 +107,5 @@ def draw(model: Any, lines: list[str], found: list[list[Completion]], path: str)
     if Path(path).suffix.lower() == ".html":
         looked.save(path, grids=[grid], force=True)
     else:
-        grid.save(path, force=True)
+        grid.save(path, theme, force=True)
     click.echo(f"drew line {first + 1} to {path}", err=True)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from clearhead.configs import dumps, loads
 from clearhead.models.presets import PRESETS, preset
@@ -45,13 +48,51 @@ def test_the_installed_command_is_the_module() -> None:
     assert "clearhead [OPTIONS] COMMAND" in installed.stdout
 
 
-def test_help_names_every_command_and_each_has_its_own() -> None:
+def help_of(*names: str) -> str:
+    from clearhead.cli.main import cli
+
+    result = CliRunner().invoke(cli, [*names, "--help"], prog_name="clearhead")
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def subcommands() -> list[tuple[str, ...]]:
+    """Every command, and every command of a group, by its words."""
+    from clearhead.cli.main import COMMANDS, cli
+
+    found = {name: cli.get_command(None, name) for name in COMMANDS}  # type: ignore[arg-type]
+    inner = [(name, sub) for name, group in found.items() if isinstance(group, click.Group) for sub in group.commands]
+    return [*((name,) for name in found), *inner]
+
+
+def test_help_names_every_command() -> None:
     from clearhead.cli.main import COMMANDS
 
     text = clearhead("-h").stdout
-    for name in COMMANDS:
-        assert f"  {name} " in text
-        assert f"Usage: clearhead {name}" in clearhead(name, "--help").stdout
+    assert all(f"  {name} " in text for name in COMMANDS)
+
+
+@pytest.mark.parametrize("names", subcommands(), ids=" ".join)
+def test_every_command_has_help_with_examples_in_one_vocabulary(names: tuple[str, ...]) -> None:
+    text, line = help_of(*names), f"clearhead {' '.join(names)}"
+    assert f"Usage: {line}" in text
+    assert text.count(f"{line}\n") + text.count(f"{line} ") > 1, "an example below the usage line"
+    options = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text.partition("Options:")[2]))
+    assert not options & {"--figure", "--save", "--output", "--num-beams", "--beam", "--samples", "--dark"}
+    if "Colours of pictures" in text:
+        assert options & {"--out", "--attention"}
+
+
+@pytest.mark.parametrize(
+    "names",
+    """train,generate,chat,serve,translate,embed,classify,fill-mask,studio,inspect,eval,compare,scaling sweep,
+    quantize,export,lab""".replace("\n", "")
+    .replace("    ", "")
+    .split(","),
+)
+def test_a_command_that_runs_a_model_has_a_device(names: str) -> None:
+    text = " ".join(help_of(*names.split()).split())
+    assert "--device [auto|cpu|cuda|mps]" in text or "on the CPU" in text
 
 
 def test_version() -> None:
