@@ -54,6 +54,8 @@ def command(model: str, system: str | None, weights: str | None, cache: Cache | 
         raise ValueError(f"{model} has no tokenizer.json, so it cannot read text")
     template = ChatTemplate.load(loaded.origin, generator.tokenizer)
     conversation = Conversation(generator, template, system)
+    if sys.stdin.isatty():
+        click.echo(HELP, err=True)
     while (message := read_message()) is not None:
         word, _, rest = message.partition(" ")
         if word in ("/reset", "/system"):

@@ -203,9 +203,10 @@ def resume_command(folder: Path, data: tuple[str, ...], validation: tuple[str, .
 def try_commands(folder: Path, recipe: RecipeConfig) -> list[str]:
     """What to type next with a model of this kind."""
     path, kind = shlex.quote(str(folder)), recipe.task.kind()
+    chats = any(folder.glob("**/chat_template.jinja"))
     by_task = {
         "NextToken": [
-            f'clearhead generate {path} "Once"',
+            f"clearhead chat {path}" if chats else f'clearhead generate {path} "Once" --temperature 0.8',
             f'clearhead inspect {path} "Once upon a time" --out page.html',
         ],
         "MaskedTokens": [f'clearhead fill-mask {path} "A [MASK] day"', f'clearhead embed {path} "a text"'],

@@ -159,6 +159,11 @@ class Shards:
         ]
         return self._gather(arrays, starts, length)
 
+    def question_length(self) -> int:
+        """How many tokens come before the first one with loss: the first question of conversations, 0 of plain text."""
+        first = self.ignored_arrays[0] if self.ignored_arrays else None
+        return 0 if first is None else int(np.argmin(first))
+
     def _gather(self, arrays: list[np.ndarray], starts: Int[np.ndarray, " B"], length: int) -> Any:
         if len(arrays) == 1:
             return arrays[0][starts[:, None] + np.arange(length)]

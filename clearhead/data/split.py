@@ -18,10 +18,13 @@ def split(corpus: Corpus, share: float = 0.1, seed: int = 0) -> tuple[Corpus, Co
     """The training and the validation part. Of every 1/share consecutive documents, the seed holds out one.
 
     A corpus of fewer documents is split by position: the last `share` of the characters of each document validates, as
-    nanoGPT does with its single text (data/shakespeare_char/prepare.py at 6c40a08).
+    nanoGPT does with its single text (data/shakespeare_char/prepare.py at 6c40a08). A conversation is never cut: of
+    fewer, the seed holds out one.
     """
     exact = exact_share(share)
     lengths = document_lengths_if_few(corpus, math.ceil(1 / exact))
+    if lengths is not None and len(lengths) > 1 and all(has_questions(document) for document in corpus):
+        exact, lengths = Fraction(1, len(lengths)), None
 
     def read(side: Side) -> Iterator[Document]:
         return by_document(corpus, exact, seed, side) if lengths is None else by_position(corpus, exact, lengths, side)
@@ -51,6 +54,11 @@ def document_lengths_if_few(corpus: Corpus, few: int) -> list[int] | None:
         if len(lengths) >= few:
             return None
     return lengths
+
+
+def has_questions(document: Document) -> bool:
+    """Whether parts of the text have no loss, as questions in a conversation have none."""
+    return not all(loss for _, loss in document.pieces)
 
 
 def by_document(corpus: Corpus, share: Fraction, seed: int, side: Side) -> Iterator[Document]:

@@ -45,7 +45,7 @@ from clearhead.models.vit import vit
 
 
 def lm() -> RecipeConfig:
-    """A LLaMA-style language model of 5M parameters with a byte-pair vocabulary. Minutes on two cores."""
+    """A LLaMA-style language model of 5.8M parameters with a byte-pair vocabulary. Minutes on two cores."""
     return RecipeConfig(
         model=llama(dim=256, layers=6, heads=4, hidden=688, vocabulary=4096, tied=True),
         task=NextTokenConfig(tokenizer=BytePairConfig(vocabulary=4096), context=256),

@@ -103,8 +103,9 @@ class NextToken(TextTask):
         return {"val/loss": loss, "val/perplexity": bounded_exp(loss), "val/bpb": bits_per_byte}
 
     def write_samples(self, model: SequenceModel) -> dict[str, Any]:
-        """A continuation of the first words of the held-out text."""
-        count = min(math.ceil(PROMPT_CHARACTERS / self.bytes_per_token), len(self.held_out), self.task.context - 1)
+        """A continuation of the first words of the held-out text, or an answer to its first question."""
+        words = math.ceil(PROMPT_CHARACTERS / self.bytes_per_token)
+        count = min(self.held_out.question_length() or words, len(self.held_out), self.task.context - 1)
         prompt = [int(token) for token in self.held_out.tokens(0, count)]
         length = math.ceil(SAMPLE_CHARACTERS / self.bytes_per_token)
         position = self.config.embedding.position if isinstance(self.config, SequenceModelConfig) else None

@@ -243,6 +243,13 @@ def test_one_text_is_split_by_position() -> None:
     assert [document.pieces for document in validation] == [(("c" * 50, True),)]
 
 
+def test_a_few_conversations_are_split_whole() -> None:
+    chats = [Document(str(n), ((f"question {n}", False), (f"answer {n}", True))) for n in range(4)]
+    training, validation = (list(side) for side in split(Corpus(lambda: iter(chats), "four chats")))
+    assert (len(training), len(validation)) == (3, 1)
+    assert sorted([*training, *validation], key=lambda document: document.name) == chats
+
+
 def test_the_standard_library_is_a_corpus() -> None:
     corpus = standard_library()
     found = texts(corpus)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import clearhead
 from clearhead.cli.main import cli
-from clearhead.cli.train import find_recipe
+from clearhead.cli.train import find_recipe, try_commands
 from clearhead.cli.train_display import LossCurve, progress_line, split_sample
 from clearhead.configs import ConfigError, MambaConfig
 from clearhead.configs.train import RecipeConfig
@@ -198,6 +198,9 @@ def test_conversations_are_scored_on_their_answers(tmp_path: Path) -> None:
     (found,) = json.loads(result.stdout)["files"].values()
     answer = len("two<|end|>\n")
     assert (found["tokens"], found["bytes"]) == (40 * (answer + 1), 40 * answer)  # and the end-of-text token
+    sample = Run(tmp_path / "run").history()[-1]
+    assert sample["prompt"] == "<|user|>\none?<|end|>\n<|assistant|>\n", "a sample answers a question"
+    assert try_commands(tmp_path / "run", config)[0] == f"clearhead chat {tmp_path / 'run'}"
 
 
 @pytest.mark.parametrize("name", RECIPES)
