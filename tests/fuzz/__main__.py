@@ -204,8 +204,8 @@ def main() -> None:
 
     bad = 0
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place, "assets")
-        folder.mkdir()
+        folder = Path(place, "of", "assets")  # so that `../..` is a folder of ours
+        folder.mkdir(parents=True)
         for what, cases in ((fuzz_files, given.files), (fuzz_lines, given.lines)):
             tally = Tally()
             what(folder, cases, random.Random(given.seed), tally)
