@@ -13,6 +13,7 @@ from torch import Tensor
 
 from clearhead.configs import PatchEmbeddingConfig
 from clearhead.data.images import BILINEAR, open_image
+from clearhead.typed_json import quote_repr
 
 Edge = Annotated[int, Meta(ge=1, le=2**15)]
 PREPROCESSING: dict[str, Any] = {
@@ -27,6 +28,7 @@ PREPROCESSING: dict[str, Any] = {
 
 def read_image(path: Path, embedding: PatchEmbeddingConfig, settings: dict[str, Any]) -> Float[Tensor, "Ch Y X"]:
     """Resize, crop, rescale and normalise an image. Defaults are those of ViT: bilinear resizing, values in ±1."""
+    settings = {name: value for name, value in settings.items() if value is not None}
     image = open_image(path, embedding.channels)
     if settings.get("do_resize", True):
         image = image.resize(
@@ -38,14 +40,31 @@ def read_image(path: Path, embedding: PatchEmbeddingConfig, settings: dict[str, 
     if settings.get("do_rescale", True):
         pixels = pixels * settings.get("rescale_factor", 1 / 255)
     if settings.get("do_normalize", True):
-        mean, std = (torch.tensor(settings.get(f"image_{name}", 0.5)).reshape(-1, 1, 1) for name in ("mean", "std"))
+        mean, std = (per_channel(settings, f"image_{name}", len(pixels)) for name in ("mean", "std"))
         pixels = (pixels - mean) / std
     return pixels
 
 
+def per_channel(settings: dict[str, Any], name: str, channels: int) -> Float[Tensor, "#Ch 1 1"]:
+    """A setting that has one number, or one for each channel."""
+    values = torch.tensor(settings.get(name, 0.5)).reshape(-1, 1, 1)
+    if len(values) not in (1, channels):
+        raise ValueError(
+            f"preprocessor_config.json: {name} has {len(values)} numbers, but must have 1 or {channels}, "
+            "one for each channel of the model"
+        )
+    return values
+
+
 def sides(size: Any) -> tuple[int, int]:
     """Height and width."""
-    return (size["height"], size["width"]) if isinstance(size, dict) else (size, size)
+    if not isinstance(size, dict):
+        return size, size
+    if not {"height", "width"} <= size.keys():
+        raise ValueError(
+            f"preprocessor_config.json: a size has {quote_repr(size)}, but must have height and width, or shortest_edge"
+        )
+    return size["height"], size["width"]
 
 
 def target_size(now: tuple[int, int], size: Any) -> tuple[int, int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 import tokenizers
 import torch
 
 import clearhead
-from clearhead.configs import ClassHeadConfig, PoolerConfig
+from clearhead.configs import ClassHeadConfig, PatchEmbeddingConfig, PoolerConfig
 from clearhead.tasks.classify import classify
 from clearhead.tasks.fill import fill_mask
 from clearhead.tasks.images import read_image
@@ -133,6 +135,27 @@ def test_images_are_classified_as_by_the_pipeline(tmp_path) -> None:
     (tmp_path / "text.png").write_text("no image")
     with pytest.raises(ValueError, match=r"text\.png cannot be read as an image"):
         classify(ours, [tmp_path / "text.png"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"size": {"width": 8}}, "a size has {'width': 8}, but must have height and width, or shortest_edge"),
+        ({"do_center_crop": True, "crop_size": {"longest_edge": 8}}, "a size has {'longest_edge': 8}"),
+        ({"image_mean": [0.5, 0.5]}, "image_mean has 2 numbers, but must have 1 or 3"),
+        ({"image_std": None, "rescale_factor": None, "resample": None, "do_resize": None}, None),
+    ],
+)
+def test_odd_settings_of_images_are_one_sentence_or_defaults(tmp_path: Path, settings: dict, sentence: str) -> None:
+    image = pytest.importorskip("PIL.Image")
+    image.new("RGB", (9, 7), (10, 200, 30)).save(tmp_path / "a.png")
+    embedding = PatchEmbeddingConfig(image=8, patch=4, channels=3)
+    if sentence is None:
+        plain = read_image(tmp_path / "a.png", embedding, {})
+        assert torch.equal(read_image(tmp_path / "a.png", embedding, settings), plain)
+        return
+    with pytest.raises(ValueError, match=re.escape(sentence)):
+        read_image(tmp_path / "a.png", embedding, settings)
 
 
 def test_models_of_another_kind_are_refused(tmp_path) -> None:
