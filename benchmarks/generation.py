@@ -1,7 +1,8 @@
 """Reading a prompt and writing on, beside transformers and llama.cpp: a LLaMA of 110M, the same weights at each width.
 
     python -m benchmarks generation              all widths
-    python -m benchmarks.generation int8 int4    some
+    python -m benchmarks generation --isa avx2   the same with kernels for AVX2
+    python -m benchmarks.generation int8 int4    some widths, without the table
 
 Needs `pip install 'clearhead[bench]'`.
 """
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,11 @@ import torch
 import clearhead
 from clearhead.configs import Float32, Precision, precision
 from clearhead.generate.loop import prefill
+from clearhead.measure.doctor import measure_read
+from clearhead.measure.machine import look
 from clearhead.models.llama import llama
+
+from .results import Result, add
 
 THREADS, NEW, ROUNDS, READINGS = 2, 128, 3, 9  # a prompt is read in half a second: more turns, less luck
 SIZES = {"dim": 768, "layers": 12, "heads": 12, "hidden": 2048, "vocabulary": 32000}
@@ -41,9 +47,9 @@ def main(widths: list[str] | None = None) -> None:
         for width in widths or list(WIDTHS):
             kind = WIDTHS[width]
             theirs = LlamaCpp(write_gguf(model, kind, Path(folder) / f"{kind}.gguf"))
-            contestants: dict[str, Any] = {"clearhead": ours(model, precision(width)), f"llama.cpp {kind}": theirs}
+            contestants: dict[str, Any] = {"clearhead": Ours(model, precision(width)), f"llama.cpp {kind}": theirs}
             if width == "float32":  # llama.cpp keeps keys and values in float16 by default
-                contestants["clearhead, cache f16"] = ours(model, Float32(cache="float16"))
+                contestants["clearhead, cache f16"] = Ours(model, Float32(cache="float16"))
                 contestants["llama.cpp, cache f32"] = LlamaCpp(Path(folder) / f"{kind}.gguf", exact_cache=True)
                 contestants["transformers"] = transformers_of(model, Path(folder) / "hf")
             print(f"{width}: relative distance of the logits from float32")
@@ -51,11 +57,18 @@ def main(widths: list[str] | None = None) -> None:
                 logits = run(prompts[CASES[0]], 0)[2]
                 print(f"  {name:<20} {float((logits - exact).norm() / exact.norm()):.2e}")
             for case, prompt in prompts.items():
-                compare(f"{width}, {case[0]} × {case[1]} tokens", contestants, prompt)
+                size = contestants["clearhead"].weight_bytes
+                compare(f"{width}, {case[0]} × {case[1]} tokens", contestants, prompt, size)
 
 
-def compare(title: str, contestants: dict[str, Callable[..., Any]], prompt: torch.Tensor) -> None:
-    """In turns; the median round of each."""
+@cache
+def memory_speed() -> float:
+    """GB/s at which this machine reads its memory."""
+    return measure_read(look())
+
+
+def compare(title: str, contestants: dict[str, Any], prompt: torch.Tensor, weight_bytes: int) -> None:
+    """In turns; the median round of each. One row writes at most as fast as the memory gives all weights."""
     read: dict[str, list[float]] = {name: [] for name in contestants}
     written: dict[str, list[float]] = {name: [] for name in contestants}
     for turn in range(READINGS):
@@ -65,26 +78,35 @@ def compare(title: str, contestants: dict[str, Callable[..., Any]], prompt: torc
             written[name] += [len(prompt) * NEW / writing] if turn < ROUNDS else []
     print(f"{title}: tokens a second, read and written; medians of {READINGS} and {ROUNDS}")
     mine = [statistics.median(speeds["clearhead"]) for speeds in (read, written)]
+    for number, (kind, speeds) in enumerate({"reading": read, "writing": written}.items()):
+        peers = {name: statistics.median(found) for name, found in speeds.items() if not name.startswith("clearhead")}
+        peer = max(peers, key=peers.__getitem__)
+        rows, length = prompt.shape
+        share = mine[1] * weight_bytes / (1e9 * memory_speed()) if (number, rows) == (1, 1) else None
+        work = f"{title.split(',')[0]}, {kind}, {rows} × {length}"
+        add(Result(work, "tokens/s", mine[number], peer, peers[peer], more_is_better=True, share=share))
     for name in contestants:
         speeds = [statistics.median(speeds[name]) for speeds in (read, written)]
         ratios = [f"{ours_ / speed:5.2f}×" for ours_, speed in zip(mine, speeds, strict=True)]
         print(f"  {name:<20} {speeds[0]:8.0f} {speeds[1]:8.1f}     clearhead is at {ratios[0]} and {ratios[1]}")
 
 
-def ours(model: Any, stored: Precision) -> Callable[..., Any]:
+class Ours:
     """Reads the prompts, writes `new` tokens after each; seconds for both, and the logits after the prompt."""
-    quantised = clearhead.quantize(model, stored)
 
-    def run(prompt: torch.Tensor, new: int) -> tuple[float, float, torch.Tensor]:
+    def __init__(self, model: Any, stored: Precision) -> None:
+        self.model = clearhead.quantize(model, stored)
+        stores = (*self.model.parameters(), *self.model.buffers())
+        self.weight_bytes = sum(each.nbytes for each in {each.data_ptr(): each for each in stores}.values())
+
+    def __call__(self, prompt: torch.Tensor, new: int) -> tuple[float, float, torch.Tensor]:
         start = time.perf_counter()
-        begun = prefill(quantised, prompt.tolist(), new)
-        first = begun.logits
+        batch = prefill(self.model, prompt.tolist(), new)
+        first = batch.logits
         read = time.perf_counter()
         for _ in range(new):
-            begun.advance(quantised, begun.logits.argmax(1))
+            batch.advance(self.model, batch.logits.argmax(1))
         return read - start, time.perf_counter() - read, first
-
-    return run
 
 
 def transformers_of(model: Any, folder: Path) -> Callable[..., Any]:

@@ -90,7 +90,7 @@ def window(length: int = 16384) -> None:
         },
         rounds=5,
     )
-    title = f"{length:,} tokens, {HEADS} heads of {WIDTH}, not causal, forward and backward"
+    title = f"Window(257) of {length:,} tokens, {HEADS} heads of {WIDTH}, not causal, forward and backward"
     report(title, seconds, "clearhead, Window(257)")
     peak = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True).stdout
     matrix = HEADS * length**2 * 4 / 2**20

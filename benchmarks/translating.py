@@ -25,7 +25,8 @@ from clearhead.generate.complete import TextGenerator
 from clearhead.kernels.accelerate import accelerate
 from clearhead.tasks.translate import complete_all
 
-from .turns import report, take_turns
+from .results import add_times
+from .turns import print_times, take_turns
 
 THREADS, BEAM, BATCH, NEW = 2, 4, 32, 16
 VOCABULARY, PAD = 16_000, 15_999
@@ -53,7 +54,11 @@ def main(sentences: int = 3 * BATCH, rounds: int = 3) -> None:
             print(f"{name}: {same:.0%} of the translations are ours")
         runs = {name: (lambda run=run: run(sources)) for name, run in contestants.items()}  # each cuts batches itself
         runs["transformers"] = lambda: [contestants["transformers"](part) for part in parts]
-        report(f"{sentences} sentences, beam {BEAM}, {NEW} tokens each", take_turns(runs, rounds), ours="clearhead")
+        seconds = take_turns(runs, rounds)
+        print_times(f"{sentences} sentences, beam {BEAM}, {NEW} tokens each", seconds, ours="clearhead")
+        for name in seconds:
+            if name != "clearhead":
+                add_times(f"beam search, {name}", {"clearhead": seconds["clearhead"], name: seconds[name]}, "clearhead")
 
 
 def marian(folder: Path) -> Any:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from .results import add_times
+
 
 def take_turns(contestants: Mapping[str, Callable[[], object]], rounds: int = 9) -> dict[str, float]:
     """Median seconds of each, after one warm-up; in every round each runs once."""
@@ -28,6 +30,12 @@ def peak() -> int:
 
 
 def report(title: str, seconds: Mapping[str, float], ours: str) -> None:
+    """Print the times, and add the best peer's to the table at the end."""
+    add_times(title, seconds, ours)
+    print_times(title, seconds, ours)
+
+
+def print_times(title: str, seconds: Mapping[str, float], ours: str) -> None:
     """A line for each contestant: its time, and how many times as long as ours it takes."""
     print(title)
     for name, taken in seconds.items():

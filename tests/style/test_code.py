@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import results
 from benchmarks.__main__ import NAMES as BENCHMARKS
 
 ROOT = Path(__file__).parents[2]
@@ -251,3 +252,11 @@ def test_every_benchmark_has_a_name() -> None:
     folder = ROOT / "benchmarks"
     files = {path.stem for path in folder.glob("[!_]*.py") if "def main(" in path.read_text(encoding="utf-8")}
     assert files == set(BENCHMARKS)
+
+
+@pytest.mark.parametrize("name", results.PAGES)
+def test_speed_tables_are_those_of_the_result_files(name: str) -> None:
+    """`python -m benchmarks.results` writes them anew."""
+    page, files = (results.DOCS / name).read_text(encoding="utf-8"), results.all_files()
+    assert files
+    assert results.fill_page(page, results.PAGES[name](files)) == page
