@@ -136,11 +136,13 @@ def find_model(model: str) -> tuple[Any, str | None]:
 
 
 def read_input(text: str, as_ids: bool, model: Any) -> Any:
-    from clearhead.configs import PatchEmbeddingConfig
+    from clearhead.configs import AudioEmbeddingConfig, PatchEmbeddingConfig
 
-    if isinstance(getattr(model.config, "embedding", None), PatchEmbeddingConfig):
+    embedding = getattr(model.config, "embedding", None) or model.config.source
+    if isinstance(embedding, PatchEmbeddingConfig | AudioEmbeddingConfig):
         if not Path(text).is_file():
-            raise click.UsageError(f"this model reads images, and there is no file {text}")
+            kind = "images" if isinstance(embedding, PatchEmbeddingConfig) else "sound"
+            raise click.UsageError(f"this model reads {kind}, and there is no file {text}")
         return Path(text)
     if text == "-" or text.startswith("@"):
         text = read_text(text.removeprefix("@"))

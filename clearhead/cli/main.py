@@ -31,6 +31,7 @@ GROUPS = {
         "chat": "Chat with a model in the terminal.",
         "serve": "Serve models over HTTP with the OpenAI API.",
         "translate": "Translate text line by line with an encoder–decoder.",
+        "transcribe": "Transcribe speech with a Whisper model.",
         "embed": "Compute embeddings of texts.",
         "classify": "Classify texts or images.",
         "fill-mask": "Predict masked words.",

@@ -9,6 +9,7 @@ from .base import Config, ConfigError, Part, Scope, Step, dumps, loads, read
 from .data import BytePairConfig, BytesConfig, CharactersConfig, TokenizerConfig, TokenizerFileConfig
 from .decoding import DecodingConfig, LengthPenalty, Power, Wu
 from .embedding import (
+    AudioEmbeddingConfig,
     BorrowedEmbeddingConfig,
     EmbeddingConfig,
     FactoredEmbeddingConfig,
@@ -101,7 +102,7 @@ __all__ = [
     "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig", "GroupedSoftmaxChoiceConfig",
     "BlockConfig", "ParallelBlockConfig", "StackConfig", "SharedStackConfig",
     "EmbeddingConfig", "TokenEmbeddingConfig", "FactoredEmbeddingConfig", "BorrowedEmbeddingConfig",
-    "PatchEmbeddingConfig",
+    "PatchEmbeddingConfig", "AudioEmbeddingConfig",
     "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "LastTokenConfig",
     "MeanPoolConfig", "ClassHeadConfig", "TokenClassHeadConfig", "SpanHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",

@@ -1,4 +1,4 @@
-"""From token ids or image patches to vectors of width D."""
+"""From token ids, image patches or sound to vectors of width D."""
 
 from __future__ import annotations
 
@@ -50,6 +50,10 @@ class TokenEmbeddingConfig(Part):
     def positions(self, length: int) -> int:
         """How many positions the stack sees of an input whose second axis is `length` long."""
         return length
+
+    def input_shape(self, length: int) -> tuple[int, ...]:
+        """The shape of one input: `length` tokens. Images and spectrograms have one shape."""
+        return (length,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,5 +131,49 @@ class PatchEmbeddingConfig(Part):
     def positions(self, length: int) -> int:
         return self.patches + 1
 
+    def input_shape(self, length: int) -> tuple[int, ...]:
+        return (self.channels, self.image, self.image)
 
-EmbeddingConfig = TokenEmbeddingConfig | FactoredEmbeddingConfig | PatchEmbeddingConfig
+
+@dataclass(frozen=True, kw_only=True)
+class AudioEmbeddingConfig(Part):
+    """A log-mel spectrogram of 2·P frames, through two convolutions to P vectors of width D  (Radford et al. 2022)."""
+
+    mels: int  # numbers in a frame
+    length: int  # P; the second convolution takes every other frame
+    dropout: float = 0.0
+
+    def check(self) -> None:
+        self.require_positive("mels", "length")
+        self.require_share("dropout")
+
+    @property
+    def frames(self) -> int:
+        return 2 * self.length
+
+    @property
+    def position(self) -> LearnedConfig:
+        return LearnedConfig(length=self.length)
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.with_sizes("embedding", P=self.length, T=self.length)
+        for name, width, letters in (("first", self.mels, "B 2·P D"), ("second", s["D"], "B P D")):
+            rows = s.shape(letters)[1]
+            yield s.step(
+                name,
+                "gelu(three frames·W + b)",
+                letters,
+                weights={f"{name}.weight": (s["D"], 3 * width), f"{name}.bias": (s["D"],)},
+                flops=2 * s["B"] * rows * 3 * width * s["D"],
+                order="n·d²",
+            )
+        yield from under("position", self.position.steps(s))
+
+    def positions(self, length: int) -> int:
+        return self.length
+
+    def input_shape(self, length: int) -> tuple[int, ...]:
+        return (self.mels, self.frames)
+
+
+EmbeddingConfig = TokenEmbeddingConfig | FactoredEmbeddingConfig | PatchEmbeddingConfig | AudioEmbeddingConfig

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from .base import Config, ConfigError, Part, Scope, Shape, Step, under
-from .embedding import BorrowedEmbeddingConfig, EmbeddingConfig, FactoredEmbeddingConfig, TokenEmbeddingConfig
+from .embedding import (
+    AudioEmbeddingConfig,
+    BorrowedEmbeddingConfig,
+    EmbeddingConfig,
+    FactoredEmbeddingConfig,
+    TokenEmbeddingConfig,
+)
 from .heads import HeadConfig, LMHeadConfig, MaskedLMHeadConfig
 from .stack import BlockConfig, StackConfig
 
@@ -47,18 +53,22 @@ class EncoderDecoderConfig(Part):
 
     __repr__ = Config.__str__
 
-    source: TokenEmbeddingConfig
+    source: TokenEmbeddingConfig | AudioEmbeddingConfig
     encoder: StackConfig
     target: TokenEmbeddingConfig | None = None  # None: the source's embedding, as the 2017 paper ties them
     decoder: StackConfig
     head: LMHeadConfig
 
     def check(self) -> None:
+        borrows = self.target is None or isinstance(self.target, BorrowedEmbeddingConfig)
+        if borrows and isinstance(self.source, AudioEmbeddingConfig):
+            raise ConfigError("the target uses the source's table, but a source of sound has none")
         check_tied(self.head, self.target or self.source)
         if isinstance(self.source, BorrowedEmbeddingConfig):
             raise ConfigError("the source's embedding borrows a table, but only a target's embedding can")
-        if isinstance(self.target, BorrowedEmbeddingConfig) and self.target.vocabulary != self.source.vocabulary:
-            sizes = f"{self.target.vocabulary} is not {self.source.vocabulary}"
+        lent = getattr(self.source, "vocabulary", None)
+        if isinstance(self.target, BorrowedEmbeddingConfig) and self.target.vocabulary != lent:
+            sizes = f"{self.target.vocabulary} is not {lent}"
             raise ConfigError(f"the target borrows the source's table, but its vocabulary {sizes}")
         for i, block in enumerate(self.decoder.distinct):
             if not isinstance(block, BlockConfig) or block.cross is None:
@@ -70,8 +80,9 @@ class EncoderDecoderConfig(Part):
             raise ConfigError(f"the encoder's width {self.encoder.dim} is not the decoder's, {self.decoder.dim}")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        source = scope.sizes.get("source", scope["T"])
-        s = scope.with_sizes(D=self.encoder.dim, source=source, source_new=scope.sizes.get("source_new", source))
+        source = self.source.positions(scope.sizes.get("source", scope["T"]))
+        new = source if scope.sizes.get("source_new", source) else 0
+        s = scope.with_sizes(D=self.encoder.dim, source=source, source_new=new)
         if s["source_new"]:  # decoding one more token does not run the encoder again
             reading = s.with_sizes(T=source, S=source)
             yield from under("source", self.source.steps(reading))
@@ -85,7 +96,7 @@ class EncoderDecoderConfig(Part):
         yield from under("head", self.head.steps(s))
 
     def state(self, scope: Scope) -> dict[str, Shape]:
-        s = scope.with_sizes(source=scope.sizes.get("source", scope["S"]))
+        s = scope.with_sizes(source=self.source.positions(scope.sizes.get("source", scope["S"])))
         return {f"decoder.{name}": shape for name, shape in self.decoder.state(s).items()}
 
 
@@ -96,7 +107,7 @@ def check_tied(head: HeadConfig | None, embedding: EmbeddingConfig) -> None:
     if not isinstance(head, LMHeadConfig | MaskedLMHeadConfig) or not head.tied:
         return
     if not isinstance(embedding, TokenEmbeddingConfig):
-        raise ConfigError("the head is tied, but an embedding of patches has no table to tie it to")
+        raise ConfigError("the head is tied, but this embedding has no table to tie it to")
     width = embedding.width if isinstance(embedding, FactoredEmbeddingConfig) else None
     wanted = head.width if isinstance(head, MaskedLMHeadConfig) else None
     if width != wanted:

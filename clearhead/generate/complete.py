@@ -330,7 +330,8 @@ def as_list(prompts: Any) -> list[Any]:
 def vocabulary_size(model: Model) -> int:
     """The number of token ids that a prompt may use."""
     embedding = model.config.source if isinstance(model, EncoderDecoder) else model.config.embedding
-    assert isinstance(embedding, TokenEmbeddingConfig), "a model that generates text reads tokens"
+    if not isinstance(embedding, TokenEmbeddingConfig):
+        raise ValueError("this model reads sound, not text; use `clearhead transcribe`")
     return embedding.vocabulary
 
 

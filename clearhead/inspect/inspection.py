@@ -280,7 +280,7 @@ def record(
         ids = model_input.source if place == "encoder" else model_input.inputs
         patches = model_input.model.config.embedding if model_input.image is not None else None  # type: ignore[union-attr]
         side = patches.image // patches.patch if isinstance(patches, PatchEmbeddingConfig) else None
-        tokens = None if side is not None or ids is None else ids[0].numpy()
+        tokens = None if ids is None or ids.is_floating_point() else ids[0].numpy()
         maps.append(Map(place, i, tuple(chosen), attending, tokens, side))
     order = {"stack": 0, "encoder": 0, "decoder": 1, "cross": 2}
     return sorted(maps, key=lambda map: (order[map.place], map.layer)), layers_without_maps, logits, taps.values

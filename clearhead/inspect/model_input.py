@@ -14,7 +14,8 @@ import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
-from clearhead.configs import BlockConfig, ParallelBlockConfig, PatchEmbeddingConfig
+from clearhead.configs import AudioEmbeddingConfig, BlockConfig, ParallelBlockConfig, PatchEmbeddingConfig
+from clearhead.data.audio import log_mel, read_audio
 from clearhead.generate.complete import generate
 from clearhead.generate.defaults import default_decoding
 from clearhead.models.model import EncoderDecoder, Model, SequenceModel
@@ -26,6 +27,7 @@ from clearhead.tasks.images import read_image
 from clearhead.tokenize import Tokenizer
 
 BROKEN = "\ufffd"  # stands for bytes that are no character
+SECONDS = 0.02  # from one position of a sound to the next
 MOST_PARTS = 6  # tokens that one character may span
 
 
@@ -50,7 +52,7 @@ class ModelInput:
         with torch.inference_mode():
             if isinstance(self.model, EncoderDecoder):
                 assert self.source is not None, "an encoder–decoder input always has a source"
-                return self.model(self.source.to(device).expand(copies, -1), inputs, taps=taps)
+                return self.model(self.source.to(device).expand(copies, *self.source.shape[1:]), inputs, taps=taps)
             return self.model(inputs, taps=taps)
 
     @property
@@ -206,19 +208,38 @@ def pair_input(
         raise ValueError(
             f"{name} is an encoder–decoder: give a target (--target), or let it generate one (--write N), not both"
         )
-    given, by_ids = as_ids(source, tokenizer, name), target is not None and not isinstance(target, str)
+    by_ids = target is not None and not isinstance(target, str)
     start = None if by_ids else default_decoding(model, tokenizer).start
     if start is None and not by_ids:
         raise ValueError(f"{name} does not say which token starts a target; give the target as ids (--ids, --target)")
-    new = generate_ids(model, given, tokenizer, write)
+    if isinstance(model.config.source, AudioEmbeddingConfig):
+        if write:
+            raise ValueError(f"{name} reads sound: give the text as a target, such as `clearhead transcribe` writes it")
+        read, new = sound_input(model.config.source, source), []
+        sources = [f"{place * SECONDS:.2f}" for place in range(model.config.source.length)]
+        read = read.to(next(model.parameters()).dtype)
+    else:
+        given = as_ids(source, tokenizer, name)
+        read, new = torch.tensor([given]), generate_ids(model, given, tokenizer, write)
+        sources = token_labels(tokenizer, given)
     if start is None:
         ids = as_ids(target, tokenizer, name)
     else:
         ids = [start, *(new if target is None else require_tokenizer(tokenizer, name).encode_target(target))]
-    labels, sources = token_labels(tokenizer, ids), token_labels(tokenizer, given)
-    return ModelInput(
-        model, torch.tensor([ids]), labels, torch.tensor([given]), sources, tokenizer, generated=len(new), name=name
-    )
+    labels = token_labels(tokenizer, ids)
+    return ModelInput(model, torch.tensor([ids]), labels, read, sources, tokenizer, generated=len(new), name=name)
+
+
+def sound_input(config: AudioEmbeddingConfig, sound: Any) -> Float[Tensor, "1 Mels Frames"]:
+    """The spectrogram of the first window of a sound file; a spectrogram stays as it is."""
+    if isinstance(sound, str | Path):
+        sound = log_mel(read_audio(Path(sound)), config.mels, config.frames)
+    spectrogram = torch.as_tensor(np.asarray(sound))
+    spectrogram = spectrogram[None] if spectrogram.dim() == 2 else spectrogram
+    if tuple(spectrogram.shape) != (1, *config.input_shape(0)):
+        wanted = (1, *config.input_shape(0))
+        raise ValueError(f"the sound must be a spectrogram of {wanted}, but its shape is {tuple(spectrogram.shape)}")
+    return spectrogram
 
 
 def generate_ids(model: Model, ids: list[int], tokenizer: Tokenizer | None, write: int) -> list[int]:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from clearhead.configs import EncoderDecoderConfig, PatchEmbeddingConfig, Step
+from clearhead.configs import AudioEmbeddingConfig, EncoderDecoderConfig, PatchEmbeddingConfig, Step
 from clearhead.generate.complete import TextGenerator
 from clearhead.generate.conversation import Conversation
 from clearhead.generate.defaults import context_length, default_decoding
@@ -93,7 +93,8 @@ class Session:
     def of_inspection(cls, inspection: Inspection) -> Session:
         """A session that answers from one recorded pass."""
         given = inspection.model_input
-        ids = None if given.image is not None else (given.inputs if given.source is None else given.source)[0].tolist()
+        read = given.inputs if given.source is None else given.source
+        ids = None if read.is_floating_point() else read[0].tolist()
         words = "" if ids is None else " ".join(map(str, ids))
         text = words if ids is None or given.tokenizer is None else given.tokenizer.decode(ids)
         session = cls.of_model(given.model, text, given.name)
@@ -179,10 +180,10 @@ def record_pass(model: Model, text: str, name: str) -> Inspection:
 
 
 def read_input(model: Model, text: str) -> Any:
-    """A text; ids for a model without a tokenizer; a fixed random image for a model of images."""
+    """A text; ids for a model without a tokenizer; a fixed random image or sound for a model of those."""
     embedding: Any = model.config.source if isinstance(model.config, EncoderDecoderConfig) else model.config.embedding
-    if isinstance(embedding, PatchEmbeddingConfig):
-        shape = (1, embedding.channels, embedding.image, embedding.image)
+    if isinstance(embedding, PatchEmbeddingConfig | AudioEmbeddingConfig):
+        shape = (1, *embedding.input_shape(0))
         return torch.randn(shape, generator=torch.Generator().manual_seed(0))
     if model.tokenizer is not None:
         if not text:
@@ -408,7 +409,7 @@ def flow_steps(inspection: Inspection) -> list[Step]:
     given = inspection.model_input
     lengths: dict[str, Any] = {"length": len(given.labels)}
     if given.source is not None:
-        lengths["source_length"] = given.source.shape[1]
+        lengths["source_length"] = len(given.source_labels or ())
     return list(trace(given.model.config, **lengths).steps)
 
 

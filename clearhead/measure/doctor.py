@@ -33,6 +33,7 @@ USES = (  # purpose, package, and the extra that installs it
     ("everything but the NumPy engine", "torch", "torch"),
     ("pictures", "matplotlib", "plot"),
     ("the parametric scaling law", "scipy", "scaling"),
+    ("sound files other than WAV", "soundfile", "audio"),
     ("reading images", "pillow", "vision"),
     ("handwritten digits", "scikit-learn", "vision"),
     ("TensorBoard's files", "tensorboard", "tensorboard"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from clearhead.configs import (
     ConfigError,
+    EmbeddingConfig,
     EncoderDecoderConfig,
     ModelConfig,
     PatchEmbeddingConfig,
@@ -122,6 +123,9 @@ def input_sizes(
     length = readable_length(config, length)
     sizes = {"B": batch, "T": length, "S": length}
     if isinstance(config, EncoderDecoderConfig):
+        if source_length is not None and config.source.positions(source_length) != source_length:
+            fixed = config.source.positions(source_length)
+            raise ConfigError(f"the source length is {source_length}, but this model reads {fixed} positions of sound")
         sizes["source"] = sizes["source_new"] = source_length or length
     elif source_length is not None:
         raise ConfigError("a source length was given, but this model has no encoder")
@@ -129,7 +133,7 @@ def input_sizes(
 
 
 def readable_length(config: ModelConfig, length: int | None) -> int:
-    embedding = config.source if isinstance(config, EncoderDecoderConfig) else config.embedding
+    embedding = target_embedding(config)
     if isinstance(embedding, PatchEmbeddingConfig):
         positions = embedding.patches + 1
         if length not in (None, positions):
@@ -143,6 +147,11 @@ def readable_length(config: ModelConfig, length: int | None) -> int:
     if most is not None and length > most:
         raise ConfigError(f"length is {length}, but this model has {most} learned positions")
     return length
+
+
+def target_embedding(config: ModelConfig) -> EmbeddingConfig:
+    """The embedding of the tokens that the model continues: of an encoder–decoder, the target's."""
+    return (config.target or config.source) if isinstance(config, EncoderDecoderConfig) else config.embedding
 
 
 def is_repeated(run: list[tuple[str, list[Step]]], place: str) -> bool:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from clearhead.configs import (
     ConfigError,
+    EmbeddingConfig,
     EncoderDecoderConfig,
     ModelConfig,
-    PatchEmbeddingConfig,
     Precision,
     SequenceModelConfig,
     TokenEmbeddingConfig,
@@ -33,6 +33,9 @@ from .initialise import SkipInitialisation, initialise
 from .methods import ModelMethods, TextMethods
 from .presets import find_config
 
+Source = Int[Tensor, "B S"] | Float[Tensor, "B Mels Frames"]
+"""What an encoder reads: token ids, or the spectrogram of a sound."""
+
 
 class ModelBase(ModelMethods, nn.Module):
     """What both kinds of model remember about where they came from."""
@@ -46,17 +49,19 @@ class ModelBase(ModelMethods, nn.Module):
 
         Example: `build("tiny-llama").taps()["stack.blocks.0.mixer.weights"]` is (1, 4, 4, 4), B H T S.
         """
-        found, device = Taps(read="*"), next(self.parameters()).device
-        tokens = torch.zeros(batch, length, dtype=torch.long, device=device)
-        inputs: tuple[Tensor, ...] = (tokens, tokens)
-        if isinstance(self.config, SequenceModelConfig):
-            inputs, embedding = (tokens,), self.config.embedding
-            if isinstance(embedding, PatchEmbeddingConfig):
-                shape = (batch, embedding.channels, embedding.image, embedding.image)
-                inputs = (torch.zeros(shape, dtype=next(self.parameters()).dtype, device=device),)
+        found, config = Taps(read="*"), self.config
+        tokens = torch.zeros(batch, length, dtype=torch.long, device=next(self.parameters()).device)
+        embedding = config.embedding if isinstance(config, SequenceModelConfig) else config.source
+        first = tokens if isinstance(embedding, TokenEmbeddingConfig) else self.blank(embedding, batch)
+        inputs = (first,) if isinstance(config, SequenceModelConfig) else (first, tokens)
         with torch.no_grad():
             self(*inputs, taps=found, fused=False)
         return {path: tuple(value.shape) for path, value in found.values.items()}
+
+    def blank(self, embedding: EmbeddingConfig, batch: int) -> Tensor:
+        """Zeros as an image, or as a sound."""
+        weight = next(self.parameters())
+        return torch.zeros(batch, *embedding.input_shape(0), dtype=weight.dtype, device=weight.device)
 
     def __repr__(self) -> str:
         """One line for each part: what it is, and its parameters."""
@@ -184,7 +189,7 @@ class EncoderDecoder(ModelBase):
 
     def forward(
         self,
-        source: Int[Tensor, "B S"],
+        source: Source,
         target: Int[Tensor, "B T"],
         *,
         source_readable: Bool[Tensor, "B S"] | None = None,
@@ -201,7 +206,7 @@ class EncoderDecoder(ModelBase):
 
     def hidden_states(
         self,
-        source: Int[Tensor, "B S"],
+        source: Source,
         target: Int[Tensor, "B T"],
         *,
         source_readable: Bool[Tensor, "B S"] | None = None,
@@ -211,7 +216,7 @@ class EncoderDecoder(ModelBase):
 
     def target_context(
         self,
-        source: Int[Tensor, "B S"],
+        source: Source,
         target: Int[Tensor, "B T"],
         source_readable: Bool[Tensor, "B S"] | None,
         readable: Bool[Tensor, "B T"] | None,
@@ -219,7 +224,6 @@ class EncoderDecoder(ModelBase):
         fused: bool,
     ) -> Context:
         """Encode the source, and return the context in which the target reads it."""
-        check_ids(source)
         check_ids(target)
         if source.shape[0] != target.shape[0]:
             raise ValueError(f"the source has {source.shape[0]} rows, but the target has {target.shape[0]}")
@@ -229,15 +233,17 @@ class EncoderDecoder(ModelBase):
 
     def encode(
         self,
-        source: Int[Tensor, "B S"],
+        source: Source,
         *,
         readable: Bool[Tensor, "B S"] | None = None,
         taps: Taps | None = None,
         fused: bool = True,
     ) -> Float[Tensor, "B S D"]:
         """The encoder's output."""
-        check_ids(source)
-        context = make_context(*source.shape, source.device, readable=readable, taps=taps, fused=fused)
+        if isinstance(self.config.source, TokenEmbeddingConfig):
+            check_ids(source)
+        length = self.config.source.positions(source.shape[1])
+        context = make_context(source.shape[0], length, source.device, readable=readable, taps=taps, fused=fused)
         x = context.tap("source", self.source(source, context.at("source")))
         return self.encoder(x, context.at("encoder"))
 

@@ -18,6 +18,7 @@ from clearhead.configs import (
     PoolerConfig,
     RotaryConfig,
     SequenceModelConfig,
+    TokenEmbeddingConfig,
 )
 from clearhead.extras import install_command
 from clearhead.files import check_target, flush_to_disk
@@ -36,7 +37,9 @@ class Graph(nn.Module):
         config = model.config
         encodes = isinstance(config, SequenceModelConfig) and reads_both_ways(config)
         if isinstance(config, EncoderDecoderConfig):
-            self.names = ["input_ids", "attention_mask", "decoder_input_ids"]
+            tokens = isinstance(config.source, TokenEmbeddingConfig)
+            read = ["input_ids", "attention_mask"] if tokens else ["input_features"]
+            self.names = [*read, "decoder_input_ids"]
         elif isinstance(config.embedding, PatchEmbeddingConfig):
             self.names = ["pixel_values"]
         else:
@@ -51,7 +54,7 @@ class Graph(nn.Module):
         model, given = self.model, dict(zip(self.names, inputs, strict=True))
         mask = given["attention_mask"].bool() if "attention_mask" in given else None
         if isinstance(model, EncoderDecoder):
-            return (model(given["input_ids"], given["decoder_input_ids"], source_readable=mask, fused=False),)
+            return (model(inputs[0], given["decoder_input_ids"], source_readable=mask, fused=False),)
         length = model.config.embedding.positions(inputs[0].shape[1])
         context = make_context(inputs[0].shape[0], length, inputs[0].device, readable=mask, fused=False)
         x = model.hidden_states(inputs[0], context, given.get("token_type_ids"))
@@ -61,15 +64,19 @@ class Graph(nn.Module):
     def examples(self) -> tuple[tuple[Tensor, ...], tuple[dict[int, Any], ...]]:
         """An example of each input, and the sizes that may differ: the batch, and the length of a text."""
         batch = torch.export.Dim("batch", max=2**16)
-        if self.names == ["pixel_values"]:
-            embedding: Any = self.model.config.embedding  # type: ignore[union-attr]
-            dtype = next(self.model.parameters()).dtype
-            shape = (2, embedding.channels, embedding.image, embedding.image)
-            return (torch.zeros(shape, dtype=dtype),), ({0: batch},)
         length, target = (torch.export.Dim(name, max=2**20) for name in ("length", "target_length"))
-        sizes = tuple({0: batch, 1: target if name == "decoder_input_ids" else length} for name in self.names)
-        shapes = ((2, 5 if name == "decoder_input_ids" else 3) for name in self.names)
-        return tuple(torch.ones(shape, dtype=torch.long) for shape in shapes), sizes
+        config: Any = self.model.config
+        examples, sizes = [], []
+        for name in self.names:
+            if name in ("pixel_values", "input_features"):
+                embedding = config.embedding if name == "pixel_values" else config.source
+                examples.append(self.model.blank(embedding, 2))
+                sizes.append({0: batch})
+            else:
+                written = name == "decoder_input_ids"
+                examples.append(torch.ones(2, 5 if written else 3, dtype=torch.long))
+                sizes.append({0: batch, 1: target if written else length})
+        return tuple(examples), tuple(sizes)
 
 
 def reads_both_ways(config: SequenceModelConfig) -> bool:
@@ -104,6 +111,7 @@ def save_onnx(model: Model, path: Path, force: bool = False) -> None:
                       segments                                                pooler_output if it has a head
     image model       pixel_values                                            the same
     encoder–decoder   input_ids, attention_mask, decoder_input_ids            logits
+    speech            input_features, decoder_input_ids                       logits
 
     The batch and the lengths are free.
     """

@@ -4,6 +4,7 @@
     FactoredEmbedding   B T ids      ->  B T D        a narrow row, then a matrix (ALBERT)
     BorrowedEmbedding   B T ids      ->  B T D        a row of the source's table, plus a position of its own (BART)
     PatchEmbedding      B Ch Y X     ->  B P+1 D      a class token, then one vector for each patch (ViT)
+    AudioEmbedding      B Mels 2·P   ->  B P D        two convolutions over a spectrogram (Whisper)
 
 Position may also enter later: by rotation in attention (rotary), or in the scores (ALiBi). Then `position` is None.
 
@@ -16,10 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from clearhead.configs import (
+    AudioEmbeddingConfig,
     BorrowedEmbeddingConfig,
     FactoredEmbeddingConfig,
     PatchEmbeddingConfig,
@@ -139,6 +142,43 @@ class PatchEmbedding(nn.Module):
     def table(self) -> None:
         """Patches have no table that a head could be tied to."""
         return None
+
+
+@builds(AudioEmbeddingConfig)
+class AudioEmbedding(nn.Module):
+    """Two convolutions over the frames of a spectrogram, each with gelu; learned positions are added (Whisper).
+
+    A convolution of width 3 is a matrix over three frames side by side. The second one takes every other window.
+    """
+
+    def __init__(self, config: AudioEmbeddingConfig, dim: int) -> None:
+        super().__init__()
+        self.shape = config.input_shape(0)
+        self.first = Linear(3 * config.mels, dim)
+        self.second = Linear(3 * dim, dim)
+        self.position = build_part(config.position, dim)
+        self.dropout = Dropout(config.dropout)
+
+    def forward(
+        self, sound: Float[Tensor, "B Mels Frames"], context: Context, segments: None = None
+    ) -> Float[Tensor, "B P D"]:
+        """One vector for every second frame, with the learned positions added."""
+        if sound.shape[1:] != self.shape:
+            wanted = " mel bands × ".join(map(str, self.shape))
+            raise ValueError(f"sound is {'×'.join(map(str, sound.shape[1:]))}, but this model reads {wanted} frames")
+        x = context.tap("first", F.gelu(self.first(three_frames(sound, 1))))
+        x = context.tap("second", F.gelu(self.second(three_frames(x.mT, 2))))
+        return self.dropout(x + context.tap("position", self.position(context.positions, x.dtype)))
+
+    @property
+    def table(self) -> None:
+        """Sound has no table that a head could be tied to."""
+        return None
+
+
+def three_frames(x: Float[Tensor, "B N Frames"], stride: int) -> Float[Tensor, "B Windows N3"]:
+    """The numbers of every window of three frames, padded by one frame of zeros on each side."""
+    return F.pad(x, (1, 1)).unfold(2, 3, stride).transpose(1, 2).flatten(2)
 
 
 def check_range(ids: Int[Tensor, "B T"], size: int, what: str, where: str) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from clearhead.configs import (
+    AudioEmbeddingConfig,
     BorrowedEmbeddingConfig,
     FactoredEmbeddingConfig,
     LearnedConfig,
@@ -39,6 +40,7 @@ from clearhead.configs import (
 )
 
 from .checks import check_gradient, check_ids, check_range
+from .ffn import gelu
 from .linear import linear
 from .positions import sinusoidal_positions
 from .run import Context, runs
@@ -137,6 +139,27 @@ def position_vectors(
         return context["position.weight"][context.positions]
     table = sinusoidal_positions(last + 1 + config.start, x.shape[-1], config.base, config.layout)
     return table[context.positions + config.start].astype(x.dtype)
+
+
+@runs(AudioEmbeddingConfig)
+def audio_embedding(
+    config: AudioEmbeddingConfig, sound: Float[np.ndarray, "B Mels Frames"], context: Context, segments: None = None
+) -> Float[np.ndarray, "B P D"]:
+    """Two convolutions of width 3 over the frames of a spectrogram, each with gelu; positions are added (Whisper).
+
+    30 seconds of sound are 3,000 frames of 10 ms. The second convolution takes every other window, so the encoder sees
+    1,500 positions of 20 ms. A convolution is one matrix for all windows: three frames side by side, times W.
+    """
+    if sound.shape[1:] != config.input_shape(0):
+        raise ValueError(f"sound is {sound.shape[1:]}, but this model reads {config.input_shape(0)}")
+    x = sound
+    for name, stride in (("first", 1), ("second", 2)):
+        padded = np.pad(x, ((0, 0), (0, 0), (1, 1)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, 3, axis=2)[:, :, ::stride]  # B N Frames 3
+        rows = windows.swapaxes(1, 2).reshape(len(x), windows.shape[2], -1)
+        x = context.tap(name, gelu(linear(rows, context[f"{name}.weight"], context[f"{name}.bias"]))).swapaxes(1, 2)
+    x = x.swapaxes(1, 2)
+    return x + context.tap("position", position_vectors(config.position, x, context))
 
 
 @runs(PatchEmbeddingConfig)

@@ -289,7 +289,7 @@ def sequence_model(
 def encoder_decoder(
     config: EncoderDecoderConfig,
     weights: Mapping[str, np.ndarray],
-    source: Int[np.ndarray, "B S"],
+    source: Int[np.ndarray, "B S"] | Float[np.ndarray, "B Mels Frames"],
     target: Int[np.ndarray, "B T"],
     source_readable: Bool[np.ndarray, "B S"] | None,
     readable: Bool[np.ndarray, "B T"] | None,
@@ -302,7 +302,8 @@ def encoder_decoder(
     The encoder runs once per source and reads in both directions. The decoder is causal in the target, and its
     cross-attention may read the whole source. In decoding, the encoder's output is kept in the state under "memory".
     """
-    reader = make_context(weights, len(source), source.shape[1], source_readable, None, None, record)
+    length = config.source.positions(source.shape[1])
+    reader = make_context(weights, len(source), length, source_readable, None, None, record)
     if state is not None and "memory" in state.values:  # the source is encoded once
         memory = state.values["memory"]
     else:

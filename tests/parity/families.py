@@ -293,3 +293,24 @@ MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         TINY_VISION | {"head_dim": 8, "model_type": "pixtral"},
     ),
 }
+
+WHISPER: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "whisper": (
+        "Whisper",
+        "ForConditionalGeneration",
+        {
+            **{
+                name: value
+                for name, value in SIDES.items()
+                if name not in ("scale_embedding", "max_position_embeddings")
+            },
+            "num_mel_bins": 9,
+            "max_source_positions": 23,
+            "max_target_positions": 30,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+            "decoder_start_token_id": 1,
+        },
+    ),
+}

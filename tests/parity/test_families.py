@@ -43,7 +43,7 @@ def check_saved(ours: Any, theirs: Any, folder: Path) -> Any:
     return again.eval()
 
 
-def check_counts(ours: Any, *lengths: int) -> None:
+def check_counts(ours: Any, *given: int | torch.Tensor) -> None:
     """`cost` counts the parameters that there are, and `trace` lists values with the shapes that they have."""
     config = ours.config
     names = {name: tuple(value.shape) for name, value in ours.state_dict().items()}
@@ -51,13 +51,15 @@ def check_counts(ours: Any, *lengths: int) -> None:
     assert config.count_parameters() == sum(value.numel() for value in ours.state_dict().values())
     from clearhead.configs.base import ONE
 
+    inputs = [ids(2, one) if isinstance(one, int) else one[:2] for one in given]
+    lengths = [one.shape[1] for one in inputs]
     sizes = {"B": 2, "T": lengths[-1], "S": lengths[-1]}
     if len(lengths) > 1:
         sizes |= {"source": lengths[0], "source_new": lengths[0]}
     steps = {step.name: step.shape for step in config.steps(ONE.with_sizes(**sizes))}
     taps = Taps(read=["*"])
     with torch.no_grad():
-        ours(*(ids(2, length) for length in lengths), taps=taps, fused=False)
+        ours(*inputs, taps=taps, fused=False)
     found = {name: tuple(value.shape) for name, value in taps.values.items() if name in steps}
     assert {name: steps[name] for name in found} == found
     assert len(found) > len(steps) // 2

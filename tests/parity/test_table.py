@@ -18,7 +18,7 @@ import torch
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 
-from clearhead.configs import EncoderDecoderConfig, Int8  # noqa: E402
+from clearhead.configs import EncoderDecoderConfig, Int8, TokenEmbeddingConfig  # noqa: E402
 from clearhead.models.convert import FAMILIES, CheckpointError  # noqa: E402
 from clearhead.models.gguf.write import save_gguf  # noqa: E402
 from clearhead.models.load import load  # noqa: E402
@@ -65,11 +65,10 @@ def example(model: Model) -> tuple[torch.Tensor, ...]:
     """An input that the model reads."""
     tokens = torch.tensor([[3, 1, 4, 1, 5]])
     config = model.config
-    if isinstance(config, EncoderDecoderConfig):
-        return tokens, tokens
-    if hasattr(config.embedding, "image"):
-        return (torch.randn(1, config.embedding.channels, config.embedding.image, config.embedding.image),)
-    return (tokens,)
+    pair = isinstance(config, EncoderDecoderConfig)
+    embedding = config.source if pair else config.embedding
+    first = tokens if isinstance(embedding, TokenEmbeddingConfig) else torch.randn(1, *embedding.input_shape(0))
+    return (first, tokens) if pair else (first,)
 
 
 def trains(model: Model) -> str:

@@ -31,6 +31,7 @@ from . import (
     seq2seq,
     t5,
     vit,
+    whisper,
 )
 from .differences import differences
 from .rules import Array, Rule
@@ -180,6 +181,7 @@ FAMILIES = {
             albert,
             vit,
             seq2seq,
+            whisper,
             t5,
             mamba,
             hybrid,

@@ -24,6 +24,7 @@ Words = list[str] | None
 Object = dict[str, Any] | None
 
 COUNTS = """
+    num_mel_bins max_source_positions max_target_positions max_initial_timestamp_index
     vocab_size num_hidden_layers hidden_size num_attention_heads intermediate_size max_position_embeddings n_positions
     head_dim num_key_value_heads num_local_experts num_experts_per_tok n_embd n_layer n_head n_inner type_vocab_size
     v_head_dim qk_rope_head_dim qk_nope_head_dim patch_size num_channels image_size n_routed_experts n_shared_experts
@@ -48,6 +49,7 @@ NUMBERS = """
     embedding_dropout norm_epsilon norm_eps global_rope_theta local_rope_theta
 """
 FLAGS = """
+    is_multilingual
     tie_word_embeddings attention_bias mlp_bias use_sliding_window use_conv_bias use_bias
     share_encoder_decoder_embeddings scale_embedding scale_attn_weights scale_attn_by_inverse_layer_idx
     rope_interleave qkv_bias norm_topk_prob is_decoder use_bidirectional_attention do_sample
@@ -82,6 +84,7 @@ FIELDS: dict[str, Any] = {
     "quantization_config": Object,
     "id2label": dict[str, str | int] | None,
     "label2id": dict[str, int] | None,
+    **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), list[Id] | None),
     "bad_words_ids": list[list[Id]] | None,
     "early_stopping": bool | str | None,
     **dict.fromkeys(("time_step_rank", "mamba_dt_rank", "mamba_d_head"), Count | str | None),

@@ -171,6 +171,11 @@ def all_rules(config: EncoderDecoderConfig) -> Iterator[Rule]:
         yield SkippedRows((f"{mine}.position.weight",), (f"{side}.embed_positions.weight",), FIRST)
         yield from both({f"{mine}.norm": f"{side}.layernorm_embedding"})
     yield Reshaped(("head.bias",), ("final_logits_bias",), (size,), (1, size))
+    yield from stack_rules(config)
+
+
+def stack_rules(config: EncoderDecoderConfig) -> Iterator[Rule]:
+    """The blocks and the last norms of both sides."""
     for side, stack in {"encoder": config.encoder, "decoder": config.decoder}.items():
         yield from both({f"{side}.final_norm": f"{side}.layer_norm"})
         for i, block in enumerate(stack.blocks):
