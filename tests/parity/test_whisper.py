@@ -144,7 +144,7 @@ def test_tokens_equal_transformers(timestamps: bool, tmp_path: Path) -> None:
         wanted = theirs.generate(features, language="de", task="translate", return_timestamps=timestamps)[0].tolist()
         found = transcribe(model, sound, language="de", task="translate", timestamps=timestamps)
         texts = [token for segment in found.segments for token in segment.tokens]
-        assert len(texts) > 5
+        assert len(texts) > 3
         assert texts == [token for token in wanted if token <= speech.untimed and token != speech.end]
         with torch.inference_mode():
             heard = speech.languages[speech.hear_language(speech.encode(speech.spectrogram(sound)))]
