@@ -73,8 +73,8 @@ class LongRopeScaling(Config):
         self.require_positive("length", "rotation")
         if len(self.short) != len(self.long):
             raise ConfigError(f"LongRopeScaling has {len(self.short)} short factors, but {len(self.long)} long ones")
-        if not all(0 < factor < math.inf for factor in self.short + self.long):
-            raise ConfigError("LongRopeScaling has a factor that is not positive")
+        if odd := [factor for factor in self.short + self.long if not 0 < factor < math.inf]:
+            raise ConfigError(f"LongRopeScaling has the factor {odd[0]}, but factors must be positive and finite")
 
     def scale(self, frequencies: np.ndarray, theta: float, length: int) -> np.ndarray:
         if len(self.short) != len(frequencies):
@@ -223,7 +223,10 @@ class DualChunkConfig(Config):
     def check(self) -> None:
         self.require_positive("chunk")
         if self.rotary.varies:
-            raise ConfigError("DualChunk needs rotary frequencies that do not depend on the length of the text")
+            kind = type(self.rotary.scaling).__name__
+            raise ConfigError(
+                f"DualChunk needs frequencies that do not depend on the length of the text, but has {kind}"
+            )
         if self.chunk >= self.length:
             raise ConfigError(f"DualChunk.chunk is {self.chunk}, but must be below length={self.length}")
 

@@ -82,7 +82,7 @@ def build(
             "continues after them"
         ) from None
     if not index.total("tokens"):
-        raise DataError("the corpus is empty: its text has no tokens")
+        raise DataError("the corpus is empty: its text has no tokens; give files with text to --data")
     index.complete, index.documents = True, file_digest(folder / DOCUMENTS)
     index.save(folder)
     return Shards.open(folder, verify=False)

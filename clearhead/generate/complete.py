@@ -156,7 +156,10 @@ def generate(
     if generator.uses_engine:
         return complete_all(generator, ids, logprobs=logprobs, batch=batch, grammar=grammar)
     if grammar is not None:
-        raise ValueError("structured output works with language models, and without beams")
+        raise ValueError(
+            f"structured output works with language models, and without beams (beams={generator.config.beams}); "
+            "drop one of the two options"
+        )
     found: list[Completion] = []
     for first in range(0, len(ids), batch):
         found += complete_batch(generator, list(enumerate(ids[first : first + batch], first)), logprobs)

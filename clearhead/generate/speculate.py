@@ -23,10 +23,10 @@ class Draft:
 
     def check(self, model: Model) -> None:
         if isinstance(model, EncoderDecoder) or isinstance(self.model, EncoderDecoder):
-            raise ValueError("a draft model works only with language models, not with encoder–decoders")
+            raise ValueError("a draft model works only with language models, not with encoder–decoders; drop --draft")
         mine, theirs = self.model.config.head, model.config.head
         if not isinstance(mine, LMHeadConfig) or not isinstance(theirs, LMHeadConfig):
-            raise ValueError("the draft model has no language-model head")
+            raise ValueError("the draft model has no language-model head; name a smaller language model with --draft")
         if mine.vocabulary != theirs.vocabulary:
             raise ValueError(
                 f"the draft's vocabulary has {mine.vocabulary:,} tokens and the model's {theirs.vocabulary:,}; "

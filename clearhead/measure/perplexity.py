@@ -112,14 +112,16 @@ def perplexity(
     if not 1 <= stride <= context:
         raise ValueError(f"stride is {stride}, but must be between 1 and the context of {context} tokens")
     if len(tokens) < 2:
-        raise ValueError("the text has fewer than two tokens, so there is nothing to predict")
+        raise ValueError(f"the text has {len(tokens)} of the 2 tokens that a prediction needs; give a longer text")
     nats, device = 0.0, next(model.parameters()).device
     for begin, end, counted in windows(len(tokens), context, stride):
         logp, _ = token_logprobs(model, torch.tensor([tokens[begin:end]], device=device))
         nats -= float(logp[0, counted - begin - 1 :].double().sum())
     if math.isnan(nats):
         check_weights_finite(model)
-        raise ValueError("the model's log-probabilities are NaN on this text, though its weights are not")
+        raise ValueError(
+            "the model's log-probabilities are NaN on this text, though its weights are not; try --weights float32"
+        )
     return Perplexity(nats, len(tokens) - 1, size, context, stride)
 
 

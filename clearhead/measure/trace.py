@@ -128,7 +128,7 @@ def input_sizes(
             raise ConfigError(f"the source length is {source_length}, but this model reads {fixed} positions of sound")
         sizes["source"] = sizes["source_new"] = source_length or length
     elif source_length is not None:
-        raise ConfigError("a source length was given, but this model has no encoder")
+        raise ConfigError(f"the source length is {source_length}, but this model has no encoder; drop --source-length")
     return sizes
 
 

@@ -129,7 +129,10 @@ def describe(folder: Path, hf: Mapping[str, Any]) -> tuple[ModelConfig, Family]:
     with prefix_errors(folder):
         kind = family(hf)
         if kind is OWN and not ours.exists():
-            raise CheckpointError("clearhead.json is missing, and this config.json alone does not describe the model")
+            raise CheckpointError(
+                "clearhead.json is missing, and this config.json alone does not describe the model; "
+                "copy clearhead.json from the folder that was saved"
+            )
         if not ours.exists():
             return kind.config(hf), kind
         config = from_json(read_json(ours))

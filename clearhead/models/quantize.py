@@ -95,7 +95,7 @@ def keep_cache_in(model: Model, cache: Cache) -> None:
 def input_moments(model: Model, tokens: Int[Tensor, "B T"]) -> dict[str, Float[Tensor, "i i"]]:
     """Σ x xᵀ over the inputs x of every linear layer while the model reads `tokens`, by the weight's name."""
     if not isinstance(model, SequenceModel):
-        raise ValueError("tokens tell a decoder's or encoder's inputs; an encoder–decoder is quantised without")
+        raise ValueError("an encoder–decoder cannot be calibrated with tokens; quantise it without a text")
     moments: dict[str, Tensor] = {}
 
     def listen(name: str) -> Any:

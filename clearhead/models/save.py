@@ -124,5 +124,7 @@ def named_weights(model: Model) -> dict[str, Tensor]:
         found = "; ".join(filter(None, (listing("missing", missing), listing("unknown", unknown))))
         raise CheckpointError(f"the model no longer matches its config: {found}")
     if any(weight.is_meta for weight in weights.values()):
-        raise CheckpointError("the model is on the meta device and has no weights to save")
+        raise CheckpointError(
+            "the model is on the meta device and has no weights to save; build it on the CPU, or load its weights first"
+        )
     return {name: weights[name] for name in wanted}

@@ -69,7 +69,10 @@ class Slots:
         if not self.ring and positions.numel() and int(positions.max()) >= size:
             raise ValueError(f"position {int(positions.max())} does not fit a state made for {size} positions")
         if self.ring and self.filled and bool((real & (positions <= self.positions.amax(dim=1, keepdim=True))).any()):
-            raise ValueError("a state that keeps a window cannot go back to positions it has passed")
+            raise ValueError(
+                f"position {int(positions.min())} was passed already, and a state that keeps a window cannot go back; "
+                "start again with a new state"
+            )
 
     def place(self, positions: Int[Tensor, "B T"], readable: Bool[Tensor, "B T"] | None) -> None:
         """Decide in which slots the tokens of this pass are stored and which keys they read."""
@@ -399,7 +402,10 @@ class DecodeState:
     def rewind(self, lengths: Int[Tensor, "B"]) -> None:
         """Forget everything from position `lengths` on, as if it had never been read."""
         if not self.can_rewind:
-            raise ValueError("a mixer of this model keeps a summary of what it has read, and cannot go back")
+            raise ValueError(
+                "a mixer of this model keeps a summary of what it has read, and cannot go back; "
+                "start again with a new state, or keep a copy of the state"
+            )
         for slots in self.slots:
             slots.rewind(lengths)
         self.lengths = torch.minimum(self.lengths, lengths)

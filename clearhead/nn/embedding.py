@@ -67,7 +67,7 @@ class TokenEmbedding(nn.Module):
         """
         check_range(tokens, self.vocabulary, "token", "the vocabulary")
         if segments is not None and self.segments is None:
-            raise ValueError("segments were given, but this model has no segment table")
+            raise ValueError("segments were given, but this model has no segment table; leave them out")
         table = self.tokens if lender is None or self.tokens is not None else lender.tokens
         x = context.tap("tokens", table(tokens) * self.scale)
         if self.position is not None:

@@ -457,7 +457,8 @@ def lead_shape(*arrays: Any) -> Shape:
     sizes = zip_longest(*(reversed(x.shape[:-2]) for x in arrays if x is not None), fillvalue=1)
     distinct = [set(size) - {1} or {1} for size in sizes]
     if any(len(size) > 1 for size in distinct):
-        raise ValueError("leading dimensions do not broadcast")
+        shapes = ", ".join(str(tuple(x.shape[:-2])) for x in arrays if x is not None)
+        raise ValueError(f"leading dimensions do not broadcast: {shapes}")
     return tuple(size.pop() for size in reversed(distinct))
 
 

@@ -54,7 +54,10 @@ class Sweep:
 
     def __post_init__(self) -> None:
         if not self.dims or not self.budgets:
-            raise ConfigError("a sweep needs at least one width and one budget")
+            raise ConfigError(
+                f"a sweep needs at least one width and one budget, not {len(self.dims)} and {len(self.budgets)}; "
+                "give --dims and --budgets"
+            )
         if self.layers < 1:
             raise ConfigError(f"layers is {self.layers}, but must be at least 1")
         for dim in self.dims:

@@ -145,7 +145,7 @@ def start_training(session: Session, arguments: Mapping[str, Any]) -> StudioJob:
     if steps < 1:
         raise QuestionError(f"the number of steps is {steps}, but must be at least 1")
     if data.startswith("-"):
-        raise QuestionError("data is a file or a folder")
+        raise QuestionError(f"data is {data!r}, but must be a file or a folder, which does not begin with a dash")
     again = [f"--probe-every={max(1, steps // FRAMES)}", f"--device={session.device}"]
     again += [f"--data={data}"] if data else []
     again += [f"--probe={text}"] if text else []

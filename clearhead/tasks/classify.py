@@ -18,7 +18,7 @@ from clearhead.tokenize import Tokenizer
 from clearhead.typed_json import check_fields, read_json
 
 from .images import PREPROCESSING, read_image
-from .texts import TextReader
+from .texts import TextReader, describe_model
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,10 @@ def classify(
 ) -> list[list[Class]]:
     """The `top` likeliest classes of each input: image files for a model that reads images, else texts."""
     if isinstance(model, EncoderDecoder) or not isinstance(model.config.head, ClassHeadConfig):
-        raise ValueError("this model has no class head, so it cannot classify")
+        raise ValueError(
+            f"this {describe_model(model)} has no class head, so it cannot classify; "
+            "use a checkpoint that was trained to classify"
+        )
     if top < 1:
         raise ValueError(f"top is {top}, but must be at least 1")
     fields = {} if model.origin is None else read_fields(model.origin / "config.json")

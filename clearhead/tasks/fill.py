@@ -11,7 +11,7 @@ from clearhead.configs import MaskedLMHeadConfig
 from clearhead.models.model import Model
 from clearhead.tokenize import Tokenizer
 
-from .texts import TextReader
+from .texts import TextReader, describe_model
 
 KNOWN_MASKS = ("[MASK]", "<mask>")
 
@@ -33,7 +33,10 @@ def fill_mask(
     """For each mask of each text, the `top` likeliest tokens."""
     reader = TextReader.of(model, tokenizer)
     if not isinstance(reader.model.config.head, MaskedLMHeadConfig):
-        raise ValueError("this model has no masked-LM head, so it cannot fill masks")
+        raise ValueError(
+            f"this {describe_model(model)} has no masked-LM head, so it cannot fill masks; "
+            "use a masked language model, such as BERT"
+        )
     if top < 1:
         raise ValueError(f"top is {top}, but must be at least 1")
     mask = mask_token(reader.tokenizer)
@@ -69,5 +72,7 @@ def mask_token(tokenizer: Tokenizer) -> int:
     named = [tokenizer.token("mask_token"), *(tokenizer.inner.token_to_id(name) for name in KNOWN_MASKS)]
     mask = next((token for token in named if token is not None), None)
     if mask is None:
-        raise ValueError("the tokenizer has no mask token")
+        raise ValueError(
+            f"the tokenizer has no mask token, such as {KNOWN_MASKS[0]}; name it as mask_token in tokenizer_config.json"
+        )
     return mask

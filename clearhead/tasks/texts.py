@@ -24,6 +24,13 @@ from .sentences import Pool, SentenceSettings
 BATCH = 32
 
 
+def describe_model(model: Model) -> str:
+    """Say in an error what the model is, such as "model with a LMHead"."""
+    if isinstance(model, EncoderDecoder):
+        return "encoder–decoder"
+    return "model without a head" if model.config.head is None else f"model with a {model.config.head.kind()}"
+
+
 @dataclass(frozen=True)
 class TextReader:
     """A model that reads texts, and its tokenizer."""
@@ -36,7 +43,8 @@ class TextReader:
     @classmethod
     def of(cls, model: Model, tokenizer: Tokenizer | None = None) -> TextReader:
         if isinstance(model, EncoderDecoder) or not isinstance(model.config.embedding, TokenEmbeddingConfig):
-            raise ValueError("this needs a model that reads one text; this one reads images, or is an encoder–decoder")
+            read = "a source and a target" if isinstance(model, EncoderDecoder) else "images"
+            raise ValueError(f"this model reads {read}, not one text; use an encoder or a decoder of texts")
         found = tokenizer or model.tokenizer
         if found is None:
             raise ValueError("the model has no tokenizer; pass tokenizer=")

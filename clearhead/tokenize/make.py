@@ -58,7 +58,7 @@ def characters(texts: Iterable[str]) -> Tokenizer:
     for text in texts:
         found.update(text)
     if not found:
-        raise TokenizerError("there is no text to take characters from")
+        raise TokenizerError("there is no text to take characters from; give files with text to --data")
     inner = tokenizers.Tokenizer(models.BPE({character: id for id, character in enumerate(sorted(found))}, []))
     inner.decoder = decoders.Fuse()
     return Tokenizer(inner)

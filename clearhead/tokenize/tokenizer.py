@@ -178,7 +178,10 @@ class Tokenizer:
     def with_end(self) -> Tokenizer:
         """Return a copy that adds the end token after every prompt, for an encoder."""
         if self.end is None:
-            raise TokenizerError("the tokenizer has no token for the end of a text, by which a target is ended")
+            raise TokenizerError(
+                "the tokenizer has no end token, which every target needs; "
+                "name it as eos_token in tokenizer_config.json"
+            )
         inner, end = tokenizers.Tokenizer.from_str(self.json), self.inner.id_to_token(self.end)
         inner.post_processor = tokenizers.processors.TemplateProcessing(
             single=f"$A {end}", special_tokens=[(end, self.end)]

@@ -89,9 +89,10 @@ def images(recipe: RecipeConfig, paths: Paths, validation: Paths, run: Run, say:
         raise ConfigError("images are held out by share: use --set validation=0.2 instead of --validation")
     config = recipe.model
     if not isinstance(config, SequenceModelConfig) or not isinstance(config.embedding, PatchEmbeddingConfig):
-        raise ConfigError(f"a {config.kind()} of this shape does not read images")
+        raise ConfigError(f"this {config.kind()} does not read images; use a model with patches, such as tiny-vit")
     if not isinstance(config.head, ClassHeadConfig):
-        raise ConfigError("a model that classifies images needs a ClassHead")
+        found = "no head" if config.head is None else f"a {config.head.kind()}"
+        raise ConfigError(f"a model that classifies images needs a ClassHead, but this one has {found}; try tiny-vit")
     size, channels = config.embedding.image, config.embedding.channels
     if channels not in (1, 3):
         raise ConfigError(f"the model reads images of {channels} channels, but files have 1 (grey) or 3 (colour)")

@@ -191,7 +191,7 @@ def test_unknown_widths_and_things_that_are_no_matrix() -> None:
     quantised = clearhead.quantize(tiny("tiny-llama"), Int8())
     with pytest.raises(ValueError, match="in Int8 already"):
         clearhead.quantize(quantised, Int4())
-    with pytest.raises(ValueError, match="encoder–decoder is quantised without"):
+    with pytest.raises(ValueError, match="encoder–decoder cannot be calibrated"):
         clearhead.quantize(tiny("tiny-transformer"), Int4(), tokens=torch.zeros(1, 4, dtype=torch.long))
 
 
