@@ -309,6 +309,24 @@ def multi_head_attention(
         W_qkv   (H·K + G·K + G·U) × D        queries, keys and values, in one matrix so that one product computes them
         W_out   D × H·U                      mixes the heads back into the residual stream
 
+    In numbers, for GPT-2 (D = 768, H = G = 12, K = U = 64) and a text of 1,024 tokens:
+
+        qkv       1,024 × 2,304         3.6 GFLOP       1.8 million weights
+        scores    12 × 1,024 × 1,024    1.6 GFLOP       none; half of them masked
+        mixed     12 × 1,024 × 64       1.6 GFLOP       none
+        out       1,024 × 768           1.2 GFLOP       0.6 million weights
+
+    The cache that generation keeps is G·(K + U) numbers for each token and layer. LLaMA-2 with 70B parameters has 64
+    query heads but G = 8: 2,048 numbers instead of 16,384, so 4,096 tokens in 80 layers take 1.3 GB in float16, not
+    10.7 GB.
+
+    What the options are for. All of them keep scores from growing until the softmax is one-hot and learns no more:
+
+        qk_norm     queries and keys have a fixed length, so |score| ≤ the product of their gains (Qwen 3, OLMo 2)
+        softcap     scores saturate at ±softcap (Gemma 2); the slope never becomes exactly 0
+        qkv_clip    each coordinate is cut (OLMo, DBRX)
+        sinks       an extra key without a value takes the weight of a head that has nothing to read (gpt-oss)
+
     Order matters in three places. The norm of q and k (`qk_norm`) comes before the rotation, because a norm with a gain
     would not commute with it. The rotation comes before the cache, so cached keys need no work at later steps. The bias
     of ALiBi is added to the scores, so it needs positions of the keys and not the keys themselves.
@@ -387,6 +405,9 @@ def distance_bias(config: configs.AttentionConfig, context: Context) -> Float[np
     """What the distances of this pass add to the scores: ALiBi's −slope_h·|i − j|, or a row of T5's table.
 
     Positions are used, not indices, so it is right in decoding too, where one query stands at the end of many keys.
+
+    ALiBi belongs to a layer's config; T5's table is learned once and used by all layers of a stack, so it comes in the
+    context. Cross-attention has neither: the distance between a target and a source position means nothing.
     """
     distance = context.key_positions[:, None, None, :] - context.positions[:, None, :, None]  # B 1 T S
     if config.score_bias is not None:

@@ -131,6 +131,9 @@ def position_vectors(
     Positions count real tokens only, so padding on the left of a prompt does not shift the text behind it. A learned
     table ends at its last row. Sinusoids are defined everywhere, which does not mean that the model has learned to use
     them there.
+
+    Learned and sinusoidal positions give the same quality within the trained length (Vaswani et al. 2017, table 3, row
+    E). The table costs length·D weights, and its last rows are trained only by texts that are that long.
     """
     last = int(context.positions.max(initial=0))
     if isinstance(config, LearnedConfig):
@@ -179,6 +182,7 @@ def patch_embedding(
     layer, where a convolution sees neighbours. What it lacks is the knowledge that neighbours belong together; it has
     to learn that from positions, which takes more data (Dosovitskiy et al. 2021, section 4.3).
     """
+    # Position and class token are as in BERT: from here on the model does not know that it reads an image.
     batch, side, size = len(images), config.image // config.patch, config.patch
     if images.shape[1:] != (config.channels, config.image, config.image):
         wanted = (config.channels, config.image, config.image)

@@ -200,6 +200,15 @@ def flash_attention_backward(
     The order of loops is a choice. Here queries are outside, so d_q of a row is complete when its inner loop ends,
     while d_k and d_v are added to from every row. A GPU kernel prefers keys outside, since then each thread block owns
     its d_k and d_v and needs no locks.
+
+    The same gradients as the plain backward, from tiles that do not divide the length:
+
+    >>> from clearhead.reference.attention import attention_backward
+    >>> rng = np.random.default_rng(0)
+    >>> d_out, q, k, v = (rng.normal(size=(5, 4)) for _ in range(4))
+    >>> ours, plain = (f(d_out, q, k, v, causal=True)[:3] for f in (flash_attention_backward, attention_backward))
+    >>> all(np.allclose(a, b) for a, b in zip(ours, plain, strict=True))
+    True
     """
     check_attention(q, k, v, mask=mask, bias=bias, softcap=softcap, block=block)
     tiles = Tiles(q, k, mask, bias, causal, scale, softcap, block)

@@ -42,6 +42,13 @@ carries noise. Softmax attention has no such limit, because it keeps all pairs.
     gated             K·U, fixed      S = gate ∘ S + k vᵀ   O(K·U)
     delta rule        K·U, fixed      S += β k (v − Sᵀk)ᵀ   O(K·U), and a lookup before each write
 
+The chunked form, derived. Split the text into chunks of c tokens. For a query in chunk n,
+
+    Σ_{j ≤ t} (q·k_j) v_j = q·S_n + Σ_{j in chunk n, j ≤ t} (q·k_j) v_j        S_n: the sum over all earlier chunks
+
+The first part is one product with a K × U matrix, the second is ordinary attention inside c tokens. The cost is
+T·(K·U + c·(K + U)) instead of T²·(K + U), and a GPU sees matrix products of size c and not a loop over tokens.
+
 Three forms of one computation: all pairs (this file), one step per token (decoding), and chunks with pairs inside a
 chunk and a state between chunks (training). They agree up to rounding, which the tests check.
 """

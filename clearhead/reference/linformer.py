@@ -37,6 +37,10 @@ def linformer(config: LinformerConfig, x: Float[np.ndarray, "B T D"], context: C
 
     Padding is left out of the mixtures, and each document has mixtures of its own. If `shared`, F = E.
 
+    Shapes: E, F W × length; mixtures B W D; q B H T K; k B H W K; v B H W U; scores B H T W; out B T D.
+
+    A text shorter than `length` uses the first columns of E and F, so column j always belongs to position j.
+
     Why it is cheaper: E·X costs W·S·D once, then scores cost T·W·K per head. Nothing has both T and S as factors.
     """
     if context.documents is not None:
@@ -64,6 +68,9 @@ def by_document(config: LinformerConfig, x: Float[np.ndarray, "B T D"], context:
     """Run each document as if the rest of its row were padding.
 
     A mixture over a whole row would let documents read each other, since no mask applies after mixing.
+
+    The cost is that of one pass for each document. Models that pack many short texts into a row should not be
+    Linformers.
     """
     assert context.documents is not None
     out = np.zeros_like(x)

@@ -41,6 +41,9 @@ from .run import Context, runs
 def longformer(config: LongformerConfig, x: Float[np.ndarray, "B T D"], context: Context) -> Float[np.ndarray, "B T D"]:
     """Attention of all tokens by q, k, v; then the rows of the global tokens are replaced.
 
+    Global tokens appear in both steps: in the first their keys are read by all tokens under the mask, and in the second
+    their own rows are replaced. Their rows of the first step are computed and thrown away, a share of g/T.
+
     Cost: T·(2w + g) scores instead of T², with a window of w on either side and g global tokens.
     """
     width = config.width(x.shape[-1])

@@ -56,6 +56,9 @@ def cross_entropy(
 ) -> Float[np.ndarray, "..."]:
     """−Σ_V w ∘ y · log softmax(logits) over the targets that are not ignored.
 
+    Shapes: logits (…, V) and targets (…), one class for each row. A language model shifts its text by one: the targets
+    of tokens[:, :-1] are tokens[:, 1:].
+
     y is one-hot at the target. With label smoothing ε it is (1 − ε)·one-hot + ε/V, which keeps logits from growing
     without bound (Szegedy et al. 2016, "Rethinking the Inception Architecture", section 7). `weight` gives each class a
     weight w, as for unbalanced classes. `reduction`: "mean" divides by the number of counted targets, or by the sum of
@@ -99,6 +102,9 @@ def cross_entropy_backward(
     reduction: str = "mean",
 ) -> Float[np.ndarray, "... V"]:
     """d_logits = d_out · (softmax(logits) − y) / count, and zero where the target is ignored.
+
+    Derivation, for one row with logits z and target c: loss = −z_c + log Σ_j exp(z_j). The derivative of the first term
+    is −1 at c and 0 elsewhere; that of the second is exp(z_i)/Σ exp(z_j) = p_i. Together p_i − y_i.
 
     This is the predicted distribution minus the target distribution. With class weights w, y becomes
     w ∘ y and softmax is multiplied by Σ w ∘ y, the derivative of −Σ w ∘ y · log softmax.

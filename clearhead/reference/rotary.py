@@ -15,6 +15,16 @@ speeds, from one radian per position down to one radian per 10,000.
     frequency    1        0.1      0.01     0.001    0.0001         θ = 10,000
     turn         6        63       628      6,283    62,832         positions for one full turn
 
+Ways to scale the clocks for a context that is s times longer:
+
+    linear      every frequency / s                      neighbours are told apart less well; needs some training
+    NTK         θ · s^(K/(K − 2))                        slow clocks / s, fast clocks unchanged
+    YaRN        between the two, pair by pair            unchanged if a clock turned often in training, / s if it never
+                                                         completed a turn, a ramp between; and a magnitude for softmax
+    Llama 3     the same idea with wavelength limits     unchanged below context/4, / s above context
+    dynamic     NTK with s = length/context              only once the text is longer than the trained context
+    LongRoPE    a factor for every pair, searched        one set for short texts, one for long
+
 Longer contexts than the model was trained on show the slow clocks angles they have never shown. Scaling (linear, NTK,
 YaRN, Llama 3: see `configs/rotary.py`) slows the clocks so that every angle stays within what was trained. θ itself is
 larger in newer models, 500,000 in Llama 3.
