@@ -57,7 +57,7 @@ def read_json(path: Path, kind: type[T] | Any = dict[str, Any]) -> T | Any:
 
 
 def decode_json(text: str | bytes, name: str, kind: type[T] | Any = dict[str, Any]) -> T | Any:
-    """The same for JSON text; messages call it `name`."""
+    """Parse and check JSON text as `read_json` does a file; errors call it `name`."""
     try:
         if isinstance(text, bytes):
             text = text.decode("utf-8-sig")

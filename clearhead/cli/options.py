@@ -231,7 +231,7 @@ def read_model(path: str, **options: Any) -> Model:
 
 
 def read_finite_model(path: str, **options: Any) -> Model:
-    """The same; weights with NaN are an error."""
+    """`read_model`, but weights with NaN are an error."""
     from clearhead.nn.weights import check_weights_finite
 
     model = read_model(path, **options)

@@ -14,7 +14,7 @@ from .mixer import MixerConfig
 CHUNK = 128
 """Positions that a causal pass compares with each other; older ones are read through their sums."""
 FAVOR_CHUNK = 32
-"""The same of the Performer's features, whose sums have a stabiliser for each block of keys."""
+"""`CHUNK` for the Performer's features, whose sums have a stabiliser for each block of keys."""
 
 
 def favor_chunk(length: int) -> int:

@@ -21,7 +21,7 @@ Cache = Literal["float32", "float16"]
 
 @dataclass(frozen=True)
 class Float32(Config):
-    """As computed."""
+    """32-bit floats: the precision in which a model is computed, so nothing is rounded."""
 
     cache: Cache = "float32"
 

@@ -243,7 +243,7 @@ class DualChunkConfig(Config):
         return {name: mask & Blockwise(self.chunk, band) for name, band in apart.items()}
 
     def places(self, positions: Any) -> dict[str, Any]:
-        """As what each kind of query is turned."""
+        """The position that each kind of query is rotated by."""
         place = positions % self.chunk
         last = place * 0 + self.length - 1
         return {

@@ -254,7 +254,7 @@ def _to_4d(x: Float[Tensor, "..."], lead: Shape) -> Float[Tensor, "B H M W"]:
 
 
 def _mask_to_4d(mask: Mask | Bias, lead: Shape) -> Real[Tensor, "B H M W"] | Bool[Tensor, "B H M W"]:
-    """The same of a mask or bias. Axes that broadcast stay of size 1, unless leading dimensions must be merged."""
+    """Merge the leading dimensions of a mask or bias. Axes that broadcast stay of size 1 where that is possible."""
     lead = (1, *lead)
     mask = mask.reshape((1,) * (len(lead) + 2 - mask.ndim) + mask.shape)
     outer = lead[:-1] if prod(mask.shape[:-3]) != 1 else (1,) * len(lead[:-1])

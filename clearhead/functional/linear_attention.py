@@ -246,7 +246,7 @@ def favor_over_keys_so_far(
     v: Float[Tensor, "B H T U"],
     start: FavorSums,
 ) -> tuple[Float[Tensor, "B H T U"], FavorSums]:
-    """The same over the keys up to each query, and the sums after the last token.
+    """Causal Performer attention: each query reads the keys up to its own. Also returns the sums after the last token.
 
     Earlier chunks are read through their sums. Within a chunk the keys that a query reads are cut into blocks that lie
     wholly in its past, so that no future key has a say in a block's stabiliser:

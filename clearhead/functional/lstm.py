@@ -67,7 +67,7 @@ def lstm_written_out(
     h: Float[Tensor, "N I"],
     c: Float[Tensor, "N I"],
 ) -> tuple[Float[Tensor, "W I"], Float[Tensor, "N I"], Float[Tensor, "N I"]]:
-    """The same in plain operations, from x·W_X + b on."""
+    """`lstm_kernel` in plain operations, token after token, from gates = x·W_X + b."""
     hidden = []
     for now in gates.split(sizes.tolist()):
         going = len(now)  # sequences that have not ended

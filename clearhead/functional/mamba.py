@@ -60,7 +60,7 @@ def scan_written_out(
     start: Float[Tensor, "B Z I"],
     continues: Bool[Tensor, "B T"] | None = None,
 ) -> tuple[Float[Tensor, "B T I"], Float[Tensor, "B Z I"]]:
-    """The same in plain operations, token after token, as it is defined."""
+    """`scan_from` in plain operations, token after token: the recurrence as it is defined."""
     h, found = start, []
     for t in range(x.shape[1]):
         now = slice(t, t + 1)

@@ -38,7 +38,7 @@ PACKED_PARTS = PARTS | {
     GatedFeedForward: KernelGatedFeedForward,
     Mamba: KernelMamba,
 }
-"""The same for a model of packed matrices, which the kernels read too."""
+"""The classes that replace others in a model of packed matrices, which the kernels read too."""
 
 
 def accelerate(model: Module) -> Module:

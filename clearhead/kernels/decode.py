@@ -142,7 +142,7 @@ class KernelAttention(MultiHeadAttention):
         return self.call(reads, state.key, state.value, PAGE, sum(self.rows), qkv, cos, sin, pairs, interleaved)
 
     def read_source(self, queries: Float[Tensor, "B T H K"], context: Context, state: CrossCache) -> AttentionArguments:
-        """The same for queries that read a source, which is one page for each of its rows."""
+        """The arguments for queries that read a source. Each row of the source is one page."""
         (batch, length), (sources, _, size, _) = queries.shape[:2], state.key.shape
 
         def make() -> Reads:

@@ -61,18 +61,18 @@ T_95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 @dataclass(frozen=True)
 class ModelSize:
-    """Of the models that are made of a mixer alone."""
+    """Sizes of the models that are built around each mixer."""
 
     dim: int = 256
     layers: int = 2
     heads: int = 4
     vocabulary: int = 256
-    causal: bool = True  # of those mixers that can be
+    causal: bool = True  # for the mixers that can be causal
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A model for each length, because some mixers are made for one."""
+    """Something to measure. It makes a model for each length, because some mixers are built for one length only."""
 
     name: str
     make: Callable[[int], SequenceModelConfig]
@@ -82,20 +82,22 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Measured:
-    """One contestant at one length: seconds and bytes of each pass; None where there is no such pass. What decoding
-    takes is its state too."""
+    """One contestant at one length: seconds and bytes of each pass, None if it has no such pass.
+
+    The bytes of decoding include the decode state.
+    """
 
     length: int
     parameters: int
     flops: int  # of the forward pass, as `cost` counts them
     seconds: dict[str, float | None]
     peak: dict[str, int | None]
-    error: float | None  # of the first mixer's output against full attention with the same weights, relative
+    error: float | None  # relative error of the first mixer against full attention with the same weights
 
 
 @dataclass(frozen=True)
 class Growth:
-    """y ~ n^exponent, and how far from it the exponent may be with a confidence of 95 %."""
+    """y ~ n^exponent, with the margin of a 95 % confidence interval."""
 
     exponent: float
     margin: float | None  # None: two points lie on every line
@@ -107,7 +109,7 @@ class Comparison:
     measured: list[Measured]
 
     def growth(self, what: str, which: str) -> Growth | None:
-        """Of `seconds` or `peak` of one pass."""
+        """Fit how `seconds` or `peak` of one pass grows with the length; None with fewer than two lengths."""
         found = {m.length: getattr(m, what)[which] for m in self.measured}
         points = {length: value for length, value in found.items() if value}
         return fit(list(points), list(points.values())) if len(points) > 1 else None
@@ -119,7 +121,7 @@ class Comparison:
 
 
 def mixers(size: ModelSize) -> dict[str, Callable[[int], MixerConfig]]:
-    """The mixers that have a name here, each made for a length; `full` and `flash` differ in how they are run."""
+    """The named mixers, as functions of the length. `full` and `flash` differ only in how they are run."""
     order: Mask = Causal() if size.causal else Full()
 
     def attention(mask: Mask) -> MixerConfig:
@@ -185,7 +187,7 @@ def compare(
 
 
 def configs(contestants: Sequence[Contestant], length: int, equal: str | None) -> list[SequenceModelConfig]:
-    """Everyone's model for a length, those made of mixers as large, or as costly, as the first."""
+    """The config of each contestant for a length. Those built from mixers are matched to the first in size or cost."""
     first, *others = (one.make(length) for one in contestants)
     if equal is not None:
         others = [
@@ -194,14 +196,14 @@ def configs(contestants: Sequence[Contestant], length: int, equal: str | None) -
         ]
     made = [first, *others]
     for config in made:
-        cost(config, length=length)  # which refuses a length that the model cannot read
+        cost(config, length=length)  # raises if the model cannot read this length
     return made
 
 
 def match_size(
     config: SequenceModelConfig, like: SequenceModelConfig, equal: str, length: int, name: str
 ) -> SequenceModelConfig:
-    """The config with feed-forward layers of such a width that it is as large, or as costly, as `like`."""
+    """Change the width of the feed-forward layers until the config is as large, or as costly, as `like`."""
 
     def amount(config: SequenceModelConfig) -> int:
         return parameters(config) if equal == "parameters" else cost(config, length=length).flops.forward
@@ -296,8 +298,10 @@ def read_clock(device: torch.device) -> float:
 
 
 def error_of(mixer: MixerConfig, dim: int, length: int) -> float | None:
-    """|y − y_full| / |y_full| of the mixer and of full attention with the same q, k, v and output weights, on random
-    input; None where the mixer has no such weights."""
+    """|y − y_full| / |y_full| on random input: the mixer against full attention with the same weights.
+
+    None if the mixer has no such weights.
+    """
     if "qkv.weight" not in mixer.weights(dim):
         return None
     alike = {f.name: getattr(mixer, f.name) for f in fields(AttentionConfig) if hasattr(mixer, f.name)}
@@ -326,8 +330,7 @@ def fit(lengths: Sequence[int], values: Sequence[float]) -> Growth:
 
 
 def peak_memory(run: Callable[[], object], device: torch.device = CPU) -> int | None:
-    """Bytes that the process, or its memory on a GPU, grew by at most while it ran; None where the system does not
-    tell."""
+    """The most bytes by which the process, or its memory on a GPU, grew during `run`; None if they are not reported."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -337,9 +340,9 @@ def peak_memory(run: Callable[[], object], device: torch.device = CPU) -> int | 
     if device.type != "cpu" or not sys.platform.startswith("linux"):
         run()
         return None
-    ctypes.CDLL(None).malloc_trim(0)  # what was freed before is given back, or it would be used unseen
+    ctypes.CDLL(None).malloc_trim(0)  # return freed memory to the system first, or `run` would use it without growing
     try:
-        Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again from here
+        Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     except OSError:
         run()
         return None

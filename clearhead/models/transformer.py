@@ -61,8 +61,10 @@ def transformer(
 def modern_transformer(
     *, dim: int, layers: int, heads: int, hidden: int, vocabulary: int, dropout: float = 0.1
 ) -> EncoderDecoderConfig:
-    """The same task by the parts of today: RMSNorm before each branch, normed queries and keys that turn by their
-    position, a gated feed-forward layer, no biases. One table for source, target and output."""
+    """An encoder–decoder of current parts: pre-norm RMSNorm, rotary positions, normed queries and keys, gated FFN.
+
+    It has no biases, and one table for source, target and output.
+    """
     norm, rotary = RMSNormConfig(), RotaryConfig()
     ffn = GatedFeedForwardConfig(hidden=hidden)
 

@@ -92,7 +92,7 @@ class Context:
         return self.once(("allowed", mask, id(self.key_positions)), lambda: self.attention_mask_rows(mask, slice(None)))
 
     def attention_mask_rows(self, mask: Mask, rows: slice | list[int]) -> Bool[Tensor, "#B 1 Rows S"] | None:
-        """The same for some queries only."""
+        """The rows of `attention_mask` that belong to some queries; None if all of them are True."""
         if mask == Full() and self.readable is None and self.documents is None:
             return None
         allowed = mask(self.positions[:, None, rows, None], self.key_positions[:, None, None, :])

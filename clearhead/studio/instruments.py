@@ -94,7 +94,7 @@ def positions(values: Mapping[str, Any]) -> Answer:
 
 
 def masks(values: Mapping[str, Any]) -> Answer:
-    """Who may read whom."""
+    """Masks: which keys each query may read, for every kind of sparse attention."""
     length, window, globals_, random = (int(values[name]) for name in ("length", "window", "globals", "random"))
     made: dict[str, tuple[Mask, str]] = {
         "causal": (Causal(), "Causal()"),

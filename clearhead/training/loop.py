@@ -352,7 +352,7 @@ class Trainer:
         return total, norm
 
     def locate_nonfinite(self, parts: list[TrainBatch]) -> str:
-        """Where a loss that is not finite comes from."""
+        """Say which layer a NaN or infinite loss comes from."""
         if self.world.sharded:
             return "train without --shard to learn which layer it comes from"
         found = (first_nonfinite(self.model, part) for part in parts)

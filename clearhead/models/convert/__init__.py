@@ -56,7 +56,7 @@ OUTSIDE = (
 
 
 OTHER_HEADS = (*OUTSIDE, "pooler", "qa_outputs", "seq_relationship", "discriminator_predictions")
-"""The same of heads that a checkpoint may have besides the one that its config names."""
+"""First words of tensors of other heads, which a checkpoint may have besides the one that its config names."""
 
 
 class CheckpointError(ValueError):

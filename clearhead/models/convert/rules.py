@@ -46,7 +46,7 @@ LONGROPE = ("longrope", "su")  # the second is its first name
 
 @dataclass(frozen=True)
 class Rule:
-    """How some of our weights are made of some of their tensors, and back. Here: one array under two names."""
+    """Convert some of their tensors to some of our weights, and back. This rule only renames one array."""
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
@@ -196,7 +196,7 @@ def copies(pairs: Mapping[str, str]) -> Iterator[Rule]:
 
 
 def both(pairs: Mapping[str, str], suffixes: Iterable[str] = ("weight", "bias")) -> Iterator[Rule]:
-    """The same for layers that have a weight and a bias."""
+    """Copy a layer's weight and bias: our name of the layer to theirs."""
     for suffix in suffixes:
         yield from copies({f"{ours}.{suffix}": f"{theirs}.{suffix}" for ours, theirs in pairs.items()})
 
@@ -229,7 +229,7 @@ def activation(name: str) -> Activation:
 
 
 def hf_activation(name: Activation) -> str:
-    """Their name of it."""
+    """Return the name that `transformers` has for an activation."""
     return {"gelu_tanh": "gelu_pytorch_tanh", "gelu_quick": "quick_gelu"}.get(name, name)
 
 
@@ -332,7 +332,7 @@ def decoder_head(hf: Mapping[str, Any], architectures: tuple[str, ...], tied: bo
 
 
 def decoder_class(architectures: tuple[str, ...], head: HeadConfig | None) -> str:
-    """And back: the class of `transformers` that has this head."""
+    """Return the class of `transformers` that has this head: the inverse of `decoder_head`."""
     return architectures[{type(None): 0, LMHeadConfig: 1}.get(type(head), 2)]
 
 
