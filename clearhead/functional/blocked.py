@@ -116,7 +116,7 @@ class Work:
     def shares(self, k: Tensor, v: Tensor, queries: Sequence[Tensor]) -> Iterator[Share]:
         """Row after row of the batch, as many heads and tiles of a form at a time as have their scores in the cache."""
         (batch, groups), repeats = k.shape[:2], queries[0].shape[1] // k.shape[1]
-        rooms, plans = Rooms(k), [alike(plan) for plan in self.plans]
+        rooms, plans = Rooms(k), [group_tiles(plan) for plan in self.plans]
         for row in range(batch):
             for same in plans[row if len(plans) > 1 else 0]:
                 most = max(1, CACHED // (repeats * same[0].area))
@@ -139,8 +139,8 @@ class Rooms:
         return self.made[which][:size].view(shape)
 
 
-def alike(plan: Sequence[Tile]) -> list[list[Tile]]:
-    """Tiles of one form: one product computes them all."""
+def group_tiles(plan: Sequence[Tile]) -> list[list[Tile]]:
+    """Group tiles of the same form; one product computes each group."""
     found: dict[object, list[Tile]] = {}
     for tile in plan:
         checks = tuple((check.start, check.stop, id(check.allowed)) for check in tile.checks)

@@ -64,7 +64,8 @@ class Trace:
     def sections(self) -> Iterator[tuple[str, list[Step]]]:
         """The steps by the part of the model they belong to; consecutive equal blocks are one section."""
         blocks = [(name, list(steps)) for name, steps in groupby(self.folded, key=lambda step: section(step.name))]
-        runs = [list(run) for _, run in groupby(blocks, key=lambda named: [alike(step, named[0]) for step in named[1]])]
+        bare = groupby(blocks, key=lambda named: [without_place(step, named[0]) for step in named[1]])
+        runs = [list(run) for _, run in bare]
         patterns = {place: sum(is_repeated(run, place) for run in runs) for place in ("stack", "encoder", "decoder")}
         for run in runs:
             (first, steps), (last, _) = run[0], run[-1]
@@ -166,7 +167,7 @@ def section(name: str) -> str:
     return ".".join(parts[:3]) if "blocks" in parts[:2] else parts[0] if len(parts) == 2 else ".".join(parts[:-1])
 
 
-def alike(step: Step, place: str) -> Step:
+def without_place(step: Step, place: str) -> Step:
     """The step without its block's number, for comparing blocks."""
     here = len(place) if "blocks" in place else 0
     return replace(step, name=step.name[here:], weights={name[here:]: shape for name, shape in step.weights.items()})

@@ -57,11 +57,11 @@ def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield from roberta.table_rules(config)
     yield Transposed(("stack.score_bias.weight",), ("encoder.relative_attention_bias.weight",))
     for rule in layer_rules(config):
-        yield replace(rule, theirs=tuple(map(renamed, rule.theirs)))
+        yield replace(rule, theirs=tuple(map(mpnet_name, rule.theirs)))
     yield from roberta.HEADS.rules(config.head)
 
 
-def renamed(name: str) -> str:
+def mpnet_name(name: str) -> str:
     """MPNet's name of a tensor that has this name in RoBERTa."""
     for theirs, ours in LAYER.items():
         name = name.replace(f".{theirs}.", f".{ours}.")
