@@ -1,7 +1,7 @@
 """What the benchmarks measured: one table, and one file for each processor in `benchmarks/results/`.
 
 python -m benchmarks generation      measures, prints the table, and adds its lines to the file of this processor
-python -m benchmarks.results         writes the speed tables of the documentation anew from these files
+python -m benchmarks.results         writes the speed tables of the documentation from these files
 """
 
 from __future__ import annotations

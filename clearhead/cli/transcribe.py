@@ -19,7 +19,7 @@ from .options import device_option, echo_text, json_option, load_model, print_js
     type=click.Choice(["transcribe", "translate"]),
     default="transcribe",
     show_default=True,
-    help="Write the words that are said, or translate them to English.",
+    help="Write the spoken words, or translate them to English.",
 )
 @click.option("--timestamps", is_flag=True, help="Print each segment with its start and end.")
 @device_option
@@ -34,7 +34,7 @@ def command(
     weights: str | None,
     as_json: bool,
 ) -> None:
-    """Print what is said in each of FILES, with a Whisper model.
+    """Print the speech in each of FILES as text, with a Whisper model.
 
     WAV files need no other package. FLAC, OGG and MP3 need soundfile: pip install 'clearhead[audio]'. Any sampling rate
     and any number of channels will do.

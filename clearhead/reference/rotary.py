@@ -17,7 +17,7 @@ speeds, from one radian per position down to one radian per 10,000.
 
 Ways to scale the clocks for a context that is s times longer:
 
-    linear      every frequency / s                      neighbours are told apart less well; needs some training
+    linear      every frequency / s                      neighbours differ less; needs some training
     NTK         θ · s^(K/(K − 2))                        slow clocks / s, fast clocks unchanged
     YaRN        between the two, pair by pair            unchanged if a clock turned often in training, / s if it never
                                                          completed a turn, a ramp between; and a magnitude for softmax

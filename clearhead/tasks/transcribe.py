@@ -29,7 +29,7 @@ Task = Literal["transcribe", "translate"]
 
 @dataclass(frozen=True)
 class Segment:
-    """What was said from `start` to `end`, in seconds."""
+    """The words spoken from `start` to `end`, in seconds."""
 
     start: float
     end: float
@@ -183,7 +183,7 @@ class Speech:
             scores[:first] = -torch.inf
         return scores
 
-    def cut(self, tokens: list[int], at: float, seconds: float) -> tuple[list[Segment], float]:
+    def split_segments(self, tokens: list[int], at: float, seconds: float) -> tuple[list[Segment], float]:
         """The segments of a window that starts `at` some second, and how many seconds of it were transcribed.
 
         Two timestamps in a row separate segments. If text without an end follows the last such pair, it is dropped, and
@@ -223,7 +223,7 @@ def transcribe(
     sound       a file, or samples at 16 kHz
     language    a code such as "en"; default: what the first window sounds like
     task        "translate" writes English, whatever the language
-    timestamps  find when each segment was said; longer sound than one window always has them
+    timestamps  find when each segment was spoken; longer sound than one window always has them
     progress    called with each segment when it is ready
     """
     speech = Speech.of(model, tokenizer)
@@ -262,7 +262,7 @@ def segments_of(
         memory = speech.encode(spectrogram[:, place:])
         tokens, mean = speech.write(memory, prompt, timed)
         seconds = min(speech.frames, frames - place) * HOP / RATE
-        found, heard = speech.cut(tokens, place * HOP / RATE, seconds)
+        found, heard = speech.split_segments(tokens, place * HOP / RATE, seconds)
         if not is_silent(speech, memory, mean):
             yield from found
         place += max(1, round(heard * RATE / HOP))

@@ -155,12 +155,16 @@ def test_segments_are_cut_at_timestamps(tmp_path: Path) -> None:
     speaking(tmp_path)
     speech = Speech.of(clearhead.load(tmp_path))
     first = speech.untimed + 1
-    spans = lambda tokens: [(s.start, s.end, s.tokens) for s in speech.cut(tokens, 10.0, 0.46)[0]]
+    spans = lambda tokens: [(s.start, s.end, s.tokens) for s in speech.split_segments(tokens, 10.0, 0.46)[0]]
     both = [(10.02, 10.1, [4]), (10.1, 10.2, [6])]
     assert spans([first + 1, 4, first + 5, first + 5, 6, first + 10]) == both
-    assert speech.cut([first + 1, 4, first + 5, first + 5, 6, first + 10], 10.0, 0.46)[1] == 0.46  # one ends the window
-    assert speech.cut([first + 1, 4, first + 5, first + 5, 6], 10.0, 0.46)[1] == pytest.approx(0.1)  # 6 has no end
-    assert speech.cut([first + 1, 4, first + 5, first + 5], 10.0, 0.46)[1] == pytest.approx(0.1)
+    assert (
+        speech.split_segments([first + 1, 4, first + 5, first + 5, 6, first + 10], 10.0, 0.46)[1] == 0.46
+    )  # one ends the window
+    assert speech.split_segments([first + 1, 4, first + 5, first + 5, 6], 10.0, 0.46)[1] == pytest.approx(
+        0.1
+    )  # 6 has no end
+    assert speech.split_segments([first + 1, 4, first + 5, first + 5], 10.0, 0.46)[1] == pytest.approx(0.1)
     assert spans([4, 6]) == [(10.0, 10.46, [4, 6])]
 
 

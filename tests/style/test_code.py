@@ -256,7 +256,7 @@ def test_every_benchmark_has_a_name() -> None:
 
 @pytest.mark.parametrize("name", results.PAGES)
 def test_speed_tables_are_those_of_the_result_files(name: str) -> None:
-    """`python -m benchmarks.results` writes them anew."""
+    """`python -m benchmarks.results` writes them again."""
     page, files = (results.DOCS / name).read_text(encoding="utf-8"), results.all_files()
     assert files
     assert results.fill_page(page, results.PAGES[name](files)) == page
