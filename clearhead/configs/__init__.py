@@ -8,6 +8,7 @@ from .attention import AttentionConfig, SinksConfig
 from .base import Config, ConfigError, Part, Scope, Step, dumps, loads, read
 from .data import BytePairConfig, BytesConfig, CharactersConfig, TokenizerConfig, TokenizerFileConfig
 from .decoding import DecodingConfig, LengthPenalty, Power, Wu
+from .disentangled import DisentangledAttentionConfig, DistanceVectorsConfig
 from .embedding import (
     AudioEmbeddingConfig,
     BorrowedEmbeddingConfig,
@@ -15,6 +16,7 @@ from .embedding import (
     FactoredEmbeddingConfig,
     PatchEmbeddingConfig,
     TokenEmbeddingConfig,
+    WidenedEmbeddingConfig,
 )
 from .ffn import (
     ClampedFeedForwardConfig,
@@ -95,14 +97,14 @@ __all__ = [
     "RotaryConfig", "DualChunkConfig", "ScalingConfig", "LinearScaling", "NTKScaling", "YarnScaling", "Llama3Scaling",
     "DynamicScaling", "LongRopeScaling",
     "MixerConfig", "AttentionConfig", "SinksConfig", "LatentAttentionConfig", "LongformerConfig", "LSTMConfig",
-    "MambaConfig", "Mamba2Config",
+    "MambaConfig", "Mamba2Config", "DisentangledAttentionConfig", "DistanceVectorsConfig",
     "ShortConvConfig",
     "LinearAttentionConfig", "EluConfig", "FavorConfig", "DotConfig", "LinformerConfig",
     "FeedForwardConfig", "GatedFeedForwardConfig", "ClampedFeedForwardConfig", "SwitchedFeedForwardConfig",
     "MoEConfig", "ChoiceConfig", "SoftmaxChoiceConfig", "GroupedChoiceConfig", "GroupedSoftmaxChoiceConfig",
     "BlockConfig", "ParallelBlockConfig", "StackConfig", "SharedStackConfig",
     "EmbeddingConfig", "TokenEmbeddingConfig", "FactoredEmbeddingConfig", "BorrowedEmbeddingConfig",
-    "PatchEmbeddingConfig", "AudioEmbeddingConfig",
+    "WidenedEmbeddingConfig", "PatchEmbeddingConfig", "AudioEmbeddingConfig",
     "HeadConfig", "LMHeadConfig", "MaskedLMHeadConfig", "PoolerConfig", "FirstTokenConfig", "LastTokenConfig",
     "MeanPoolConfig", "ClassHeadConfig", "TokenClassHeadConfig", "SpanHeadConfig",
     "ModelConfig", "SequenceModelConfig", "EncoderDecoderConfig",

@@ -33,11 +33,15 @@ class TokenEmbeddingConfig(Part):
         """The weights of the table of tokens."""
         return {"tokens.weight": s.shape("V D")}
 
-    def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.with_sizes("embedding", V=self.vocabulary)
+    def row_steps(self, s: Scope) -> Iterator[Step]:
+        """The steps from token ids to vectors of width D."""
         factor = "√D·" if self.scaled is True else f"{self.scaled:g}·" if self.scaled else ""
         formula = f"{factor}row of the table"
         yield s.step("tokens", formula, "B T D", weights=self.table(s))
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        s = scope.with_sizes("embedding", V=self.vocabulary)
+        yield from self.row_steps(s)
         if self.position is not None:
             yield from under("position", self.position.steps(s))
         if self.segments is not None:
@@ -77,6 +81,24 @@ class FactoredEmbeddingConfig(TokenEmbeddingConfig):
             flops=2 * s["B"] * s["T"] * s["Y"] * s["D"],
             order="n·d",
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WidenedEmbeddingConfig(TokenEmbeddingConfig):
+    """A table of width Y, projected to width D before positions are added  (OPT-350m)."""
+
+    width: int  # Y
+
+    def check(self) -> None:
+        super().check()
+        self.require_positive("width")
+
+    def row_steps(self, s: Scope) -> Iterator[Step]:
+        s = s.with_sizes(Y=self.width)
+        yield from super().row_steps(s.with_sizes(D=self.width))
+        widen = {"projection.weight": s.shape("D Y")}
+        flops = 2 * s["B"] * s["T"] * s["Y"] * s["D"]
+        yield s.step("projection", "X·W_projection", "B T D", weights=widen, flops=flops, order="n·d")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,12 +20,18 @@ class LMHeadConfig(Part):
     bias: bool = False
     scale: float = 1.0  # the logits are multiplied by this (Cohere)
     softcap: float | None = None  # and then become softcap·tanh(logits/softcap) (Gemma 2)
+    width: int | None = None  # of W; x is projected to it first; None: D (OPT-350m's is narrower)
 
     def check(self) -> None:
-        self.require_positive("vocabulary", "scale", "softcap")
+        self.require_positive("vocabulary", "scale", "softcap", "width")
 
     def steps(self, scope: Scope) -> Iterator[Step]:
-        s = scope.with_sizes("head", V=self.vocabulary)
+        s = scope.with_sizes("head", V=self.vocabulary, Y=self.width or scope["D"])
+        if self.width is not None:
+            flops = 2 * s["B"] * s["T"] * s["Y"] * s["D"]
+            narrow = {"narrow.weight": s.shape("Y D")}
+            yield s.step("narrow", "X·W_narrow", "B T Y", weights=narrow, flops=flops, order="n·d²")
+            s = s.with_sizes(D=s["Y"])
         formula = "X·Wᵀ" if self.scale == 1 else f"{self.scale:g}·X·Wᵀ"
         if self.softcap is not None:
             formula = f"{self.softcap:g}·tanh({formula}/{self.softcap:g})"

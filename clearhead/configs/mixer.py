@@ -24,6 +24,11 @@ class MixerConfig(Part, abstract=True):
         def mask(self) -> Mask: ...
 
     @property
+    def reads_distances(self) -> bool:
+        """Whether the mixer reads the distance vectors of its stack."""
+        return False
+
+    @property
     def longest(self) -> int | None:
         """The longest text that the mixer can read, in positions; None if there is no limit."""
         return None

@@ -12,6 +12,7 @@ from .embedding import (
     EmbeddingConfig,
     FactoredEmbeddingConfig,
     TokenEmbeddingConfig,
+    WidenedEmbeddingConfig,
 )
 from .heads import HeadConfig, LMHeadConfig, MaskedLMHeadConfig
 from .stack import BlockConfig, StackConfig
@@ -108,11 +109,10 @@ def check_tied(head: HeadConfig | None, embedding: EmbeddingConfig) -> None:
         return
     if not isinstance(embedding, TokenEmbeddingConfig):
         raise ConfigError("the head is tied, but this embedding has no table to tie it to")
-    width = embedding.width if isinstance(embedding, FactoredEmbeddingConfig) else None
-    wanted = head.width if isinstance(head, MaskedLMHeadConfig) else None
-    if width != wanted:
+    width = embedding.width if isinstance(embedding, FactoredEmbeddingConfig | WidenedEmbeddingConfig) else None
+    if width != head.width:
         raise ConfigError(
-            f"the head is tied to a table of width {width or 'D'}, but reads vectors of width {wanted or 'D'}"
+            f"the head is tied to a table of width {width or 'D'}, but reads vectors of width {head.width or 'D'}"
         )
     if head.vocabulary != embedding.vocabulary:
         raise ConfigError(f"the head is tied, but its vocabulary {head.vocabulary} is not {embedding.vocabulary}")

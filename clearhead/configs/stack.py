@@ -8,6 +8,7 @@ from typing import Literal
 
 from .attention import AttentionConfig
 from .base import Config, ConfigError, Part, Scope, Shape, Step, under
+from .disentangled import DistanceVectorsConfig
 from .ffn import FeedForwardConfig, GatedFeedForwardConfig
 from .mixer import MixerConfig
 from .moe import MoEConfig
@@ -120,6 +121,7 @@ class StackConfig(Part):
     first: tuple[BlockConfig | ParallelBlockConfig, ...] = ()  # before the pattern (DeepSeek's dense first layer)
     final_norm: NormConfig | None = None  # a pre-norm stack needs one
     score_bias: RelativeBiasConfig | None = None  # added to the scores of every self-attention
+    distances: DistanceVectorsConfig | None = None  # vectors that disentangled attention reads (DeBERTa)
 
     def check(self) -> None:
         self.require_positive("dim", "repeats")
@@ -128,6 +130,8 @@ class StackConfig(Part):
         if len(self.first) + len(self.pattern) * self.repeats > MAX_BLOCKS:
             raise ConfigError(f"Stack.repeats is {self.repeats}, but a stack has at most {MAX_BLOCKS:,} blocks")
         for block in {*self.first, *self.pattern}:
+            if block.mixer.reads_distances and self.distances is None:
+                raise ConfigError(f"a {block.mixer.kind()} reads distance vectors, but Stack.distances is None")
             heads = block.mixer.heads if isinstance(block.mixer, AttentionConfig) else None
             if self.score_bias is not None and heads != self.score_bias.heads:
                 wanted = f"attention with {self.score_bias.heads} heads"
@@ -165,6 +169,8 @@ class StackConfig(Part):
         s = scope.with_sizes(D=self.dim)
         if self.score_bias is not None:
             yield from under("score_bias", self.score_bias.steps(s))
+        if self.distances is not None:
+            yield from under("distances", self.distances.steps(s))
         for i, block in enumerate(self.distinct if scope.folded else self.blocks):
             steps = block.steps(s) if self.place(i) == i else map(without_weights, block.steps(s))
             if scope.folded and i >= len(self.first):

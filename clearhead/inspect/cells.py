@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN = 24  # terms of a sum that are listed; the others are one term
 OUTPUTS = ("head.logits", "head.classes", "head.pooled", "head.span")  # steps that are the model's output
-WITHOUT_BATCH = ("sinks", "score_bias")  # tables that all rows of a batch share
+WITHOUT_BATCH = {"sinks", "score_bias", "distances"}  # tables that all rows of a batch share
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class StepValues(Mapping[str, Tensor]):
             return self.inspection.logits[0]
         block = len(parts) > 2 and parts[1] == "blocks"
         value = (self.block(parts[0], int(parts[2])) if block else self.inspection.values)[path]
-        return value if parts[-1] in WITHOUT_BATCH else value[0]
+        return value if WITHOUT_BATCH & {*parts} else value[0]
 
     def block(self, stack: str, layer: int) -> dict[str, Tensor]:
         if (stack, layer) not in self.blocks:

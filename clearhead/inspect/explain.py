@@ -47,7 +47,8 @@ def step_kind(path: str) -> str:
     if len(parts) > 3 and parts[1] == "blocks":
         kind = ".".join(parts[3:])
         return "mixer." + kind.removeprefix("cross.") if kind.startswith("cross.") else kind
-    return parts[-1] if parts[-1] in ("final_norm", "score_bias") else ".".join(parts)
+    shared = len(parts) > 1 and parts[1] in ("final_norm", "score_bias", "distances")
+    return ".".join(parts[1:] if shared else parts)
 
 
 def block_source(cell: Cell, branch: str) -> str:
@@ -219,6 +220,16 @@ def shared_bias(cell: Cell) -> list[Stage]:
     return [Stage("a learned number of the head and the distance", entry, (Term(f"table[{head}, {bucket}]", entry),))]
 
 
+def distance_vector(cell: Cell) -> list[Stage]:
+    place, d = cell.at
+    entry = float(cell.module(cell.path).weight[place, d])
+    return [Stage("a learned vector of a distance", entry, (Term(f"table[{place}, {d}]", entry),))]
+
+
+def normed_distance_vector(cell: Cell) -> list[Stage]:
+    return norm_stages(cell, cell.module(cell.path), cell.path.removesuffix(".norm"))
+
+
 def mixed(cell: Cell) -> list[Stage]:
     layer = cell.path.removesuffix(".mixed")
     if not (cell.has(f"{layer}.weights") and cell.has(f"{layer}.value")):
@@ -251,6 +262,8 @@ def logits(cell: Cell) -> list[Stage]:
     (t, token), head = cell.at, model.head
     stack = cell.values.inspection.model_input.final_stack_name
     source = "head.norm" if model.config.head.kind() == "MaskedLMHead" else f"{stack}.final_norm"
+    if getattr(head, "narrow", None) is not None:
+        source = "head.narrow"
     if not cell.has(source):
         return []
     weight = head.weight
@@ -298,7 +311,7 @@ def embedding_tokens(cell: Cell) -> list[Stage]:
     return [Stage("row of the embedding table", entry * module.scale, tuple(terms), "Π")]
 
 
-ATTENDS = ("attention", "linear", "linformer", "longformer")
+ATTENDS = ("attention", "linear", "linformer", "longformer", "disentangled")
 RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "embedding": embedding,
     "source": embedding,
@@ -312,6 +325,8 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "embedding.class_token": parts.class_token,
     "final_norm": final_norm,
     "score_bias": shared_bias,
+    "distances": distance_vector,
+    "distances.norm": normed_distance_vector,
     "norm": parallel_norm,
     "ffn_norm": parallel_norm,
     "residual": parallel_residual,
@@ -322,6 +337,7 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
         latent=parts.latent_query,
         linformer=mixers.linformer_projection,
         longformer=mixers.split_thirds,
+        disentangled=mixers.split_thirds,
     ),
     **{
         f"mixer.{name}": by_mixer(
@@ -329,6 +345,7 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
             linear=split_head,
             linformer=mixers.linformer_projection,
             longformer=mixers.split_thirds,
+            disentangled=mixers.split_thirds,
         )
         for name in ("key", "value")
     },
@@ -342,14 +359,18 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
         latent=parts.latent_scores,
         linformer=mixers.plain_scores,
         longformer=mixers.plain_scores,
+        disentangled=mixers.disentangled_scores,
     ),
+    "mixer.position_scores": mixers.position_scores,
     "mixer.sinks": sink,
     "mixer.weights": by_mixer(
-        attention=weights, latent=weights, linformer=weights, longformer=weights, linear=mixers.linear_weights
+        **dict.fromkeys(("attention", "latent", "linformer", "longformer", "disentangled"), weights),
+        linear=mixers.linear_weights,
     ),
     "mixer.local": mixers.read_values,
     "mixer.mixed": by_mixer(
         attention=mixed,
+        disentangled=mixed,
         latent=parts.latent_mixed,
         linear=mixers.read_values,
         linformer=mixers.read_values,
@@ -393,6 +414,7 @@ RULES: dict[str, Callable[[Cell], list[Stage]]] = {
     "ffn.chosen": parts.expert_weight,
     **{f"ffn.experts.{name}": parts.expert_inner for name in ("gate", "up", "down")},
     "head.logits": logits,
+    "head.narrow": parts.head_linear("narrow"),
     "head.dense": parts.head_dense,
     "head.norm": parts.head_norm_of_dense,
     "head.pooled": parts.pool_stages,

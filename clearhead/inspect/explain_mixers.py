@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from clearhead.nn.attention import MultiHeadAttention
+from clearhead.nn.disentangled import DisentangledAttention
 from clearhead.nn.latent import LatentAttention
 from clearhead.nn.linear_attention import Elu, Favor, LinearAttention
 from clearhead.nn.linformer import Linformer
@@ -20,6 +21,7 @@ from clearhead.nn.lstm import LSTM
 from clearhead.nn.mamba import Mamba
 from clearhead.nn.mamba2 import Mamba2
 from clearhead.nn.shortconv import ShortConv
+from clearhead.precision.matrix import dense
 
 from .cells import Cell, Stage, Term, linear_stage, norm_stages, top_terms, vector_norm
 from .explain_parts import (
@@ -39,6 +41,7 @@ KINDS: dict[type[nn.Module], str] = {
     LinearAttention: "linear",
     Linformer: "linformer",
     Longformer: "longformer",
+    DisentangledAttention: "disentangled",
     ShortConv: "short",
     Mamba: "mamba",
     Mamba2: "mamba2",
@@ -144,9 +147,9 @@ def plain_scores(cell: Cell) -> list[Stage]:
 
 
 def split_thirds(cell: Cell) -> list[Stage]:
-    """Longformer: query, key and value are thirds of one product."""
+    """Longformer, DeBERTa: query, key and value are thirds of one product."""
     layer, (head, t, d), name = layer_of(cell), cell.at, cell.path.rpartition(".")[2]
-    place = ("query", "key", "value").index(name) * layer.qkv.weight.shape[1] + head * layer.width + d
+    place = ("query", "key", "value").index(name) * (layer.qkv.weight.shape[0] // 3) + head * layer.width + d
     return [copy_stage(cell, f"head {head}: columns of x·W_QKV", beside(cell, "qkv"), (t, place))]
 
 
@@ -186,6 +189,38 @@ def longformer_mixed(cell: Cell) -> list[Stage]:
     if cell.has(far) and t < cell.values[far].shape[1]:
         return [copy_stage(cell, "a global token", far, (head, t, d))]
     return [copy_stage(cell, "a local token", beside(cell, "local"), cell.at)]
+
+
+# ---- disentangled attention
+
+
+def position_scores(cell: Cell) -> list[Stage]:
+    """q_i·K_{i−j} + Q_{i−j}·k_j, with vectors of the distance."""
+    layer, (head, i, j) = layer_of(cell), cell.at
+    name, shared = cell.path.split(".")[0], cell.module(cell.path.split(".")[0]).distances
+    source = f"{name}.distances" if shared.config.norm is None else f"{name}.distances.norm"
+    place = int(shared.config.places(torch.tensor(i - j), torch.tensor(shared.lookup)))
+    matrix = layer.qkv if layer.positions is None else layer.positions
+    vector = cell.values[source][place].double().cpu()
+    q, k = (cell.values[beside(cell, part)][head].double().cpu() for part in ("query", "key"))
+    contents = {"content to position": (q[i], "query", i), "position to content": (k[j], "key", j)}
+    names = {"content to position": "q_i·K_{i−j}", "position to content": "Q_{i−j}·k_j"}
+    terms = []
+    for number, term in enumerate(layer.config.projected):
+        at = slice(number * layer.rows + head * layer.width, number * layer.rows + (head + 1) * layer.width)
+        turned = dense(matrix.weight)[at].double() @ vector + matrix.bias[at].double()
+        content, part, row = contents[term]
+        if term in layer.config.terms:
+            terms.append(Term(names[term], float(content @ turned), (), beside(cell, part), (head, row, 0)))
+    named = tuple(terms)
+    return [Stage(" + ".join(term.name for term in named), sum(term.value for term in named), named)]
+
+
+def disentangled_scores(cell: Cell) -> list[Stage]:
+    layer, (head, i, j) = layer_of(cell), cell.at
+    q, k = (cell.values[beside(cell, part)][head].double() for part in ("query", "key"))
+    added = float(cell.values[beside(cell, "position_scores")][head, i, j]) * layer.scale
+    return score_stages(q[i], k[j], beside(cell, "query"), (head, i), layer.scale, None, added)
 
 
 # ---- convolutions, Mamba and LSTM

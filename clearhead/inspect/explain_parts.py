@@ -16,7 +16,7 @@ from torch import Tensor
 from clearhead.configs import ClampedFeedForwardConfig
 from clearhead.functional import ACTIVATIONS
 from clearhead.functional.positions import relative_bias
-from clearhead.nn.embedding import PatchEmbedding
+from clearhead.nn.embedding import PatchEmbedding, WidenedEmbedding
 from clearhead.nn.heads import LastToken, MeanPool
 from clearhead.nn.latent import LatentAttention
 from clearhead.nn.moe import GroupedChoice, MoE
@@ -444,7 +444,8 @@ def embedding_norm(cell: Cell) -> list[Stage]:
 def embedding_projection(cell: Cell) -> list[Stage]:
     embedding, (t, row) = layer_of(cell), cell.at
     module = embedding.projection
-    return [linear_stage(cell, "x·W", beside(cell, "norm"), (t,), module.weight, row, module.bias)]
+    source = beside(cell, "tokens" if isinstance(embedding, WidenedEmbedding) else "norm")
+    return [linear_stage(cell, "x·W", source, (t,), module.weight, row, module.bias)]
 
 
 def patches(cell: Cell) -> list[Stage]:

@@ -627,6 +627,8 @@ def logit_direction(given: ModelInput, norm: Any, x: torch.Tensor, token: int) -
         if weight is None:
             weight = model.table
         w = matrix_row(weight, token) * model.head.scale
+        if model.head.narrow is not None:
+            w = w @ dense(model.head.narrow.weight).double()
         offset = 0.0 if model.head.bias is None else float(model.head.bias[token]) * model.head.scale
         if isinstance(norm, torch.nn.Identity):
             return w, offset
@@ -755,6 +757,7 @@ import clearhead
 from clearhead.generate.complete import TextGenerator
 from clearhead.generate.conversation import Conversation
 from clearhead.generate.template import ChatTemplate
+from clearhead.precision.matrix import dense
 
 model = clearhead.load({str(opened.origin)!r})
 generator = TextGenerator.of(model, {said})

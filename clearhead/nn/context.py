@@ -28,6 +28,14 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
+class Distances:
+    """The vectors of distances that a stack's layers share, and the row of every query and key of a pass."""
+
+    table: Float[Tensor, "N D"]
+    places: Callable[[Context], Int[Tensor, "#B T S"]]
+
+
+@dataclass(frozen=True)
 class Context:
     """Passed down through every part. Frozen: a part that reads other keys (a cache, a source) passes on a copy.
 
@@ -41,6 +49,7 @@ class Context:
     key_documents: Int[Tensor, "B S"] | None = None  # None: the same as the queries'
     aligned: bool = False  # queries and keys are the same 0 … T−1 in every row
     score_bias: Callable[[Context, torch.dtype], Tensor] | None = None  # shared by all layers, added to scores
+    distances: Distances | None = None  # vectors of distances, shared by all layers
     source: Float[Tensor, "B S D"] | None = None  # what cross-attention reads
     cross: Context | None = None  # the context for reading it
     fused: bool = True  # False: attention is written out in plain operations

@@ -2,6 +2,7 @@
 
     TokenEmbedding      B T ids      ->  B T D        a row of a table, plus position and segment
     FactoredEmbedding   B T ids      ->  B T D        a narrow row, then a matrix (ALBERT)
+    WidenedEmbedding    B T ids      ->  B T D        a narrow row, then a matrix, plus position (OPT-350m)
     BorrowedEmbedding   B T ids      ->  B T D        a row of the source's table, plus a position of its own (BART)
     PatchEmbedding      B Ch Y X     ->  B P+1 D      a class token, then one vector for each patch (ViT)
     AudioEmbedding      B Mels 2·P   ->  B P D        two convolutions over a spectrogram (Whisper)
@@ -27,6 +28,7 @@ from clearhead.configs import (
     FactoredEmbeddingConfig,
     PatchEmbeddingConfig,
     TokenEmbeddingConfig,
+    WidenedEmbeddingConfig,
 )
 from clearhead.functional.derivatives import plain_needed
 from clearhead.precision.matrix import Embedding, Linear, Packed
@@ -69,7 +71,7 @@ class TokenEmbedding(nn.Module):
         if segments is not None and self.segments is None:
             raise ValueError("segments were given, but this model has no segment table; leave them out")
         table = self.tokens if lender is None or self.tokens is not None else lender.tokens
-        x = context.tap("tokens", table(tokens) * self.scale)
+        x = self.widen(context.tap("tokens", table(tokens) * self.scale), context)
         if self.position is not None:
             x = x + context.tap("position", self.position(context.positions, x.dtype))
         if self.segments is not None:
@@ -77,6 +79,10 @@ class TokenEmbedding(nn.Module):
             check_range(segments, self.segments.num_embeddings, "segment", "the segment table")
             x = x + context.tap("segments", self.segments(segments))
         return self.dropout(context.tap("norm", self.norm(x)))
+
+    def widen(self, x: Float[Tensor, "B T Y"], context: Context) -> Float[Tensor, "B T D"]:
+        """Rows of the table at the model's width, which they have already."""
+        return x
 
     @property
     def table(self) -> Float[Tensor, "V D"] | Packed:
@@ -96,6 +102,19 @@ class FactoredEmbedding(TokenEmbedding):
         self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
     ) -> Float[Tensor, "B T D"]:
         return context.tap("projection", self.projection(super().forward(tokens, context, segments)))
+
+
+@builds(WidenedEmbeddingConfig)
+class WidenedEmbedding(TokenEmbedding):
+    """A narrow table, a matrix to the model's width, and then the positions (OPT-350m)."""
+
+    def __init__(self, config: WidenedEmbeddingConfig, dim: int) -> None:
+        super().__init__(config, dim)
+        self.tokens = Embedding(config.vocabulary, config.width)
+        self.projection = Linear(config.width, dim, bias=False)
+
+    def widen(self, x: Float[Tensor, "B T Y"], context: Context) -> Float[Tensor, "B T D"]:
+        return context.tap("projection", self.projection(x))
 
 
 @builds(BorrowedEmbeddingConfig)

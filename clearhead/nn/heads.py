@@ -47,12 +47,15 @@ class LMHead(nn.Module):
 
     def __init__(self, config: LMHeadConfig, dim: int) -> None:
         super().__init__()
-        self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, dim))
+        self.narrow = None if config.width is None else Linear(dim, config.width, bias=False)
+        self.weight = None if config.tied else nn.Parameter(torch.empty(config.vocabulary, config.width or dim))
         self.bias = nn.Parameter(torch.zeros(config.vocabulary)) if config.bias else None
         self.scale, self.softcap = config.scale, config.softcap
 
     def forward(self, x: Float[Tensor, "B T D"], context: Context, table: Table) -> Float[Tensor, "B T V"]:
         """B T V. In decoding the model passes only the last position here."""
+        if self.narrow is not None:
+            x = context.tap("narrow", self.narrow(x))
         logits = linear(x, own_or_tied(self.weight, table), self.bias)
         logits = logits if self.scale == 1 else logits * self.scale
         if self.softcap is not None:

@@ -165,6 +165,7 @@ class Stack(nn.Module):
         self.places = [config.place(i) for i in range(len(config.blocks))]
         self.blocks = nn.ModuleList(build_part(config.blocks[place], dim) for place in sorted(set(self.places)))
         self.score_bias = None if config.score_bias is None else build_part(config.score_bias, dim)
+        self.distances = None if config.distances is None else build_part(config.distances, dim)
         self.final_norm = build_part(config.final_norm, dim)
 
     def forward(
@@ -183,7 +184,9 @@ class Stack(nn.Module):
         return context.tap("final_norm", self.final_norm(x))
 
     def block_context(self, context: Context) -> Context:
-        """The context of every block: the stack's own, with the score bias that all layers share."""
+        """The context of every block: the stack's own, with the tables that all layers share."""
+        if self.distances is not None:
+            context = replace(context, distances=self.distances.over(self.distances(context)))
         if self.score_bias is None:
             return context
         table = context.tap("score_bias", self.score_bias())

@@ -37,6 +37,7 @@ from clearhead.configs import (
     PatchEmbeddingConfig,
     SinusoidalConfig,
     TokenEmbeddingConfig,
+    WidenedEmbeddingConfig,
 )
 
 from .checks import check_gradient, check_ids, check_range
@@ -81,6 +82,7 @@ def embedding_backward(
 
 @runs(TokenEmbeddingConfig)
 @runs(BorrowedEmbeddingConfig)
+@runs(WidenedEmbeddingConfig)
 def token_embedding(
     config: TokenEmbeddingConfig,
     tokens: Int[np.ndarray, "B T"],
@@ -97,6 +99,8 @@ def token_embedding(
     """
     x = embedding(tokens, context["tokens.weight"])
     x = context.tap("tokens", x * x.dtype.type(config.scale(x.shape[-1])))
+    if isinstance(config, WidenedEmbeddingConfig):  # a narrow table, and positions of the model's width (OPT-350m)
+        x = context.tap("projection", linear(x, context["projection.weight"]))
     if config.position is not None:
         x = x + context.tap("position", position_vectors(config.position, x, context))
     if config.segments is not None:

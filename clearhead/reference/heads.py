@@ -61,6 +61,8 @@ def lm_head(config: LMHeadConfig, x: Hidden, context: Context, table: Table = No
     which is why a language model learns from every token of a text in one pass. `softcap` squeezes logits into ±softcap
     (Gemma 2).
     """
+    if config.width is not None:  # the table is narrower than the model (OPT-350m)
+        x = context.tap("narrow", linear(x, context["narrow.weight"]))
     weight = table if config.tied and table is not None else context["weight"]
     logits = linear(x, weight, context.get("bias")) * config.scale
     if config.softcap is not None:

@@ -57,6 +57,7 @@ from jaxtyping import Bool, Float, Int
 from clearhead.configs import (
     BorrowedEmbeddingConfig,
     Config,
+    DistanceVectorsConfig,
     EncoderDecoderConfig,
     Mask,
     ModelConfig,
@@ -134,6 +135,7 @@ class Context:
     documents: Int[np.ndarray, "B T"] | None = None  # only tokens of the same document read each other
     key_documents: Int[np.ndarray, "B S"] | None = None  # None: the same as the queries'
     score_bias: tuple[RelativeBiasConfig, np.ndarray] | None = None  # and its table, added to every self-attention
+    distances: tuple[DistanceVectorsConfig, np.ndarray] | None = None  # and their table, for disentangled attention
     source: Float[np.ndarray, "B S D"] | None = None  # what cross-attention reads
     cross: Context | None = None  # the context in which it reads
     state: DecodeState | None = None

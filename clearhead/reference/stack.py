@@ -97,6 +97,12 @@ def stack(config: StackConfig, x: Float[np.ndarray, "B T D"], context: Context) 
     Depth and width: the weights of one block are about 12·D², so L blocks have 12·L·D². GPT-3 with L = 96 and D =
     12,288 has 174 billion of its 175 billion weights here.
     """
+    if config.distances is not None:
+        at = context.at("distances")
+        table = at.tap("", at["weight"])
+        if config.distances.norm is not None:
+            table = at.tap("norm", at.run("norm", config.distances.norm, table))
+        context = replace(context, distances=(config.distances, table))
     if config.score_bias is not None:
         table = context.tap("score_bias", context["score_bias.weight"])
         context = replace(context, score_bias=(config.score_bias, table))

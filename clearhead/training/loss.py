@@ -5,8 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+
+from clearhead.data import IGNORED
+from clearhead.nn.context import Context
+from clearhead.nn.heads import LMHead
 
 CHUNK = 3 * 2**22  # logits held at once
 
@@ -97,3 +102,29 @@ def linear_cross_entropy(
         rows, weight, bias = rows.detach(), weight.detach(), None if bias is None else bias.detach()
     total = LinearCrossEntropy.apply(rows, weight, bias, flat, label_smoothing)
     return total / max(len(flat), 1)
+
+
+def head_loss(
+    head: LMHead,
+    x: Float[Tensor, "B T D"],
+    table: Float[Tensor, "V Y"] | None,
+    targets: Int[Tensor, "B T"],
+    smoothing: float,
+) -> Float[Tensor, ""]:
+    """Mean cross-entropy of a head's logits over the targets that count.
+
+    (s·x)·Wᵀ + s·b are the logits times s, so a scaled head needs no logits in memory either. Capped logits do.
+    """
+    if head.softcap is not None:
+        at = torch.arange(x.shape[1], device=x.device)[None]
+        logits = head(x, Context(at, at), table).flatten(0, 1).float()
+        total = F.cross_entropy(
+            logits, targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
+        )
+        return total / (targets != IGNORED).sum().clamp(min=1)
+    weight = table if head.weight is None else head.weight
+    x = x if head.narrow is None else head.narrow(x)
+    bias = head.bias
+    if head.scale != 1:
+        x, bias = x * head.scale, None if bias is None else bias * head.scale
+    return linear_cross_entropy(x, weight, targets, bias=bias, ignore_index=IGNORED, label_smoothing=smoothing)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from clearhead.configs import ConfigError, EncoderDecoderConfig, LearnedConfig
 from clearhead.configs.train import PairsConfig, RecipeConfig
-from clearhead.data import IGNORED, Shards, build
+from clearhead.data import Shards, build
 from clearhead.data.dates import dates
 from clearhead.data.pairs import PairBatch, PairBatches, Pairs, pairs
 from clearhead.measure.bleu import bleu, import_extra
@@ -25,7 +25,7 @@ from clearhead.models.model import EncoderDecoder
 from clearhead.tasks.translate import translate
 from clearhead.tokenize import Tokenizer, make
 
-from .loss import linear_cross_entropy
+from .loss import head_loss
 from .run import Run
 from .task import Paths, Say, Sums, Task, TrainBatch
 from .text import describe_tokenizer, require_causal
@@ -97,11 +97,7 @@ class Translation(Task):
         assert isinstance(batch, PairTrainBatch)
         assert batch.source is not None
         x = model.hidden_states(batch.source, batch.inputs, source_readable=batch.readable)
-        weight = model.table if model.head.weight is None else model.head.weight
-        loss = linear_cross_entropy(
-            x, weight, batch.targets, bias=model.head.bias, ignore_index=IGNORED, label_smoothing=smoothing
-        )
-        return loss, {}
+        return head_loss(model.head, x, model.table, batch.targets, smoothing), {}
 
     def measures(self, loss: float, sums: dict[str, float], count: int) -> dict[str, float]:
         return {"val/loss": loss, "val/perplexity": bounded_exp(loss)}

@@ -42,7 +42,7 @@ from clearhead.models.context import make_context
 from clearhead.models.model import SequenceModel
 from clearhead.tokenize import MASK, Tokenizer, make
 
-from .loss import linear_cross_entropy
+from .loss import head_loss
 from .run import Run
 from .task import Paths, Say, Sums, Task, TrainBatch
 
@@ -88,11 +88,7 @@ class NextToken(TextTask):
     def loss(self, model: SequenceModel, batch: TrainBatch, smoothing: float) -> tuple[Float[Tensor, ""], Sums]:
         x, head = hidden_states(model, batch), model.head
         assert head is not None
-        weight = model.embedding.table if head.weight is None else head.weight
-        loss = linear_cross_entropy(
-            x, weight, batch.targets, bias=head.bias, ignore_index=IGNORED, label_smoothing=smoothing
-        )
-        return loss, {}
+        return head_loss(head, x, model.table, batch.targets, smoothing), {}
 
     @property
     def bytes_per_token(self) -> float:

@@ -17,6 +17,8 @@ from clearhead.configs import (
     Causal,
     ClampedFeedForwardConfig,
     ClassHeadConfig,
+    DisentangledAttentionConfig,
+    DistanceVectorsConfig,
     DotConfig,
     DualChunkConfig,
     DynamicScaling,
@@ -74,6 +76,7 @@ from clearhead.configs import (
     SwitchedFeedForwardConfig,
     TokenClassHeadConfig,
     TokenEmbeddingConfig,
+    WidenedEmbeddingConfig,
     Window,
     YarnScaling,
 )
@@ -271,6 +274,11 @@ def biased(config: SequenceModelConfig, mirrored: bool) -> SequenceModelConfig:
     return replace(config, stack=replace(config.stack, score_bias=bias))
 
 
+def spaced(config: SequenceModelConfig, distances: DistanceVectorsConfig) -> SequenceModelConfig:
+    """The same with vectors of distances for every block."""
+    return replace(config, stack=replace(config.stack, distances=distances))
+
+
 def translator(
     encoder: AttentionConfig | LatentAttentionConfig,
     decoder: AttentionConfig | LatentAttentionConfig,
@@ -329,6 +337,22 @@ CASES: dict[str, ModelConfig] = {
     "capped scores": sequence(block(CAPPED), head=LMHeadConfig(vocabulary=VOCABULARY, scale=0.4, softcap=2.0)),
     "relative bias": biased(sequence(block(MHA, ffn=GATED)), mirrored=False),
     "relative bias, full": biased(sequence(block(FULL, "post"), head=None), mirrored=True),
+    "distance vectors": spaced(
+        sequence(block(DisentangledAttentionConfig(heads=5), "post"), position=None, head=HEADS["masked lm"]),
+        DistanceVectorsConfig(limit=9, buckets=6, norm=RMS),
+    ),
+    "distance vectors, own matrices": spaced(
+        sequence(
+            block(DisentangledAttentionConfig(heads=3, head_dim=4, own_positions=True, terms=("content to position",))),
+            head=None,
+        ),
+        DistanceVectorsConfig(limit=4),
+    ),
+    "a narrow table": SequenceModelConfig(
+        embedding=WidenedEmbeddingConfig(vocabulary=VOCABULARY, width=7, position=LEARNED),
+        stack=StackConfig(dim=DIM, pattern=(block(MHA, "post"),), repeats=2),
+        head=LMHeadConfig(vocabulary=VOCABULARY, tied=True, width=7),
+    ),
     "scaled branches, a bare mixer": sequence(
         replace(block(ROTATED), bare=("mixer",)), replace(block(MHA), branch_scale=0.3), scaled=3.5
     ),

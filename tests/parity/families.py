@@ -92,6 +92,11 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
     "opt": ("OPT", "ForCausalLM", PLAIN | {"ffn_dim": 41}),
     "opt, post": ("OPT", "ForCausalLM", PLAIN | {"ffn_dim": 41, "do_layer_norm_before": False, "enable_bias": False}),
+    "opt, 350m": (
+        "OPT",
+        "ForCausalLM",
+        PLAIN | {"ffn_dim": 41, "do_layer_norm_before": False, "word_embed_proj_dim": 14},
+    ),
     "bloom": (
         "Bloom",
         "ForCausalLM",
@@ -192,11 +197,34 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     ),
 }
 
+DEBERTA = MULTI | {
+    "relative_attention": True,
+    "pos_att_type": "p2c|c2p",
+    "share_att_key": True,
+    "position_buckets": 6,
+    "max_relative_positions": -1,
+    "max_position_embeddings": 16,
+    "norm_rel_ebd": "layer_norm",
+    "position_biased_input": False,
+    "type_vocab_size": 0,
+    "num_labels": 5,
+}
 ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "modernbert": (
         "ModernBert",
         "ForMaskedLM",
         MULTI | {"num_hidden_layers": 4, "local_attention": 6, "global_attn_every_n_layers": 3, "norm_eps": 1e-3},
+    ),
+    **{
+        f"deberta-v3, {head}": ("DebertaV2", head, DEBERTA)
+        for head in ("ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+    },
+    "deberta-v2, own matrices": (
+        "DebertaV2",
+        "ForMaskedLM",
+        DEBERTA
+        | {"share_att_key": False, "pos_att_type": ["c2p"], "position_buckets": -1, "max_relative_positions": 5}
+        | {"norm_rel_ebd": "none", "position_biased_input": True, "type_vocab_size": 2},
     ),
     "modernbert, biased": (
         "ModernBert",

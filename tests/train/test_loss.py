@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from clearhead.configs import LMHeadConfig
+from clearhead.nn.build import build_part
+from clearhead.nn.context import Context
 from clearhead.training import loss as module
-from clearhead.training.loss import linear_cross_entropy
+from clearhead.training.loss import head_loss, linear_cross_entropy
 
 
 @pytest.mark.parametrize("chunk", [1, 29 * 3, 2**22])
@@ -44,3 +49,16 @@ def test_no_target_counts() -> None:
     assert loss.item() == 0
     assert x.grad is not None
     assert x.grad.abs().sum() == 0
+
+
+@pytest.mark.parametrize("more", [{"scale": 0.3}, {"softcap": 1.5}, {"bias": True, "scale": 2.5}, {"width": 4}])
+def test_the_loss_of_a_head_is_that_of_its_logits(more: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    head = build_part(LMHeadConfig(vocabulary=7, **more), 5)
+    for weight in head.parameters():
+        torch.nn.init.normal_(weight)
+    x, targets, at = torch.randn(2, 3, 5), torch.tensor([[1, 6, -100], [0, 2, 5]]), torch.arange(3)[None]
+    wanted = torch.nn.functional.cross_entropy(
+        head(x, Context(at, at), None).flatten(0, 1), targets.flatten(), label_smoothing=0.1
+    )
+    torch.testing.assert_close(head_loss(head, x, None, targets, 0.1), wanted)

@@ -15,6 +15,7 @@ from clearhead.configs.base import nearest
 from . import (
     albert,
     bert,
+    deberta,
     deepseek,
     distilbert,
     electra,
@@ -178,6 +179,7 @@ FAMILIES = {
             roberta,
             mpnet,
             modernbert,
+            deberta,
             albert,
             vit,
             seq2seq,

@@ -36,7 +36,7 @@ COUNTS = """
     num_experts rotary_dim shared_expert_intermediate_size ffn_dim word_embed_proj_dim num_ln_in_parallel_attn
     num_decoder_layers relative_attention_num_buckets relative_attention_max_distance d_kv d_ff
     local_attention global_attn_every_n_layers n_groups mamba_expand mamba_d_state mamba_d_conv mamba_n_heads
-    mamba_n_groups
+    mamba_n_groups conv_kernel_size
     num_kv_heads ffn_hidden_size num_layers num_heads window_size original_max_position_embeddings
 """
 NUMBERS = """
@@ -58,11 +58,12 @@ FLAGS = """
     add_cross_attention layer_norm_elementwise_affine apply_residual_connection_post_layernorm new_decoder_architecture
     scale_decoder_outputs multi_query parallel_attn alibi bias use_qkv_bias
     norm_bias decoder_bias classifier_bias mamba_conv_bias mamba_proj_bias
+    relative_attention share_att_key position_biased_input legacy
 """
 WORDS = """
     model_type hidden_act hidden_activation activation_function afn topk_method position_embedding_type pooler_act
     problem_type dtype torch_dtype activation feed_forward_proj text_half_of
-    classifier_activation
+    classifier_activation pooler_hidden_act norm_rel_ebd
 """
 FIELDS: dict[str, Any] = {
     **dict.fromkeys(COUNTS.split(), Count | None),
@@ -91,6 +92,8 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("attn_layer_period", "expert_layer_period"), Annotated[int, Meta(ge=1)] | None),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), Layers | None),
     "attn_layer_indices": list[int] | None,
+    **dict.fromkeys(("position_buckets", "max_relative_positions"), Id | None),
+    "pos_att_type": str | list[str] | None,
     "time_step_limit": Annotated[list[float | dict[str, str] | None], Meta(min_length=2, max_length=2)] | None,
 }
 ROPE_NUMBERS = """

@@ -21,6 +21,7 @@ from clearhead.configs import (
     SequenceModelConfig,
     StackConfig,
     TokenEmbeddingConfig,
+    WidenedEmbeddingConfig,
     Window,
 )
 from clearhead.configs.norm import NormConfig
@@ -32,6 +33,7 @@ from .rules import (
     activation,
     both,
     context_length,
+    copies,
     decoder_class,
     decoder_head,
     decoder_head_rules,
@@ -62,6 +64,11 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     if (isinstance(blocks[0], BlockConfig) and blocks[0].placement == "post") or hf.get("_remove_final_layer_norm"):
         norm = None
     same = all(block == blocks[0] for block in blocks)
+    head = decoder_head(hf, ARCHITECTURES[kind], bool(hf.get("tie_word_embeddings", True)))
+    if (width := narrow_table(hf)) is not None:
+        if not isinstance(head, LMHeadConfig):
+            raise ConfigError("opt with a narrow table (word_embed_proj_dim) is supported as a language model only")
+        head = replace(head, width=width)
     return SequenceModelConfig(
         embedding=embedding,
         stack=StackConfig(
@@ -70,13 +77,11 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
             repeats=len(blocks) if same else 1,
             final_norm=norm,
         ),
-        head=decoder_head(hf, ARCHITECTURES[kind], bool(hf.get("tie_word_embeddings", True))),
+        head=head,
     )
 
 
 def opt(hf: Mapping[str, Any]) -> tuple[TokenEmbeddingConfig, Blocks]:
-    if hf.get("word_embed_proj_dim") not in (None, hf["hidden_size"]):
-        raise ConfigError("opt with embeddings narrower than the model (word_embed_proj_dim) is not supported yet")
     if not hf.get("layer_norm_elementwise_affine", True):
         raise ConfigError("opt with norms without weights is not supported yet")
     bias, dropout = bool(hf.get("enable_bias", True)), hf.get("dropout", 0.1)
@@ -95,8 +100,16 @@ def opt(hf: Mapping[str, Any]) -> tuple[TokenEmbeddingConfig, Blocks]:
         placement="pre" if hf.get("do_layer_norm_before", True) else "post",
         dropout=dropout,
     )
-    position = LearnedConfig(length=hf["max_position_embeddings"])
-    return TokenEmbeddingConfig(vocabulary=hf["vocab_size"], position=position), (block,) * hf["num_hidden_layers"]
+    blocks, position = (block,) * hf["num_hidden_layers"], LearnedConfig(length=hf["max_position_embeddings"])
+    if (width := narrow_table(hf)) is not None:
+        return WidenedEmbeddingConfig(vocabulary=hf["vocab_size"], position=position, width=width), blocks
+    return TokenEmbeddingConfig(vocabulary=hf["vocab_size"], position=position), blocks
+
+
+def narrow_table(hf: Mapping[str, Any]) -> int | None:
+    """The width of OPT-350m's table, if it is not that of the model."""
+    width = hf.get("word_embed_proj_dim")
+    return None if hf["model_type"] != "opt" or width == hf["hidden_size"] else width
 
 
 def bloom(hf: Mapping[str, Any]) -> tuple[TokenEmbeddingConfig, Blocks]:
@@ -246,7 +259,7 @@ def own_fields(
                 "activation_function": act,
                 "do_layer_norm_before": placement == "pre",
                 "_remove_final_layer_norm": placement == "pre" and stack.final_norm is None,
-                "word_embed_proj_dim": stack.dim,
+                "word_embed_proj_dim": embedding.width if isinstance(embedding, WidenedEmbeddingConfig) else stack.dim,
                 "enable_bias": mixer.qkv_bias,
                 "dropout": block.dropout,
                 "pad_token_id": 1,
@@ -382,6 +395,8 @@ def all_rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:
     yield Rule(("embedding.tokens.weight",), (f"{names.tokens}.weight",))
     skipped = 2 if kind == "opt" else 0
     yield SkippedRows(("embedding.position.weight",), (f"{names.positions}.weight",), skipped)
+    projections = {"embedding.projection.weight": "project_in", "head.narrow.weight": "project_out"}
+    yield from copies({mine: f"decoder.{their}.weight" for mine, their in projections.items()})
     yield from both({"embedding.norm": names.embedding_norm, "stack.final_norm": names.final})
     for i, block in enumerate(config.stack.blocks):
         assert isinstance(block.mixer, AttentionConfig)
