@@ -11,7 +11,7 @@ from .masks import Full, Mask
 from .mixer import MixerConfig
 from .norm import HeadwiseNormConfig, NormConfig, ProjectionNormConfig
 from .positions import AlibiConfig
-from .rotary import DualChunkConfig, RotaryConfig
+from .rotary import DualChunkConfig, QueryScaleConfig, RotaryConfig
 from .tiles import pairs
 
 
@@ -37,7 +37,7 @@ class AttentionConfig(MixerConfig):
     head_dim: int | None = None  # None: dim // heads
     value_dim: int | None = None  # None: head_dim
     mask: Mask = Full()
-    rotary: RotaryConfig | DualChunkConfig | None = None
+    rotary: RotaryConfig | DualChunkConfig | QueryScaleConfig | None = None
     score_bias: AlibiConfig | None = None
     qk_norm: NormConfig | ProjectionNormConfig | HeadwiseNormConfig | None = None  # before turning
     scale: float | None = None  # of the scores; None: 1/√K
@@ -103,9 +103,10 @@ class AttentionConfig(MixerConfig):
             yield from under("query_norm", self.qk_norm.steps(s, "B H T K"))
             yield from under("key_norm", self.qk_norm.steps(s, "B G S K"))
         if self.rotary is not None:
+            of_query, of_key = self.rotary.formulas
             for name in self.rotary.queries(self.mask):
-                yield s.step(name, "turned by position", "B H T K")
-            yield s.step("key_rotated", "turned by position", "B G S K")
+                yield s.step(name, of_query, "B H T K")
+            yield s.step("key_rotated", of_key, "B G S K")
         bias = " + ALiBi" if self.score_bias is not None else ""
         itself = s["T"] == s["S"] and "crossing" not in s.sizes
         kinds = (self.mask,) if self.rotary is None else tuple(self.rotary.queries(self.mask).values())

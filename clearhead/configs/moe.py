@@ -58,7 +58,15 @@ class GroupedSoftmaxChoiceConfig(Part):
         yield scope.step("", "softmax(X·W_router)", "B T E")
 
 
-ChoiceConfig = SoftmaxChoiceConfig | GroupedChoiceConfig | GroupedSoftmaxChoiceConfig
+@dataclass(frozen=True, kw_only=True)
+class SigmoidChoiceConfig(Part):
+    """p = sigmoid(router(x)), and the experts with the largest p are chosen  (Llama 4)."""
+
+    def steps(self, scope: Scope) -> Iterator[Step]:
+        yield scope.step("", "sigmoid(X·W_router)", "B T E")
+
+
+ChoiceConfig = SoftmaxChoiceConfig | GroupedChoiceConfig | GroupedSoftmaxChoiceConfig | SigmoidChoiceConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +119,8 @@ class MoEConfig(Part):
             )
         if self.shared is not None:
             yield from under("shared", self.shared.steps(s))
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputWeightedMoEConfig(MoEConfig):
+    """Σ over the chosen experts e of expert_e(p_e·x): the weight acts on what an expert reads  (Llama 4)."""

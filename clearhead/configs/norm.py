@@ -51,7 +51,17 @@ class PlainLayerNormConfig(Part):
         yield scope.with_sizes("norm").step("", "(x − μ)/√(σ² + ε)", letters)
 
 
-NormConfig = LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig | PlainLayerNormConfig
+@dataclass(frozen=True, kw_only=True)
+class PlainRMSNormConfig(Part):
+    """x/√(mean(x²) + ε), without weights  (Llama 4, of queries and keys)."""
+
+    eps: float = 1e-5
+
+    def steps(self, scope: Scope, letters: str = "B T D") -> Iterator[Step]:
+        yield scope.with_sizes("norm").step("", "x/√(mean(x²) + ε)", letters)
+
+
+NormConfig = LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig | PlainLayerNormConfig | PlainRMSNormConfig
 
 
 @dataclass(frozen=True, kw_only=True)

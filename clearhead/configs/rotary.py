@@ -193,6 +193,11 @@ class RotaryConfig(Config):
             scaling = replace(scaling, rotation=self.magnitude)
         return replace(self, theta=theta, scaling=scaling, dim=None if width == head_dim else width)
 
+    @property
+    def formulas(self) -> tuple[str, str]:
+        """What becomes of queries and of keys."""
+        return "turned by position", "turned by position"
+
     def queries(self, mask: Mask) -> dict[str, Mask]:
         """The queries that attention needs, by name, and which keys each of them reads."""
         return {"query_rotated": mask}
@@ -237,6 +242,11 @@ class DualChunkConfig(Config):
     def resolve(self, head_dim: int) -> DualChunkConfig:
         return self
 
+    @property
+    def formulas(self) -> tuple[str, str]:
+        """What becomes of queries and of keys."""
+        return "turned by position", "turned by position"
+
     def queries(self, mask: Mask) -> dict[str, Mask]:
         """The queries that attention needs, by name, and which keys each of them reads."""
         apart = {"query_rotated": Band(0, 0), "query_previous": Band(1, 1), "query_older": Band(2)}
@@ -251,3 +261,36 @@ class DualChunkConfig(Config):
             "query_previous": (place + self.chunk).clip(max=self.length - 1),
             "query_older": last,
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryScaleConfig(Config):
+    """In place of a rotation: query i is multiplied by 1 + strength·ln(1 + ⌊(i + 1)/every⌋)  (Llama 4).
+
+    A softmax over more keys is flatter. Longer queries keep it sharp in a layer that knows no positions.
+    """
+
+    every: int = 8192
+    strength: float = 0.1
+
+    def check(self) -> None:
+        self.require_positive("every", "strength")
+
+    @property
+    def varies(self) -> bool:
+        return False
+
+    def width(self, head_dim: int) -> int:
+        """How many dimensions of a head change."""
+        return head_dim
+
+    def resolve(self, head_dim: int) -> QueryScaleConfig:
+        return self
+
+    @property
+    def formulas(self) -> tuple[str, str]:
+        return f"times 1 + {self.strength:g}·ln(1 + ⌊(i + 1)/{self.every}⌋)", "unchanged"
+
+    def queries(self, mask: Mask) -> dict[str, Mask]:
+        """The queries that attention needs, by name, and which keys each of them reads."""
+        return {"query_rotated": mask}

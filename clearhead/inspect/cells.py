@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from clearhead.nn.norm import HeadwiseNorm, LayerNorm, OffsetRMSNorm, PlainLayerNorm, RMSNorm
+from clearhead.nn.norm import HeadwiseNorm, LayerNorm, OffsetRMSNorm, PlainLayerNorm, PlainRMSNorm, RMSNorm
 from clearhead.precision.matrix import Packed
 
 if TYPE_CHECKING:
@@ -180,8 +180,9 @@ def vector_norm(
     module: Any, x: Tensor, d: int, source: str = "", at: tuple[int, ...] = (), head: int = 0, over: str = ""
 ) -> list[Stage]:
     """γ·x/√(mean(x²) + ε), or γ·(x − μ)/√(σ² + ε) + β, at place d of a vector. `over` says what the vector is."""
-    if isinstance(module, RMSNorm | OffsetRMSNorm):
-        gain = float(module.weight[d]) + (1.0 if isinstance(module, OffsetRMSNorm) else 0.0)
+    if isinstance(module, RMSNorm | OffsetRMSNorm | PlainRMSNorm):
+        learned = 0.0 if isinstance(module, PlainRMSNorm) else float(module.weight[d])
+        gain = learned + (0.0 if isinstance(module, RMSNorm) else 1.0)
         inverse = float((x.square().mean() + module.eps).rsqrt())
         terms = (Term("γ", gain), Term(f"x[{d}]", float(x[d]), (), source, at), Term("1/√(mean(x²) + ε)", inverse))
         return [Stage(f"γ·x/√(mean(x²) + ε){over}", gain * float(x[d]) * inverse, terms, "Π")]

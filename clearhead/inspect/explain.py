@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from clearhead.nn.embedding import WidenedEmbedding
 from clearhead.nn.moe import MoE
 from clearhead.nn.rotary import DualChunk
 from clearhead.nn.stack import Residual
@@ -280,10 +281,11 @@ def logits(cell: Cell) -> list[Stage]:
 
 
 def embedding(cell: Cell) -> list[Stage]:
-    for whole in ("projection", "norm"):
+    widened = isinstance(cell.module(cell.path), WidenedEmbedding)  # its positions come after the projection
+    for whole in ("norm",) if widened else ("projection", "norm"):
         if cell.has(f"{cell.path}.{whole}"):
             return [copy_stage(cell, f"after the {whole}", f"{cell.path}.{whole}", cell.at)]
-    names = ("tokens", "class_token", "position", "segments")
+    names = ("projection" if widened else "tokens", "class_token", "position", "segments")
     known = [name for name in names if cell.has(f"{cell.path}.{name}")]
     terms = tuple(
         Term(

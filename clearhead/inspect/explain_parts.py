@@ -19,10 +19,10 @@ from clearhead.functional.positions import relative_bias
 from clearhead.nn.embedding import PatchEmbedding, WidenedEmbedding
 from clearhead.nn.heads import LastToken, MeanPool
 from clearhead.nn.latent import LatentAttention
-from clearhead.nn.moe import GroupedChoice, MoE
+from clearhead.nn.moe import GroupedChoice, InputWeightedMoE, MoE
 from clearhead.nn.norm import ProjectionNorm
 from clearhead.nn.positions import Alibi, Learned
-from clearhead.nn.rotary import DualChunk, Rotary
+from clearhead.nn.rotary import DualChunk, QueryScale, Rotary
 from clearhead.reference.positions import alibi_slopes
 
 from .cells import Cell, Stage, Term, linear_stage, norm_stages, top_terms, vector_norm
@@ -139,6 +139,13 @@ def rotated(cell: Cell) -> list[Stage]:
     name = "key" if kind == "key_rotated" else "query"
     rotary, source, (head, t, d) = getattr(layer, "rotary", None), beside(cell, f"{name}_norm"), cell.at
     turned = t
+    if isinstance(rotary, QueryScale):
+        if name == "key":
+            return [copy_stage(cell, "unchanged", source, cell.at)]
+        scale = 1 + rotary.config.strength * math.log1p((t + 1) // rotary.config.every)
+        value = float(cell.values[source][cell.at])
+        terms = (Term("query", value, (), source, cell.at), Term("scale of the position", scale))
+        return [Stage(rotary.config.formulas[0], value * scale, terms, "Π")]
     if isinstance(rotary, DualChunk):  # positions start again in every chunk
         turned = int(rotary.config.places(torch.tensor(t))["query_rotated" if name == "key" else kind])
         rotary = rotary.rotary
@@ -374,6 +381,11 @@ def expert_inner(cell: Cell) -> list[Stage]:
         terms += [] if bias is None else [Term("b", float(bias[row]))]
         return [Stage(f"expert {expert}: hidden·W_down", sum(term.value for term in terms), top_terms(terms))]
     stage = linear_stage(cell, f"expert {expert}: x·W_{name}", ffn_input(cell), (t,), matrix.weight[expert], row, bias)
+    if isinstance(moe, InputWeightedMoE):  # a matrix times p·x is p times the matrix times x
+        weight, chosen = float(cell.values[cell.near("ffn.chosen")][t, a]), cell.near("ffn.chosen")
+        added = 0.0 if bias is None else float(bias[row])
+        terms = (Term("x·W", stage.value - added), Term("weight", weight, (), chosen, (t, a)))
+        stage = Stage(f"expert {expert}: (p·x)·W_{name}", (stage.value - added) * weight + added, terms, "Π")
     if name == "up" and layer.gated:
         gate = float(cell.values[beside(cell, "gate")][t, row, a])
         return pass_gate(layer, stage, Term("gate", gate, (), beside(cell, "gate"), cell.at))
@@ -384,11 +396,12 @@ def expert_sum(cell: Cell) -> list[Stage]:
     """What experts add to the stream: Σ weight·expert(x), and the shared expert."""
     (t, d), moe = cell.at, cell.module(cell.near("ffn"))
     weights, down = cell.near("ffn.chosen"), cell.near("ffn.experts.down")
+    counts = [1.0 if isinstance(moe, InputWeightedMoE) else float(weight) for weight in cell.values[weights][t]]
     terms = [
         Term(
             f"expert {expert}",
-            float(cell.values[weights][t, a] * cell.values[down][t, d, a]),
-            (("weight", float(cell.values[weights][t, a])), ("expert(x)", float(cell.values[down][t, d, a]))),
+            counts[a] * float(cell.values[down][t, d, a]),
+            (("weight", counts[a]), ("expert(x)", float(cell.values[down][t, d, a]))),
             down,
             (t, d, a),
         )
@@ -432,7 +445,8 @@ def segments(cell: Cell) -> list[Stage]:
 def embedding_norm(cell: Cell) -> list[Stage]:
     """The norm of the sum of token, position and segment."""
     embedding, (t, d) = layer_of(cell), cell.at
-    parts = [name for name in ("tokens", "position", "segments") if cell.has(beside(cell, name))]
+    first = "projection" if isinstance(embedding, WidenedEmbedding) else "tokens"
+    parts = [name for name in (first, "position", "segments") if cell.has(beside(cell, name))]
     total = torch.stack([cell.values[beside(cell, name)][t].double().cpu() for name in parts]).sum(0)
     terms = tuple(
         Term(name, float(cell.values[beside(cell, name)][t, d]), (), beside(cell, name), (t, d)) for name in parts

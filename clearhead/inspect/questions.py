@@ -29,7 +29,7 @@ from clearhead.models.device import place_model
 from clearhead.models.load import load
 from clearhead.models.model import Model, build
 from clearhead.models.presets import PRESETS, preset
-from clearhead.nn.norm import OffsetRMSNorm, RMSNorm
+from clearhead.nn.norm import OffsetRMSNorm, PlainRMSNorm, RMSNorm
 
 from . import changes as interventions
 from .cells import StepValues, matrix_row
@@ -633,7 +633,7 @@ def logit_direction(given: ModelInput, norm: Any, x: torch.Tensor, token: int) -
         if isinstance(norm, torch.nn.Identity):
             return w, offset
         gain = norm.weight.double() if hasattr(norm, "weight") else torch.ones_like(x)
-        if isinstance(norm, RMSNorm | OffsetRMSNorm):
+        if isinstance(norm, RMSNorm | OffsetRMSNorm | PlainRMSNorm):
             gain = gain + (1.0 if isinstance(norm, OffsetRMSNorm) else 0.0)
             return gain * w * (x.square().mean() + norm.eps).rsqrt(), offset
         direction = gain * w * (x.var(unbiased=False) + norm.eps).rsqrt()

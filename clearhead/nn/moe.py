@@ -22,7 +22,9 @@ from clearhead.configs import (
     GatedFeedForwardConfig,
     GroupedChoiceConfig,
     GroupedSoftmaxChoiceConfig,
+    InputWeightedMoEConfig,
     MoEConfig,
+    SigmoidChoiceConfig,
     SoftmaxChoiceConfig,
 )
 from clearhead.functional import softmax
@@ -82,6 +84,14 @@ class SoftmaxChoice(nn.Module):
     def rank(self, p: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
         """The numbers by which experts are chosen: p itself."""
         return p
+
+
+@builds(SigmoidChoiceConfig)
+class SigmoidChoice(SoftmaxChoice):
+    """p = sigmoid(scores); the experts with the largest p are chosen (Llama 4)."""
+
+    def forward(self, scores: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
+        return scores.sigmoid()
 
 
 @builds(GroupedChoiceConfig)
@@ -162,9 +172,18 @@ class Experts(nn.Module):
         out = torch.zeros_like(flat)
         for expert in chosen.unique().tolist():
             tokens, place = (chosen == expert).nonzero(as_tuple=True)
-            passed = self.one(expert, flat[tokens]) * weights.flatten(0, 1)[tokens, place, None]
+            weight = weights.flatten(0, 1)[tokens, place, None]
+            passed = self.leave(self.one(expert, self.enter(flat[tokens], weight)), weight)
             out = out.index_add(0, tokens, passed.to(out.dtype))  # under autocast, products are narrower than x
         return out.view_as(x)
+
+    def enter(self, x: Float[Tensor, "... D"], weight: Float[Tensor, "... 1"]) -> Float[Tensor, "... D"]:
+        """What an expert reads."""
+        return x
+
+    def leave(self, y: Float[Tensor, "... D"], weight: Float[Tensor, "... 1"]) -> Float[Tensor, "... D"]:
+        """What of an expert's output is added."""
+        return y * weight
 
     def one(self, expert: int, x: Float[Tensor, "X D"]) -> Float[Tensor, "X D"]:
         """One expert's feed-forward layer."""
@@ -183,12 +202,12 @@ class Experts(nn.Module):
         def tap(name: str, value: Float[Tensor, "B T A F"]) -> Float[Tensor, "B T A F"]:
             return context.tap(name, value.movedim(2, -1)).movedim(-1, 2)
 
-        each = x.unsqueeze(2).expand(*which.shape, x.shape[2])
+        each = self.enter(x.unsqueeze(2).expand(*which.shape, x.shape[2]), weights.unsqueeze(-1).to(x.dtype))
         up = self.by_expert(self.up, each, which)
         gate = self.by_expert(self.gate, each, which) if self.gated else None
         hidden = activate(self.config, gate, up, tap)
         down = tap("down", self.by_expert(self.down, hidden, which))
-        return (down * weights.unsqueeze(-1)).sum(2).to(x.dtype)
+        return self.leave(down, weights.unsqueeze(-1)).sum(2).to(x.dtype)
 
     @staticmethod
     def by_expert(
@@ -200,6 +219,25 @@ class Experts(nn.Module):
         parts = [layer(rows[chosen == expert], expert) for expert in chosen.unique().tolist()]
         joint = torch.cat(parts) if parts else rows.new_zeros(0, layer.weight.shape[1])
         return joint[order.argsort()].unflatten(0, which.shape)
+
+
+class InputWeightedExperts(Experts):
+    """Experts that read weighted inputs."""
+
+    def enter(self, x: Float[Tensor, "... D"], weight: Float[Tensor, "... 1"]) -> Float[Tensor, "... D"]:
+        return x * weight
+
+    def leave(self, y: Float[Tensor, "... D"], weight: Float[Tensor, "... 1"]) -> Float[Tensor, "... D"]:
+        return y
+
+
+@builds(InputWeightedMoEConfig)
+class InputWeightedMoE(MoE):
+    """Σ over the chosen experts e of expert_e(p_e·x), plus the shared expert (Llama 4)."""
+
+    def __init__(self, config: InputWeightedMoEConfig, dim: int) -> None:
+        super().__init__(config, dim)
+        self.experts = InputWeightedExperts(config.expert, config.experts, dim)
 
 
 class StackedLinear(nn.Module):

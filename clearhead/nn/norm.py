@@ -19,6 +19,7 @@ from clearhead.configs import (
     LayerNormConfig,
     OffsetRMSNormConfig,
     PlainLayerNormConfig,
+    PlainRMSNormConfig,
     ProjectionNormConfig,
     RMSNormConfig,
 )
@@ -98,6 +99,18 @@ class PlainLayerNorm(nn.Module):
 
     def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         return functional.layer_norm(x, x.new_ones(x.shape[-1]), None, self.eps)
+
+
+@builds(PlainRMSNormConfig)
+class PlainRMSNorm(nn.Module):
+    """x/√(mean(x²) + ε), without weights (Llama 4, of queries and keys)."""
+
+    def __init__(self, config: PlainRMSNormConfig, dim: int) -> None:
+        super().__init__()
+        self.eps = config.eps
+
+    def forward(self, x: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
+        return functional.rms_norm(x, x.new_ones(x.shape[-1]), self.eps)
 
 
 @builds(HeadwiseNormConfig)

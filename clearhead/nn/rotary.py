@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from clearhead.configs import DualChunkConfig, Mask, RotaryConfig
+from clearhead.configs import DualChunkConfig, Mask, QueryScaleConfig, RotaryConfig
 from clearhead.functional.rotary import rotate_by
 
 from .build import build_part, builds
@@ -95,3 +95,22 @@ class DualChunk(nn.Module):
         places = self.places(context)
         masks = self.config.queries(mask)
         return [(context.tap(name, self.rotary(q, places[name], context)), masks[name]) for name in masks]
+
+
+@builds(QueryScaleConfig)
+class QueryScale(nn.Module):
+    """In place of a rotation: later queries are longer, so a softmax over many keys stays sharp (Llama 4)."""
+
+    def __init__(self, config: QueryScaleConfig, head_dim: int) -> None:
+        super().__init__()
+        self.config = config
+
+    def keys(self, k: Float[Tensor, "B G T K"], context: Context) -> Float[Tensor, "B G T K"]:
+        return k
+
+    def queries(self, q: Float[Tensor, "B H T K"], mask: Mask, context: Context) -> list[tuple[Tensor, Mask]]:
+        """The queries, scaled by position, with the mask of the keys they read."""
+        wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+        steps = ((context.positions + 1) // self.config.every).to(wide)
+        scale = (1 + self.config.strength * steps.log1p()).to(q.dtype)[:, None, :, None]
+        return [(context.tap("query_rotated", q * scale), mask)]

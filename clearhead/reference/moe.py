@@ -51,7 +51,9 @@ from clearhead.configs import (
     FeedForwardConfig,
     GroupedChoiceConfig,
     GroupedSoftmaxChoiceConfig,
+    InputWeightedMoEConfig,
     MoEConfig,
+    SigmoidChoiceConfig,
     SoftmaxChoiceConfig,
 )
 
@@ -63,6 +65,7 @@ from .softmax import softmax
 
 
 @runs(MoEConfig)
+@runs(InputWeightedMoEConfig)
 def mixture_of_experts(
     config: MoEConfig, x: Float[np.ndarray, "B T D"], context: Context
 ) -> Float[np.ndarray, "B T D"]:
@@ -81,6 +84,8 @@ def mixture_of_experts(
         weights = weights / weights.sum(-1, keepdims=True)
     weights = context.tap("chosen", weights * config.scale)
     each = np.repeat(x[:, :, None], config.active, axis=2)  # B T A D: the token's vector for each of its experts
+    if isinstance(config, InputWeightedMoEConfig):  # Llama 4: an expert reads p·x, and its output counts fully
+        each, weights = each * weights[..., None].astype(x.dtype), np.ones_like(weights)
     outputs = expert_outputs(config, each, which, context.at("experts"))
     out = (outputs * weights[..., None]).sum(2).astype(x.dtype)
     return out if config.shared is None else out + context.run("shared", config.shared, x)
@@ -98,6 +103,15 @@ def softmax_choice(
     (array([[[0.5, 0.5]]]), True)
     """
     p = softmax(scores)
+    return np.stack((p, p))
+
+
+@runs(SigmoidChoiceConfig)
+def sigmoid_choice(
+    config: SigmoidChoiceConfig, scores: Float[np.ndarray, "B T E"], context: Context
+) -> Float[np.ndarray, "2 B T E"]:
+    """The weight of each expert and the number it is ranked by: sigmoid(score) (Llama 4)."""
+    p = 1 / (1 + np.exp(-scores))
     return np.stack((p, p))
 
 

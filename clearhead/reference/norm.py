@@ -44,6 +44,7 @@ from clearhead.configs import (
     LayerNormConfig,
     OffsetRMSNormConfig,
     PlainLayerNormConfig,
+    PlainRMSNormConfig,
     ProjectionNormConfig,
     RMSNormConfig,
 )
@@ -219,6 +220,14 @@ def plain_layer_norm_part(
     The gain is not missing: the matrix that reads the result can hold it, since W·(γ ∘ n) = (W·diag γ)·n.
     """
     return narrow(_standardize(x, config.eps)[0], x)
+
+
+@runs(PlainRMSNormConfig)
+def plain_rms_norm_part(
+    config: PlainRMSNormConfig, x: Float[np.ndarray, "... D"], context: Context
+) -> Float[np.ndarray, "... D"]:
+    """Mean square 1, and nothing learned (Llama 4). A rotation keeps the mean square, so the norm may come first."""
+    return narrow(_to_unit_square(x, config.eps)[0], x)
 
 
 @runs(HeadwiseNormConfig)

@@ -61,7 +61,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int, Real
 
-from clearhead.configs import DualChunkConfig, RotaryConfig
+from clearhead.configs import DualChunkConfig, QueryScaleConfig, RotaryConfig
 from clearhead.reference.checks import check_gradient
 from clearhead.reference.softmax import narrow, widen
 
@@ -195,25 +195,34 @@ def apply_rotary(
 
 
 def rotary_queries(
-    config: RotaryConfig | DualChunkConfig, q: Float[np.ndarray, "B H T K"], positions: Int[np.ndarray, "B T"]
+    config: RotaryConfig | DualChunkConfig | QueryScaleConfig,
+    q: Float[np.ndarray, "B H T K"],
+    positions: Int[np.ndarray, "B T"],
 ) -> dict[str, Float[np.ndarray, "B H T K"]]:
     """The rotated queries by name: one, or three for dual chunk attention.
 
     Dual chunk attention keeps every distance within the trained context: keys are rotated by their position within
     their chunk, and a query is rotated differently for its own chunk, the chunk before, and all older chunks.
     """
+    if isinstance(config, QueryScaleConfig):  # longer queries for a softmax over more keys (Llama 4)
+        scale = 1 + config.strength * np.log1p((positions + 1) // config.every)
+        return {"query_rotated": q * scale[:, None, :, None].astype(q.dtype)}
     if isinstance(config, RotaryConfig):
         return {"query_rotated": apply_rotary(config, q, positions)}
     return {name: apply_rotary(config.rotary, q, place) for name, place in config.places(positions).items()}
 
 
 def rotary_keys(
-    config: RotaryConfig | DualChunkConfig, k: Float[np.ndarray, "B G T K"], positions: Int[np.ndarray, "B T"]
+    config: RotaryConfig | DualChunkConfig | QueryScaleConfig,
+    k: Float[np.ndarray, "B G T K"],
+    positions: Int[np.ndarray, "B T"],
 ) -> Float[np.ndarray, "B G T K"]:
     """The rotated keys; dual chunk attention counts positions within each chunk.
 
     The cache holds what this returns. A key is rotated once, when its token arrives, and never again.
     """
+    if isinstance(config, QueryScaleConfig):
+        return k
     if isinstance(config, RotaryConfig):
         return apply_rotary(config, k, positions)
     return apply_rotary(config.rotary, k, positions % config.chunk)

@@ -35,6 +35,7 @@ from clearhead.configs import (
     GroupedSoftmaxChoiceConfig,
     HeadConfig,
     HeadwiseNormConfig,
+    InputWeightedMoEConfig,
     LastTokenConfig,
     LatentAttentionConfig,
     LayerNormConfig,
@@ -60,8 +61,10 @@ from clearhead.configs import (
     ParallelBlockConfig,
     PatchEmbeddingConfig,
     PlainLayerNormConfig,
+    PlainRMSNormConfig,
     PoolerConfig,
     ProjectionNormConfig,
+    QueryScaleConfig,
     RelativeBiasConfig,
     RMSNormConfig,
     RotaryConfig,
@@ -69,6 +72,7 @@ from clearhead.configs import (
     SequenceModelConfig,
     SharedStackConfig,
     ShortConvConfig,
+    SigmoidChoiceConfig,
     SinksConfig,
     SinusoidalConfig,
     SpanHeadConfig,
@@ -184,6 +188,9 @@ FEEDS: dict[str, FeedConfig | None] = {
     "clamped": ClampedFeedForwardConfig(hidden=11, limit=0.5, bias=True),
     "moe, clamped, router bias": MoEConfig(
         expert=ClampedFeedForwardConfig(hidden=11, limit=0.5, bias=True), experts=5, active=2, router_bias=True
+    ),
+    "moe, weighted inputs": InputWeightedMoEConfig(
+        expert=GATED, experts=5, active=2, shared=GATED, normalised=False, choice=SigmoidChoiceConfig()
     ),
     "moe, switched": MoEConfig(
         expert=GATED, experts=5, active=2, shared=SwitchedFeedForwardConfig(ffn=GATED), normalised=False
@@ -380,6 +387,18 @@ CASES: dict[str, ModelConfig] = {
         block(MIXERS["lstm"]), block(MIXERS["performer"], "post"), block(MIXERS["window"]), repeats=1
     ),
     "short conv, attention": sequence(block(MIXERS["short conv"]), block(MHA, "post"), repeats=1),
+    "chunks, and scaled queries": sequence(
+        block(
+            AttentionConfig(
+                heads=5,
+                mask=Causal() & Blockwise(4, Window(1)),
+                rotary=replace(ROTARY, layout="interleaved"),
+                qk_norm=PlainRMSNormConfig(),
+            )
+        ),
+        block(AttentionConfig(heads=5, mask=Causal(), rotary=QueryScaleConfig(every=3, strength=0.4))),
+        repeats=1,
+    ),
     "two windows": sequence(
         block(AttentionConfig(heads=5, mask=Causal() & Window(2))),
         block(MIXERS["window"], "post", FEEDS["moe, shared"]),

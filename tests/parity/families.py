@@ -38,6 +38,17 @@ YARN = {
     "beta_slow": 1.0,
 }
 
+LLAMA4 = HEADS | {
+    "attention_chunk_size": 4,
+    "no_rope_layers": [1, 0, 1],
+    "moe_layers": [0, 1],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size_mlp": 44,
+    "floor_scale": 3,
+    "attn_scale": 0.4,
+}
+
 # name: (the classes' common name, the head, the fields)
 DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama, dynamic": ("Llama", "ForCausalLM", {**HEADS, "max_position_embeddings": 7, "rope_parameters": DYNAMIC}),
@@ -90,6 +101,7 @@ DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
             "rope_parameters": YARN,
         },
     ),
+    "llama4": ("Llama4", "ForCausalLM", LLAMA4),
     "opt": ("OPT", "ForCausalLM", PLAIN | {"ffn_dim": 41}),
     "opt, post": ("OPT", "ForCausalLM", PLAIN | {"ffn_dim": 41, "do_layer_norm_before": False, "enable_bias": False}),
     "opt, 350m": (
@@ -294,6 +306,14 @@ EMBEDDING_GEMMA = HEADS | {
 
 TINY_VISION = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 QWEN_VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 36}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 1]}
 
 # the whole model's class, the text half's fields, the image half's
@@ -315,6 +335,12 @@ MULTIMODAL: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "Qwen3VL": (
         HEADS | {"rope_parameters": MROPE | {"mrope_section": [2, 1, 1], "mrope_interleaved": True}},
         QWEN_VISION | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0]},
+    ),
+    "Llama4": (
+        LLAMA4 | {"use_qk_norm": False, "rope_parameters": LLAMA3},
+        TINY_VISION
+        | {"image_size": 8, "patch_size": 4, "vision_output_dim": 16, "projector_input_dim": 16}
+        | {"projector_output_dim": 16, "vision_feature_layer": -1},
     ),
     "Mistral3": (
         HEADS | {"model_type": "mistral", "sliding_window": 5},

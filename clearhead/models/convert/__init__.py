@@ -23,6 +23,7 @@ from . import (
     gpt,
     hybrid,
     llama,
+    llama4,
     mamba,
     modernbert,
     mpnet,
@@ -172,6 +173,7 @@ FAMILIES = {
         for file in (
             bert,
             llama,
+            llama4,
             gemma,
             deepseek,
             distilbert,

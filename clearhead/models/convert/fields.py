@@ -36,7 +36,7 @@ COUNTS = """
     num_experts rotary_dim shared_expert_intermediate_size ffn_dim word_embed_proj_dim num_ln_in_parallel_attn
     num_decoder_layers relative_attention_num_buckets relative_attention_max_distance d_kv d_ff
     local_attention global_attn_every_n_layers n_groups mamba_expand mamba_d_state mamba_d_conv mamba_n_heads
-    mamba_n_groups conv_kernel_size
+    mamba_n_groups conv_kernel_size attention_chunk_size floor_scale intermediate_size_mlp
     num_kv_heads ffn_hidden_size num_layers num_heads window_size original_max_position_embeddings
 """
 NUMBERS = """
@@ -46,7 +46,7 @@ NUMBERS = """
     temperature top_p min_p repetition_penalty length_penalty classifier_dropout logit_scale
     rotary_emb_base rotary_pct attention_multiplier embedding_multiplier residual_multiplier logits_scaling clip_qkv
     dropout_rate swiglu_limit swiglu_alpha hidden_dropout resid_dropout embed_dropout residual_dropout
-    embedding_dropout norm_epsilon norm_eps global_rope_theta local_rope_theta
+    embedding_dropout norm_epsilon norm_eps global_rope_theta local_rope_theta attn_scale
 """
 FLAGS = """
     is_multilingual
@@ -58,7 +58,7 @@ FLAGS = """
     add_cross_attention layer_norm_elementwise_affine apply_residual_connection_post_layernorm new_decoder_architecture
     scale_decoder_outputs multi_query parallel_attn alibi bias use_qkv_bias
     norm_bias decoder_bias classifier_bias mamba_conv_bias mamba_proj_bias
-    relative_attention share_att_key position_biased_input legacy
+    attn_temperature_tuning relative_attention share_att_key position_biased_input legacy
 """
 WORDS = """
     model_type hidden_act hidden_activation activation_function afn topk_method position_embedding_type pooler_act
@@ -91,7 +91,8 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("time_step_rank", "mamba_dt_rank", "mamba_d_head"), Count | str | None),
     **dict.fromkeys(("attn_layer_period", "expert_layer_period"), Annotated[int, Meta(ge=1)] | None),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), Layers | None),
-    "attn_layer_indices": list[int] | None,
+    **dict.fromkeys(("attn_layer_indices", "moe_layers"), list[int] | None),
+    "interleave_moe_layer_step": Annotated[int, Meta(ge=1)] | None,
     **dict.fromkeys(("position_buckets", "max_relative_positions"), Id | None),
     "pos_att_type": str | list[str] | None,
     "time_step_limit": Annotated[list[float | dict[str, str] | None], Meta(min_length=2, max_length=2)] | None,

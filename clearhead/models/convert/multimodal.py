@@ -16,6 +16,7 @@ TEXT_HALVES = {
     "qwen2_vl": ("qwen2", "Qwen2ForCausalLM"),
     "qwen2_5_vl": ("qwen2", "Qwen2ForCausalLM"),
     "qwen3_vl": ("qwen3", "Qwen3ForCausalLM"),
+    "llama4": ("llama4_text", "Llama4ForCausalLM"),
     "mistral3": ("mistral", "MistralForCausalLM"),
 }
 """`model_type` of the whole model -> family and class of its text half."""
