@@ -19,7 +19,7 @@ from clearhead.functional.positions import relative_bias
 from clearhead.nn.embedding import PatchEmbedding, WidenedEmbedding
 from clearhead.nn.heads import LastToken, MeanPool
 from clearhead.nn.latent import LatentAttention
-from clearhead.nn.moe import GroupedChoice, InputWeightedMoE, MoE
+from clearhead.nn.moe import GroupedChoice, InputWeightedMoE, MoE, SigmoidChoice
 from clearhead.nn.norm import ProjectionNorm
 from clearhead.nn.positions import Alibi, Learned
 from clearhead.nn.rotary import DualChunk, QueryScale, Rotary
@@ -338,7 +338,7 @@ def router(cell: Cell) -> list[Stage]:
     moe, (t, expert) = layer_of(cell), cell.at
     source, bias = ffn_input(cell), moe.router.bias
     stage = linear_stage(cell, "x·W_router", source, (t,), moe.router.weight, expert, bias)
-    if isinstance(moe.choice, GroupedChoice):
+    if isinstance(moe.choice, GroupedChoice | SigmoidChoice):
         return [stage, act_stage("sigmoid", stage, float(torch.tensor(stage.value, dtype=torch.float64).sigmoid()))]
     scores = moe.router.weight.double() @ cell.values[source][t].double() + (0 if bias is None else bias.double())
     powers = (scores - scores.max()).exp()

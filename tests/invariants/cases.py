@@ -257,11 +257,14 @@ def sequence(
     position: AddedPositionConfig | None = None,
     head: HeadConfig | None = LMHeadConfig(vocabulary=VOCABULARY),
     final_norm: NormConfig | None = LayerNormConfig(),
+    distances: DistanceVectorsConfig | None = None,
     **embedding: object,
 ) -> SequenceModelConfig:
     return SequenceModelConfig(
         embedding=TokenEmbeddingConfig(vocabulary=VOCABULARY, position=position, **embedding),
-        stack=StackConfig(dim=DIM, pattern=pattern, repeats=repeats, first=first, final_norm=final_norm),
+        stack=StackConfig(
+            dim=DIM, pattern=pattern, repeats=repeats, first=first, final_norm=final_norm, distances=distances
+        ),
         head=head,
     )
 
@@ -279,11 +282,6 @@ def biased(config: SequenceModelConfig, mirrored: bool) -> SequenceModelConfig:
     """The same with T5's bias in every block."""
     bias = RelativeBiasConfig(heads=5, buckets=12, limit=20, mirrored=mirrored)
     return replace(config, stack=replace(config.stack, score_bias=bias))
-
-
-def spaced(config: SequenceModelConfig, distances: DistanceVectorsConfig) -> SequenceModelConfig:
-    """The same with vectors of distances for every block."""
-    return replace(config, stack=replace(config.stack, distances=distances))
 
 
 def translator(
@@ -344,16 +342,15 @@ CASES: dict[str, ModelConfig] = {
     "capped scores": sequence(block(CAPPED), head=LMHeadConfig(vocabulary=VOCABULARY, scale=0.4, softcap=2.0)),
     "relative bias": biased(sequence(block(MHA, ffn=GATED)), mirrored=False),
     "relative bias, full": biased(sequence(block(FULL, "post"), head=None), mirrored=True),
-    "distance vectors": spaced(
-        sequence(block(DisentangledAttentionConfig(heads=5), "post"), position=None, head=HEADS["masked lm"]),
-        DistanceVectorsConfig(limit=9, buckets=6, norm=RMS),
+    "distance vectors": sequence(
+        block(DisentangledAttentionConfig(heads=5), "post"),
+        head=HEADS["masked lm"],
+        distances=DistanceVectorsConfig(limit=9, buckets=6, norm=RMS),
     ),
-    "distance vectors, own matrices": spaced(
-        sequence(
-            block(DisentangledAttentionConfig(heads=3, head_dim=4, own_positions=True, terms=("content to position",))),
-            head=None,
-        ),
-        DistanceVectorsConfig(limit=4),
+    "distance vectors, own matrices": sequence(
+        block(DisentangledAttentionConfig(heads=3, head_dim=4, own_positions=True, terms=("content to position",))),
+        head=None,
+        distances=DistanceVectorsConfig(limit=4),
     ),
     "a narrow table": SequenceModelConfig(
         embedding=WidenedEmbeddingConfig(vocabulary=VOCABULARY, width=7, position=LEARNED),
