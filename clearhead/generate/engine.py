@@ -28,6 +28,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from clearhead.kernels.build import kernels
 from clearhead.models.model import SequenceModel
 from clearhead.nn.cache import PagedKVCache
 
@@ -441,6 +442,8 @@ def rows_are_independent(model: SequenceModel, memory: RowMemory) -> bool:
     The kernels do: packed matrices, attention over pages. A dense matrix, such as the router of a mixture of experts,
     is multiplied by torch, which rounds differently for each number of rows.
     """
+    if kernels() is None or not memory.state.lengths.is_cpu:
+        return False
     known = all(isinstance(block.mixer, PagedKVCache) for block in memory.state.blocks)
     linear = (part for part in model.modules() if isinstance(part, nn.Linear))
     return known and model.precision is not None and all(part._parameters.get("weight") is None for part in linear)
