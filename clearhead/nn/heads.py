@@ -8,7 +8,8 @@ A tied head has no matrix of its own and uses `table`, the embedding's.
 `forward(x, context, table)` is the same for all of them, so that a model needs no branch for its head.
 
 A pooler has no weights, or few; the class that needs classes names one as its part (`ClassHeadConfig.pool`). Embeddings
-of sentences use a pooler alone as the head. Padding may stand on either side, so "first" and "last" mean real tokens.
+of sentences use a pooler alone as the head. A head without weights still has a module, so that taps and configs have
+the same names for all. Padding may stand on either side, so "first" and "last" mean real tokens.
 """
 
 from __future__ import annotations

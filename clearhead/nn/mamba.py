@@ -3,6 +3,9 @@
 Letters: D width, I inner width (2·D by default), Z states per channel, J rank of Δ, O + 1 length of the filter. Padding
 and documents are handled by `packing.py`: real tokens are moved to the front, and the state restarts at a document.
 
+The state has Z·I numbers for each row, whatever the length, so decoding costs the same at every token. It cannot go
+back: a token that was read cannot be taken out of h again (`can_rewind` is False).
+
 The scan runs in float32 or wider whatever the model's precision. bfloat16 has no number between 0.996 and 1, so a decay
 of 0.999 would become 1 and the state would never forget. `step`, `decay` and `skip` are few numbers and are never
 quantized.

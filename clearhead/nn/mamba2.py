@@ -2,6 +2,10 @@
 
 Letters: D width, H heads of K channels (I = H·K), G groups of heads, Z states per channel, O + 1 length of the filter.
 Padding and documents are handled by `packing.py`, as in `mamba.py`.
+
+One decay for each head, where Mamba has one for each channel and state. So a chunk of tokens is a product of matrices,
+(C Bᵀ ∘ decays) x, like linear attention with a mask that fades, and it runs at the speed of matrix products. Heads of a
+group share B and C, as query heads of grouped-query attention share keys and values.
 """
 
 from __future__ import annotations
