@@ -1,4 +1,13 @@
-"""Disentangled attention: contents and distances have vectors of their own, and meet in the scores (DeBERTa)."""
+"""Disentangled attention: contents and distances have vectors of their own, and meet in the scores (DeBERTa).
+
+    content to content      q_i·k_j          B H T S, as in plain attention
+    content to position     q_i·K_{i−j}      B H T N, one product for each of N distances, then gathered to B H T S
+    position to content     Q_{i−j}·k_j      B H N S, then gathered along the queries
+
+Products with all N vectors come first and the gather second: T·N products for each head instead of T·S, because many
+pairs share a distance. The sum of the last two is a bias, so torch's fused kernel can compute the rest. Distances are
+of positions and not of indices, and the table is shared by all layers of a stack (`DistanceVectors`).
+"""
 
 from __future__ import annotations
 
@@ -31,6 +40,7 @@ class DistanceVectors(nn.Module):
         self.norm = build_part(config.norm, dim)
 
     def init_weights(self) -> None:
+        """Start small, so that a fresh model reads by content first."""
         with torch.no_grad():
             nn.init.normal_(self.weight, std=0.02)
 
@@ -89,7 +99,10 @@ class DisentangledAttention(nn.Module):
         bias: Float[Tensor, "B H T S"],
         context: Context,
     ) -> Float[Tensor, "B H T K"]:
-        """By torch's kernel, or written out if a tap replaces scores or weights."""
+        """By torch's kernel, or written out if a tap replaces scores or weights.
+
+        A tap that only reads them computes them beside the kernel, so reading changes no result.
+        """
         mask, dropout = self.config.mask, self.config.dropout if self.training else 0.0
 
         def written_out(dropout: float) -> Float[Tensor, "B H T K"]:
@@ -116,7 +129,10 @@ class DisentangledAttention(nn.Module):
     def position_scores(
         self, q: Float[Tensor, "B H T K"], k: Float[Tensor, "B H S K"], context: Context
     ) -> Float[Tensor, "B H T S"]:
-        """q_i·K_{i−j} + Q_{i−j}·k_j: products with all vectors, of which each pair takes that of its distance."""
+        """q_i·K_{i−j} + Q_{i−j}·k_j: multiply by the vectors of all distances, then gather the one of each pair.
+
+        Q and K are projections of the stack's table, by the rows of `qkv` or by a matrix of the layer's own.
+        """
         assert context.distances is not None, "the stack has distance vectors"
         matrix = self.qkv if self.positions is None else self.positions
         projected = self.config.projected
@@ -140,7 +156,10 @@ class DisentangledAttention(nn.Module):
 
 @dataclass(frozen=True)
 class DisentangledView(AttentionView):
-    """The scores of contents, and what distances add to them."""
+    """The scores of contents, and what distances add to them.
+
+    The bias is kept whole, B H T S: it depends on the queries and keys, unlike ALiBi's.
+    """
 
     bias: Float[Tensor, "B H T S"]
     scale: float

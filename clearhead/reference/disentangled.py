@@ -4,7 +4,7 @@
 
 q_i·k_j        content to content: "bank" looks for "river"
 q_i·K_{i−j}    content to position: an article looks one token ahead
-Q_{i−j}·k_j    position to content: what stands here for whoever is two tokens behind
+Q_{i−j}·k_j    position to content: what this token offers to the token two places behind
 
 Q and K with a distance as index are projections of a table with one vector for each bucket of distances, shared by all
 layers. Position is nowhere else, so a token's vector says what it is and not where it stands. A fourth term, distance
