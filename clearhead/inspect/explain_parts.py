@@ -384,8 +384,8 @@ def expert_inner(cell: Cell) -> list[Stage]:
     if isinstance(moe, InputWeightedMoE):  # a matrix times p·x is p times the matrix times x
         weight, chosen = float(cell.values[cell.near("ffn.chosen")][t, a]), cell.near("ffn.chosen")
         added = 0.0 if bias is None else float(bias[row])
-        terms = (Term("x·W", stage.value - added), Term("weight", weight, (), chosen, (t, a)))
-        stage = Stage(f"expert {expert}: (p·x)·W_{name}", (stage.value - added) * weight + added, terms, "Π")
+        both = (Term("x·W", stage.value - added), Term("weight", weight, (), chosen, (t, a)))
+        stage = Stage(f"expert {expert}: (p·x)·W_{name}", (stage.value - added) * weight + added, both, "Π")
     if name == "up" and layer.gated:
         gate = float(cell.values[beside(cell, "gate")][t, row, a])
         return pass_gate(layer, stage, Term("gate", gate, (), beside(cell, "gate"), cell.at))

@@ -30,6 +30,7 @@ from clearhead.models.load import load
 from clearhead.models.model import Model, build
 from clearhead.models.presets import PRESETS, preset
 from clearhead.nn.norm import OffsetRMSNorm, PlainRMSNorm, RMSNorm
+from clearhead.precision.matrix import dense
 
 from . import changes as interventions
 from .cells import StepValues, matrix_row
@@ -757,7 +758,6 @@ import clearhead
 from clearhead.generate.complete import TextGenerator
 from clearhead.generate.conversation import Conversation
 from clearhead.generate.template import ChatTemplate
-from clearhead.precision.matrix import dense
 
 model = clearhead.load({str(opened.origin)!r})
 generator = TextGenerator.of(model, {said})

@@ -85,9 +85,9 @@ class TokenEmbedding(nn.Module):
         return x
 
     @property
-    def table(self) -> Float[Tensor, "V D"] | Packed:
-        """The table, which a tied head uses as its output matrix."""
-        return self.tokens.weight
+    def table(self) -> Float[Tensor, "V D"] | Packed | None:
+        """The table, which a tied head uses as its output matrix; None if it is another embedding's."""
+        return None if self.tokens is None else self.tokens.weight
 
 
 @builds(FactoredEmbeddingConfig)
@@ -99,9 +99,13 @@ class FactoredEmbedding(TokenEmbedding):
         self.projection = Linear(config.width, dim)
 
     def forward(
-        self, tokens: Int[Tensor, "B T"], context: Context, segments: Int[Tensor, "B T"] | None = None
+        self,
+        tokens: Int[Tensor, "B T"],
+        context: Context,
+        segments: Int[Tensor, "B T"] | None = None,
+        lender: TokenEmbedding | None = None,
     ) -> Float[Tensor, "B T D"]:
-        return context.tap("projection", self.projection(super().forward(tokens, context, segments)))
+        return context.tap("projection", self.projection(super().forward(tokens, context, segments, lender)))
 
 
 @builds(WidenedEmbeddingConfig)
@@ -124,11 +128,6 @@ class BorrowedEmbedding(TokenEmbedding):
     def __init__(self, config: BorrowedEmbeddingConfig, dim: int) -> None:
         super().__init__(config, dim)
         self.tokens = None
-
-    @property
-    def table(self) -> None:
-        """The table belongs to the lender."""
-        return None
 
 
 @builds(PatchEmbeddingConfig)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from clearhead.data import IGNORED
 from clearhead.nn.context import Context
-from clearhead.nn.heads import LMHead
+from clearhead.nn.heads import LMHead, Table, own_or_tied
 
 CHUNK = 3 * 2**22  # logits held at once
 
@@ -107,7 +107,7 @@ def linear_cross_entropy(
 def head_loss(
     head: LMHead,
     x: Float[Tensor, "B T D"],
-    table: Float[Tensor, "V Y"] | None,
+    table: Table,
     targets: Int[Tensor, "B T"],
     smoothing: float,
 ) -> Float[Tensor, ""]:
@@ -122,9 +122,9 @@ def head_loss(
             logits, targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
         )
         return total / (targets != IGNORED).sum().clamp(min=1)
-    weight = table if head.weight is None else head.weight
+    weight = own_or_tied(head.weight, table)
     x = x if head.narrow is None else head.narrow(x)
-    bias = head.bias
+    bias: Tensor | None = head.bias
     if head.scale != 1:
         x, bias = x * head.scale, None if bias is None else bias * head.scale
     return linear_cross_entropy(x, weight, targets, bias=bias, ignore_index=IGNORED, label_smoothing=smoothing)

@@ -140,7 +140,7 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
                 "num_attention_heads": mixer.heads,
                 "intermediate_size": ffn.hidden,
                 "hidden_act": hf_activation(ffn.activation),
-                "pooler_hidden_act": hf_activation(pool.activation)  # type: ignore[arg-type]
+                "pooler_hidden_act": hf_activation(pool.activation)
                 if isinstance(pool, PoolerConfig) and pool.activation != "tanh"
                 else "gelu",
                 "pooler_hidden_size": stack.dim,

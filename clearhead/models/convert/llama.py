@@ -161,10 +161,10 @@ def from_hf(hf: Mapping[str, Any]) -> SequenceModelConfig:
     variant = VARIANTS[kind]
     hf = {**variant.defaults, **hf}
     norm = variant.norm(eps=1e-5 if variant.norm is PlainLayerNormConfig else float(hf[variant.eps]))
-    assert not isinstance(norm, PlainLayerNormConfig) or variant.qk_norm is None
     width = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
     qk_norm: QkNormConfig = None
     if variant.qk_norm is not None and decide(hf, variant.qk_normed):
+        assert not isinstance(norm, PlainLayerNormConfig)
         headwise = HeadwiseNormConfig(width=width, eps=norm.eps)
         qk_norm = {"heads": norm, "projection": ProjectionNormConfig(norm=norm), "headwise": headwise}[variant.qk_norm]
     mixer = AttentionConfig(

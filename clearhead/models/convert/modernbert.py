@@ -106,7 +106,11 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
             mixers = [block.mixer for block in stack.blocks if isinstance(block.mixer, AttentionConfig)]
             kinds = [GLOBAL if each.mask.reach is None else LOCAL for each in mixers]
             first = dict(reversed([*zip(kinds, mixers, strict=True)]))
-            rope = {name: rope_parameters(each.rotary) for name, each in first.items() if plainly_turned(each)}
+            rope = {
+                name: rope_parameters(each.rotary)
+                for name, each in first.items()
+                if isinstance(each.rotary, RotaryConfig)
+            }
             reach = first[LOCAL].mask.reach if LOCAL in first else 65
             return {
                 "architectures": [ARCHITECTURES[kind][head is not None]],
@@ -134,10 +138,6 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
                 **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")),
             }
     return None
-
-
-def plainly_turned(mixer: AttentionConfig) -> bool:
-    return isinstance(mixer.rotary, RotaryConfig)
 
 
 def rules(config: SequenceModelConfig, kind: str) -> Iterator[Rule]:

@@ -55,7 +55,7 @@ LEARNED = ("bart", "mbart")  # a table of positions for each side, and a norm af
 HEADLESS = ("BartModel", "MBartModel")
 FIRST = 2  # the position of the first token in M2M-100, BART and mBART; 1 is that of padding
 DEFAULTS = {"pegasus": "gelu", "m2m_100": "relu", "bart": "gelu", "mbart": "gelu"}
-TOKENS = {
+TOKENS: dict[str, dict[str, int | None]] = {
     "pegasus": {"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "bos_token_id": None},
     "m2m_100": {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2, "bos_token_id": None},
     "bart": {"pad_token_id": 1, "decoder_start_token_id": 2, "eos_token_id": 2, "bos_token_id": 0},
@@ -97,7 +97,8 @@ def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
         scaled=bool(hf.get("scale_embedding", kind == "m2m_100")),
         dropout=dropout,
     )
-    written, target = hf["vocab_size"], None
+    written: int = hf["vocab_size"]
+    target: TokenEmbeddingConfig | None = None
     if kind in LEARNED:
         target = BorrowedEmbeddingConfig(**{f.name: getattr(embedding, f.name) for f in fields(embedding)})
     elif not hf.get("share_encoder_decoder_embeddings", True):
@@ -123,7 +124,12 @@ def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
         ):
             # Marian's vocabularies end with padding; decoding starts from it
             pad = source.vocabulary - 1
-            marian = {"pad_token_id": pad, "decoder_start_token_id": pad, "eos_token_id": 0, "bos_token_id": None}
+            marian: dict[str, int | None] = {
+                "pad_token_id": pad,
+                "decoder_start_token_id": pad,
+                "eos_token_id": 0,
+                "bos_token_id": None,
+            }
             tokens = TOKENS.get(kind, marian)
             hf = {
                 "architectures": [ARCHITECTURES[kind][-1 if config.head.bias else 0]],
