@@ -12,6 +12,7 @@ from torch import Tensor
 from clearhead.data import IGNORED
 from clearhead.nn.context import Context
 from clearhead.nn.heads import LMHead, Table, own_or_tied
+from clearhead.precision.matrix import dense
 
 CHUNK = 3 * 2**22  # logits held at once
 
@@ -122,7 +123,7 @@ def head_loss(
             logits, targets.flatten(), ignore_index=IGNORED, label_smoothing=smoothing, reduction="sum"
         )
         return total / (targets != IGNORED).sum().clamp(min=1)
-    weight = own_or_tied(head.weight, table)
+    weight = dense(own_or_tied(head.weight, table))
     x = x if head.narrow is None else head.narrow(x)
     bias: Tensor | None = head.bias
     if head.scale != 1:

@@ -49,6 +49,12 @@ LLAMA4 = HEADS | {
     "attn_scale": 0.4,
 }
 
+
+def config_class(name: str, head: str) -> str:
+    """The config of a class of `transformers`; Llama 4's language model has the config of its text half."""
+    return "Llama4TextConfig" if (name, head) == ("Llama4", "ForCausalLM") else f"{name}Config"
+
+
 # name: (the classes' common name, the head, the fields)
 DECODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama, dynamic": ("Llama", "ForCausalLM", {**HEADS, "max_position_embeddings": 7, "rope_parameters": DYNAMIC}),

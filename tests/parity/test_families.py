@@ -20,15 +20,14 @@ from clearhead.models.model import EncoderDecoder, SequenceModel  # noqa: E402
 from clearhead.nn.tap import Taps  # noqa: E402
 from clearhead.reference.run import run  # noqa: E402
 
-from .families import DECODERS, EMBEDDING_GEMMA, ENCODERS, MULTIMODAL, TRANSLATORS  # noqa: E402
+from .families import DECODERS, EMBEDDING_GEMMA, ENCODERS, MULTIMODAL, TRANSLATORS, config_class  # noqa: E402
 from .test_transformers import TOLERANCE, block_outputs, ids, randomise  # noqa: E402
 
 
 def make(name: str, head: str, fields: dict[str, Any], folder: Path) -> Any:
     """A random model of `transformers`, saved in `folder`."""
     fields = {key: list(value) if isinstance(value, list) else value for key, value in fields.items()}
-    kind = "Llama4Text" if (name, head) == ("Llama4", "ForCausalLM") else name
-    config = getattr(transformers, f"{kind}Config")(**fields)
+    config = getattr(transformers, config_class(name, head))(**fields)
     theirs = randomise(getattr(transformers, f"{name}{head}")(config))
     theirs.save_pretrained(folder)
     return theirs

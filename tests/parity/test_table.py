@@ -57,7 +57,7 @@ def cases() -> Iterator[tuple[Any, str]]:
     for cases in vars(families).values():
         named = cases.values() if isinstance(cases, dict) else ()
         for name, head, fields in (case for case in named if isinstance(case, tuple) and len(case) == 3):
-            yield getattr(transformers, f"{name}Config")(**fields), f"{name}{head}"
+            yield getattr(transformers, families.config_class(name, head))(**fields), f"{name}{head}"
     yield transformers.ViTConfig(**test_transformers.VIT), "ViTForImageClassification"
 
 

@@ -70,7 +70,7 @@ def from_hf(hf: Mapping[str, Any]) -> EncoderDecoderConfig:
 def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:
     match config:
         case EncoderDecoderConfig(
-            source=source,
+            source=TokenEmbeddingConfig() as source,
             encoder=StackConfig(
                 pattern=(BlockConfig(mixer=AttentionConfig() as mixer, norm=norm, ffn=ffn), *_),
                 score_bias=RelativeBiasConfig() as bias,
