@@ -23,6 +23,8 @@ from torch import Tensor
 
 from clearhead.training.distributed import copy_full, full_tensor, gather_shards, local_shard, shard_tensor
 
+__all__ = ["AdamW", "Muon", "orthogonal"]
+
 # Coefficients of an odd polynomial that moves singular values towards 1, a better one for each iteration
 # (Amsel et al. 2025, "The Polar Express", table of the method for lower bound 1e-3, rounded to four places).
 POLAR = (
@@ -43,6 +45,13 @@ class AdamW(torch.optim.AdamW):
 
     Norm gains and biases have one dimension, and decay only pulls them towards zero. A param group with its own
     `weight_decay` is used as it is.
+
+    >>> layer = torch.nn.Linear(4, 4)
+    >>> optimizer = AdamW(layer.parameters(), lr=0.01)
+    >>> layer(torch.ones(4)).sum().backward()
+    >>> optimizer.step()
+    >>> [group["weight_decay"] for group in optimizer.param_groups]  # matrices, then biases
+    [0.1, 0.0]
     """
 
     def __init__(
@@ -98,6 +107,12 @@ class Muon(torch.optim.Optimizer):
 
     With a DeviceMesh in `mesh`, each process orthogonalizes its share of the matrices and keeps only their momentum.
     The momentum of a stack of matrices is in the state of the stack's first parameter.
+
+    >>> layer = torch.nn.Linear(4, 4, bias=False)
+    >>> optimizer = Muon(layer.parameters(), lr=0.02)
+    >>> layer(torch.ones(4)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.zero_grad()
     """
 
     def __init__(
@@ -232,6 +247,10 @@ def orthogonal(x: Tensor, iterations: int = 5) -> Tensor:
     """About UVᵀ for each matrix UΣVᵀ of a stack: all singular values move towards 1.
 
     Each iteration computes X ← aX + (b·XXᵀ + c·(XXᵀ)²)X.
+
+    >>> values = torch.linalg.svdvals(orthogonal(torch.diag(torch.tensor([3.0, 0.1]))[None]))
+    >>> bool((values > 0.8).all() and (values < 1.2).all())
+    True
     """
     x = x / (x.norm(dim=(-2, -1), keepdim=True) * 1.01 + 1e-7)
     for a, b, c in POLAR[:iterations]:

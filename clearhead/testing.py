@@ -25,6 +25,9 @@ def assert_right(
 
     `thing` is a path (`"student.py"` or `"student.py:attend"`), a function, a class or an object. With a path and a
     part, only the functions and classes of that part count. `allow=("fragile",)` lets fragile code pass.
+
+    >>> from clearhead.reference import softmax
+    >>> assert_right(softmax)
     """
     report = check(thing, None if is_plain_path(thing) else part, example=example, lang="en")
     if part is not None and is_plain_path(thing):

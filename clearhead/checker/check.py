@@ -26,6 +26,11 @@ def check(thing: Any, part: str | None = None, *, example: str | None = None, la
     process with limits, or a function, class or object, which runs in this process. `part` says what it is if the
     checker cannot tell: "softmax", "attention", "multi_head", "causal_mask", "layer_norm", … `example` shows how to
     call it: `"attend(q, k, v, mask=mask)"` or `"Attention(64, heads=4)(x)"`.
+
+    >>> def softmax(x):
+    ...     return np.exp(x) / np.exp(x).sum()
+    >>> check(softmax, lang="en").verdict
+    'wrong'
     """
     from .messages import language
 

@@ -8,7 +8,10 @@ from typing import Any
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """Register the cell magic `%%check [PART]`."""
+    """Register the cell magic `%%check [PART]`.
+
+    >>> get_ipython().run_line_magic("load_ext", "clearhead")  # doctest: +SKIP
+    """
     shell.register_magic_function(lambda line, cell: check_cell(shell, line, cell), "cell", "check")
 
 

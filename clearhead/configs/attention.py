@@ -20,6 +20,9 @@ class SinksConfig(Part):
     """A learned score for each head that takes part in the softmax and reads nothing: weights sum to less than 1.
 
     Agarwal et al. 2025 (gpt-oss); Xiao et al. 2023 on why models look for such a place.
+
+    >>> AttentionConfig(heads=4, sinks=SinksConfig()).weights(8)
+    {'qkv.weight': (24, 8), 'sinks.weight': (4,), 'out.weight': (8, 8)}
     """
 
     def steps(self, scope: Scope) -> Iterator[Step]:
@@ -28,7 +31,11 @@ class SinksConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionConfig(MixerConfig):
-    """softmax(QKᵀ/√K + bias)·V in each of H heads  (Vaswani et al. 2017, 3.2; grouped: Ainslie et al. 2023)."""
+    """softmax(QKᵀ/√K + bias)·V in each of H heads  (Vaswani et al. 2017, 3.2; grouped: Ainslie et al. 2023).
+
+    >>> AttentionConfig(heads=4, kv_heads=2, mask=Causal(), rotary=RotaryConfig()).weights(8)
+    {'qkv.weight': (16, 8), 'out.weight': (8, 8)}
+    """
 
     traceable: ClassVar[bool] = True
 

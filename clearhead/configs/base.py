@@ -22,12 +22,24 @@ P = TypeVar("P", bound="Part")
 
 
 class ConfigError(ValueError):
-    """An invalid config. The message names the field, its value and the rule."""
+    """An invalid config. The message names the field, its value and the rule.
+
+    >>> try:
+    ...     AttentionConfig(heads=0)
+    ... except ConfigError as error:
+    ...     print(error)
+    Attention.heads is 0, but must be positive
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One line of `trace`: a value with its formula, shape, weights and cost."""
+    """One line of `trace`: a value with its formula, shape, weights and cost.
+
+    >>> step = next(iter(clearhead.trace("tiny-gpt", length=5).steps))
+    >>> step.name, step.letters, step.shape
+    ('embedding.tokens', 'B T D', (1, 5, 32))
+    """
 
     name: str  # dotted path, the same as the tap's and, for weights, the module's
     formula: str
@@ -49,7 +61,11 @@ class Step:
 
 @dataclass(frozen=True)
 class Scope:
-    """The size of every dimension letter at one place of the config tree, and the part that `cost` counts it under."""
+    """The size of every dimension letter at one place of the config tree, and the part that `cost` counts it under.
+
+    >>> Scope({"B": 1, "T": 5, "D": 64}).shape("B T D")
+    (1, 5, 64)
+    """
 
     sizes: Mapping[str, int]
     part: str = ""
@@ -93,6 +109,11 @@ class Config:
     """A node of the config tree: a frozen dataclass whose fields are numbers, words or other configs.
 
     `print(config)` shows the tree, without the fields that have their default.
+
+    >>> AttentionConfig(heads=4).with_value("heads", 8).heads
+    8
+    >>> Window(3).kind(), Window(3).to_dict()
+    ('Window', {'kind': 'Window', 'size': 3})
     """
 
     kinds: ClassVar[dict[str, type[Config]]] = {}
@@ -180,7 +201,13 @@ def has_children(config: Config) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Part(Config):
-    """A config of something that computes: it can say its steps and, through them, its weights."""
+    """A config of something that computes: it can say its steps and, through them, its weights.
+
+    >>> LayerNormConfig().weights(8)
+    {'weight': (8,), 'bias': (8,)}
+    >>> LayerNormConfig().count_parameters(8)
+    16
+    """
 
     traceable: ClassVar[bool] = False
     """Whether forward is the same graph for every text, whatever its length: then ONNX can hold it."""
@@ -226,12 +253,23 @@ def plain(value: Any) -> Any:
 
 
 def dumps(config: Config) -> str:
-    """The text of `clearhead.json`."""
+    """The text of `clearhead.json`.
+
+    >>> print(dumps(Window(3)), end="")
+    {
+      "kind": "Window",
+      "size": 3
+    }
+    """
     return json.dumps(config.to_dict(), indent=2) + "\n"
 
 
 def loads(text: str) -> Config:
-    """The config in the text of a `clearhead.json`. An unknown kind or field is an error that names the known ones."""
+    """The config in the text of a `clearhead.json`. An unknown kind or field is an error that names the known ones.
+
+    >>> loads('{"kind": "Window", "size": 3}')
+    Window(size=3)
+    """
     try:
         return from_json(decode_json(text, "the config", Any))
     except JSONError as error:
@@ -247,7 +285,14 @@ def from_json(data: Any) -> Config:
 
 
 def read(path: Path) -> Config:
-    """The config in a file. Error messages name the file."""
+    """The config in a file. Error messages name the file.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "mask.json")
+    >>> _ = path.write_text(dumps(Window(3)))
+    >>> read(path)
+    Window(size=3)
+    """
     data = read_json(path, Any)
     try:
         return from_json(data)

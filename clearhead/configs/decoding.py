@@ -12,7 +12,11 @@ from .base import Config, ConfigError
 
 @dataclass(frozen=True)
 class Power(Config):
-    """|y|^α, the length penalty of `transformers` and CTranslate2. α = 0: no penalty, α = 1: mean log-probability."""
+    """|y|^α, the length penalty of `transformers` and CTranslate2. α = 0: no penalty, α = 1: mean log-probability.
+
+    >>> DecodingConfig(beams=4, length_penalty=Power(0.6)).length_penalty
+    Power(alpha=0.6)
+    """
 
     alpha: float = 1.0
 
@@ -25,7 +29,11 @@ class Power(Config):
 
 @dataclass(frozen=True)
 class Wu(Config):
-    """((5 + |y|)/6)^α  (Wu et al. 2016, equation 14)."""
+    """((5 + |y|)/6)^α  (Wu et al. 2016, equation 14).
+
+    >>> DecodingConfig(beams=4, length_penalty=Wu(0.6)).length_penalty
+    Wu(alpha=0.6)
+    """
 
     alpha: float = 0.6
 
@@ -49,6 +57,9 @@ class DecodingConfig(Config):
     """Everything besides the model and the prompt that decides the generated text.
 
     The default is greedy. A temperature, top_k, top_p or min_p turns sampling on; beams > 1 is beam search.
+
+    >>> DecodingConfig(temperature=0.8, top_p=0.95, max_new_tokens=50).temperature
+    0.8
     """
 
     max_new_tokens: int | None = None  # None: 256, or more for a long translation; the model's context is the bound

@@ -12,7 +12,11 @@ from .positions import AddedPositionConfig, LearnedConfig
 
 @dataclass(frozen=True, kw_only=True)
 class TokenEmbeddingConfig(Part):
-    """table[token] (·√D) + position + segment, then norm and dropout, each where a family wants it."""
+    """table[token] (·√D) + position + segment, then norm and dropout, each where a family wants it.
+
+    >>> TokenEmbeddingConfig(vocabulary=100, position=LearnedConfig(length=64)).weights(8)
+    {'tokens.weight': (100, 8), 'position.weight': (64, 8)}
+    """
 
     vocabulary: int  # V
     position: AddedPositionConfig | None = None
@@ -62,7 +66,11 @@ class TokenEmbeddingConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class FactoredEmbeddingConfig(TokenEmbeddingConfig):
-    """A token embedding of width Y, projected to width D: the table is V·Y + Y·D numbers, not V·D  (ALBERT)."""
+    """A token embedding of width Y, projected to width D: the table is V·Y + Y·D numbers, not V·D  (ALBERT).
+
+    >>> FactoredEmbeddingConfig(vocabulary=100, width=4).weights(8)
+    {'tokens.weight': (100, 4), 'projection.weight': (8, 4), 'projection.bias': (8,)}
+    """
 
     width: int  # Y
 
@@ -103,7 +111,11 @@ class WidenedEmbeddingConfig(TokenEmbeddingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class BorrowedEmbeddingConfig(TokenEmbeddingConfig):
-    """A target's embedding that uses the source's table, with positions and a norm of its own  (BART)."""
+    """A target's embedding that uses the source's table, with positions and a norm of its own  (BART).
+
+    >>> BorrowedEmbeddingConfig(vocabulary=100).vocabulary
+    100
+    """
 
     def table(self, s: Scope) -> dict[str, Shape]:
         return {}
@@ -111,7 +123,11 @@ class BorrowedEmbeddingConfig(TokenEmbeddingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PatchEmbeddingConfig(Part):
-    """An image cut into P square patches, each projected to width D, after a class token  (Dosovitskiy et al. 2021)."""
+    """An image cut into P square patches, each projected to width D, after a class token  (Dosovitskiy et al. 2021).
+
+    >>> PatchEmbeddingConfig(image=32, patch=8).weights(8)
+    {'patches.weight': (8, 192), 'patches.bias': (8,), 'class_token': (8,), 'position.weight': (17, 8)}
+    """
 
     image: int  # height and width in pixels
     patch: int

@@ -13,7 +13,11 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "gelu_quick", "silu"]
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardConfig(Part):
-    """down(activation(up(x)))  (Vaswani et al. 2017, 3.3)."""
+    """down(activation(up(x)))  (Vaswani et al. 2017, 3.3).
+
+    >>> FeedForwardConfig(hidden=32, bias=False).weights(8)
+    {'up.weight': (32, 8), 'down.weight': (8, 32)}
+    """
 
     traceable: ClassVar[bool] = True
 
@@ -40,7 +44,11 @@ class FeedForwardConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class GatedFeedForwardConfig(Part):
-    """down(activation(gate(x)) ⊙ up(x)); SwiGLU with silu, GEGLU with gelu  (Shazeer 2020)."""
+    """down(activation(gate(x)) ⊙ up(x)); SwiGLU with silu, GEGLU with gelu  (Shazeer 2020).
+
+    >>> GatedFeedForwardConfig(hidden=24).weights(8)
+    {'gate.weight': (24, 8), 'up.weight': (24, 8), 'down.weight': (8, 24)}
+    """
 
     traceable: ClassVar[bool] = True
 
@@ -67,7 +75,11 @@ class GatedFeedForwardConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class ClampedFeedForwardConfig(GatedFeedForwardConfig):
-    """down(g·σ(steepness·g) ⊙ (u + 1)), g = min(gate(x), limit), u = up(x) cut to ±limit  (gpt-oss)."""
+    """down(g·σ(steepness·g) ⊙ (u + 1)), g = min(gate(x), limit), u = up(x) cut to ±limit  (gpt-oss).
+
+    >>> ClampedFeedForwardConfig(hidden=24, limit=7.0).weights(8)
+    {'gate.weight': (24, 8), 'up.weight': (24, 8), 'down.weight': (8, 24)}
+    """
 
     limit: float = 7.0
     steepness: float = 1.702
@@ -86,7 +98,11 @@ class ClampedFeedForwardConfig(GatedFeedForwardConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SwitchedFeedForwardConfig(Part):
-    """σ(x·w)·ffn(x): a learned switch decides for each token how much of the layer passes  (Qwen2-MoE)."""
+    """σ(x·w)·ffn(x): a learned switch decides for each token how much of the layer passes  (Qwen2-MoE).
+
+    >>> SwitchedFeedForwardConfig(ffn=FeedForwardConfig(hidden=32, bias=False)).weights(8)
+    {'ffn.up.weight': (32, 8), 'ffn.down.weight': (8, 32), 'switch.weight': (1, 8)}
+    """
 
     ffn: FeedForwardConfig | GatedFeedForwardConfig
 

@@ -13,7 +13,13 @@ from .norm import LayerNormConfig, NormConfig
 
 @dataclass(frozen=True, kw_only=True)
 class LMHeadConfig(Part):
-    """logits = x·Wᵀ (+ b) over the vocabulary; tied: W is the embedding's own table."""
+    """logits = x·Wᵀ (+ b) over the vocabulary; tied: W is the embedding's own table.
+
+    >>> LMHeadConfig(vocabulary=100).weights(8)
+    {'weight': (100, 8)}
+    >>> LMHeadConfig(vocabulary=100, tied=True).weights(8)
+    {}
+    """
 
     vocabulary: int  # V
     tied: bool = False
@@ -40,7 +46,11 @@ class LMHeadConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedLMHeadConfig(Part):
-    """logits = norm(activation(x·W_dense + b))·tableᵀ + b  (BERT)."""
+    """logits = norm(activation(x·W_dense + b))·tableᵀ + b  (BERT).
+
+    >>> MaskedLMHeadConfig(vocabulary=100).weights(8)
+    {'dense.weight': (8, 8), 'dense.bias': (8,), 'norm.weight': (8,), 'norm.bias': (8,), 'bias': (100,)}
+    """
 
     vocabulary: int  # V
     activation: Activation = "gelu"
@@ -62,7 +72,11 @@ class MaskedLMHeadConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class FirstTokenConfig(Part):
-    """The first position's vector: a class token's."""
+    """The first position's vector: a class token's.
+
+    >>> ClassHeadConfig(classes=3, pool=FirstTokenConfig()).weights(8)
+    {'classes.weight': (3, 8), 'classes.bias': (3,)}
+    """
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         yield scope.with_sizes("head").step("pooled", "first position", "B D", kept=0)
@@ -70,7 +84,11 @@ class FirstTokenConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LastTokenConfig(Part):
-    """The vector of the last position that is not padding: the one that has read the whole text, in a causal model."""
+    """The vector of the last position that is not padding: the one that has read the whole text, in a causal model.
+
+    >>> ClassHeadConfig(classes=3, pool=LastTokenConfig()).pool
+    LastTokenConfig()
+    """
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         yield scope.with_sizes("head").step("pooled", "last real position", "B D", kept=0)
@@ -78,7 +96,11 @@ class LastTokenConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class MeanPoolConfig(Part):
-    """The mean over the positions that are not padding."""
+    """The mean over the positions that are not padding.
+
+    >>> ClassHeadConfig(classes=3, pool=MeanPoolConfig()).pool
+    MeanPoolConfig()
+    """
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         yield scope.with_sizes("head").step("pooled", "mean over real positions", "B D", kept=0)
@@ -86,7 +108,11 @@ class MeanPoolConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig(Part):
-    """activation(x_first·W + b); tanh in BERT, relu in DistilBERT."""
+    """activation(x_first·W + b); tanh in BERT, relu in DistilBERT.
+
+    >>> ClassHeadConfig(classes=3, pool=PoolerConfig()).weights(8)
+    {'pool.dense.weight': (8, 8), 'pool.dense.bias': (8,), 'classes.weight': (3, 8), 'classes.bias': (3,)}
+    """
 
     activation: Activation | Literal["tanh"] = "tanh"
 
@@ -99,7 +125,11 @@ PoolConfig = FirstTokenConfig | LastTokenConfig | MeanPoolConfig | PoolerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ClassHeadConfig(Part):
-    """logits over `classes` from one pooled vector."""
+    """logits over `classes` from one pooled vector.
+
+    >>> ClassHeadConfig(classes=3).weights(8)
+    {'classes.weight': (3, 8), 'classes.bias': (3,)}
+    """
 
     classes: int  # C
     pool: PoolConfig = FirstTokenConfig()
@@ -123,7 +153,11 @@ class ClassHeadConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class TokenClassHeadConfig(Part):
-    """logits over `classes` for every token, such as the kinds of names in a text."""
+    """logits over `classes` for every token, such as the kinds of names in a text.
+
+    >>> TokenClassHeadConfig(classes=3).weights(8)
+    {'classes.weight': (3, 8), 'classes.bias': (3,)}
+    """
 
     classes: int  # C
 
@@ -139,7 +173,11 @@ class TokenClassHeadConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class SpanHeadConfig(Part):
-    """Two scores for every token: that an answer starts there, and that it ends there  (BERT, SQuAD)."""
+    """Two scores for every token: that an answer starts there, and that it ends there  (BERT, SQuAD).
+
+    >>> SpanHeadConfig().weights(8)
+    {'span.weight': (2, 8), 'span.bias': (2,)}
+    """
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         s = scope.with_sizes("head")

@@ -18,6 +18,10 @@ class LatentAttentionConfig(MixerConfig):
     """Keys and values are computed from one latent per position; all heads share one rotary key.
 
     c = norm(W_down·x)      k_h = [W_key,h·c ; rot(W_rope·x)]      v_h = W_value,h·c      q_h = [q_plain ; rot(q_rope)]
+
+    >>> config = LatentAttentionConfig(heads=2, latent_dim=4, plain_dim=4, rope_dim=2, value_dim=4)
+    >>> list(config.weights(8))
+    ['query.weight', 'down.weight', 'latent_norm.weight', 'up.weight', 'out.weight']
     """
 
     traceable: ClassVar[bool] = True

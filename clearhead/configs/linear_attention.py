@@ -24,7 +24,11 @@ def favor_chunk(length: int) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class EluConfig(Config):
-    """φ(x) = elu(x) + 1, as many features as the head is wide  (Katharopoulos et al. 2020, equation 7)."""
+    """φ(x) = elu(x) + 1, as many features as the head is wide  (Katharopoulos et al. 2020, equation 7).
+
+    >>> LinearAttentionConfig(heads=2, kernel=EluConfig()).kernel
+    EluConfig()
+    """
 
     formula: ClassVar[str] = "elu + 1"
     shares: ClassVar[bool] = True  # whether weights are divided by their sum
@@ -40,7 +44,11 @@ class EluConfig(Config):
 @dataclass(frozen=True, kw_only=True)
 class FavorConfig(Config):
     """φ(x) = exp(ω·x − |x|²/2)/√W for W random ω, orthogonal in sets of K, so that E[φ(q)·φ(k)] = exp(q·k): an estimate
-    of softmax attention  (Choromanski et al. 2021, Performer, lemma 1 and section 2.4)."""
+    of softmax attention  (Choromanski et al. 2021, Performer, lemma 1 and section 2.4).
+
+    >>> LinearAttentionConfig(heads=2, kernel=FavorConfig(features=16)).kernel
+    FavorConfig(features=16, seed=0)
+    """
 
     formula: ClassVar[str] = "ω·x − |x|²/2, exponents"
     shares: ClassVar[bool] = True
@@ -63,7 +71,11 @@ class FavorConfig(Config):
 @dataclass(frozen=True, kw_only=True)
 class DotConfig(Config):
     """φ(x) = x: the weights are q·k themselves, of either sign, so they are not divided by their sum, which may be 0.
-    Attention without softmax, or a matrix Σ v kᵀ that each token adds to and reads  (Schlag et al. 2021)."""
+    Attention without softmax, or a matrix Σ v kᵀ that each token adds to and reads  (Schlag et al. 2021).
+
+    >>> LinearAttentionConfig(heads=2, kernel=DotConfig()).kernel
+    DotConfig()
+    """
 
     formula: ClassVar[str] = "x itself"
     shares: ClassVar[bool] = False
@@ -78,7 +90,11 @@ class DotConfig(Config):
 @dataclass(frozen=True, kw_only=True)
 class LinearAttentionConfig(MixerConfig):
     """Σ_j φ(q)·φ(k_j)·v_j / Σ_j φ(q)·φ(k_j) in each of H heads: O(n). With `FavorConfig`, a Performer; `DotConfig`
-    leaves out the denominator."""
+    leaves out the denominator.
+
+    >>> LinearAttentionConfig(heads=2, mask=Causal()).weights(8)
+    {'qkv.weight': (24, 8), 'out.weight': (8, 8)}
+    """
 
     heads: int
     head_dim: int | None = None  # None: dim // heads

@@ -16,6 +16,9 @@ class LinformerConfig(MixerConfig):
     """softmax(Q(EXW_K)ᵀ/√K)·(FXW_V): keys and values of W rows, each a learned mixture of the positions below `length`.
 
     The heads share E and F, as the paper's "headwise sharing" has it; `shared`: E = F, its "key-value sharing".
+
+    >>> LinformerConfig(heads=2, length=64, rows=4, shared=True).weights(8)
+    {'key_rows.weight': (4, 64), 'qkv.weight': (24, 8), 'out.weight': (8, 8)}
     """
 
     heads: int

@@ -16,6 +16,9 @@ class LongformerConfig(MixerConfig):
     """Everyone reads its window and the first `tokens` positions; those read all, by q, k and v of a second matrix.
 
     Beltagy et al. 2020, "Longformer", 3.1. Without the second matrix it is `AttentionConfig` with the same mask.
+
+    >>> LongformerConfig(heads=2, window=4, tokens=1).weights(8)
+    {'qkv.weight': (24, 8), 'global_qkv.weight': (24, 8), 'out.weight': (8, 8)}
     """
 
     heads: int

@@ -15,6 +15,9 @@ class LSTMConfig(MixerConfig):
     """c = f∘c + i∘g, h = o∘tanh(c), out = h·W_O  (Hochreiter & Schmidhuber 1997; forget gate: Gers et al. 2000).
 
     i, f, o = σ and g = tanh of x·W_X + h·W_H + b, with h and c of the token before.
+
+    >>> LSTMConfig().weights(8)
+    {'input.weight': (32, 8), 'input.bias': (32,), 'recurrent.weight': (32, 8), 'out.weight': (8, 8)}
     """
 
     hidden: int | None = None  # I; None: dim

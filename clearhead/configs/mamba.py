@@ -19,6 +19,9 @@ class MambaConfig(MixerConfig):
     """h = exp(Δ·A)∘h + Δx·write, y = h·read + skip∘x in each of I channels, with Δ, write and read computed from x.
 
     x comes through a short convolution and y goes out through a gate  (arXiv 2312.00752, algorithm 2 and figure 3).
+
+    >>> MambaConfig(state_dim=4).weights(8)["decay"]
+    (4, 16)
     """
 
     inner: int | None = None  # I; None: 2·dim

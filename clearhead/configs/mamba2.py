@@ -17,6 +17,9 @@ class Mamba2Config(MixerConfig):
 
     Δ and A are one number for each head, write and read are shared by the heads of a group. x, write and read come
     through a short convolution, and y goes out through a gate and a norm  (Dao & Gu 2024, arXiv 2405.21060).
+
+    >>> Mamba2Config(heads=2, head_dim=8, state_dim=4).weights(8)["out.weight"]
+    (8, 16)
     """
 
     heads: int  # H

@@ -24,7 +24,16 @@ Span = tuple[Any, Any]
 
 @dataclass(frozen=True)
 class Mask(Config):
-    """A predicate: True where query i may read key j."""
+    """A predicate: True where query i may read key j.
+
+    >>> mask = Causal() & Window(2)
+    >>> i, j = np.arange(4)[:, None], np.arange(4)
+    >>> mask(i, j).astype(int)
+    array([[1, 0, 0, 0],
+           [1, 1, 0, 0],
+           [0, 1, 1, 0],
+           [0, 0, 1, 1]])
+    """
 
     def check(self) -> None:
         if type(self) is Mask:
@@ -70,7 +79,11 @@ class Mask(Config):
 
 @dataclass(frozen=True)
 class Full(Mask):
-    """Every query reads every key: encoders, and cross-attention."""
+    """Every query reads every key: encoders, and cross-attention.
+
+    >>> bool(Full()(0, 3))  # position 0 may read position 3
+    True
+    """
 
     def __call__(self, i: Any, j: Any) -> Any:
         return i - i == j - j
@@ -81,7 +94,11 @@ class Full(Mask):
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """No query reads a later key: j ≤ i."""
+    """No query reads a later key: j ≤ i.
+
+    >>> bool(Causal()(3, 1)), bool(Causal()(1, 3))
+    (True, False)
+    """
 
     def __call__(self, i: Any, j: Any) -> Any:
         return j <= i
@@ -96,7 +113,15 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Window(Mask):
-    """A sliding window: |i − j| < size. The position itself counts, as in Mistral."""
+    """A sliding window: |i − j| < size. The position itself counts, as in Mistral.
+
+    >>> i, j = np.arange(4)[:, None], np.arange(4)
+    >>> Window(2)(i, j).astype(int)
+    array([[1, 1, 0, 0],
+           [1, 1, 1, 0],
+           [0, 1, 1, 1],
+           [0, 0, 1, 1]])
+    """
 
     size: int
 
@@ -120,7 +145,15 @@ class Window(Mask):
 
 @dataclass(frozen=True)
 class Global(Mask):
-    """Global tokens: the first `tokens` positions read everything and are read by everyone."""
+    """Global tokens: the first `tokens` positions read everything and are read by everyone.
+
+    >>> i, j = np.arange(4)[:, None], np.arange(4)
+    >>> Global(1)(i, j).astype(int)
+    array([[1, 1, 1, 1],
+           [1, 0, 0, 0],
+           [1, 0, 0, 0],
+           [1, 0, 0, 0]])
+    """
 
     tokens: int
 
@@ -137,7 +170,11 @@ class Global(Mask):
 
 @dataclass(frozen=True)
 class Band(Mask):
-    """Keys at a certain distance behind the query: least ≤ i − j ≤ most; most None: no limit."""
+    """Keys at a certain distance behind the query: least ≤ i − j ≤ most; most None: no limit.
+
+    >>> [j for j in range(8) if Band(1, 3)(5, j)]
+    [2, 3, 4]
+    """
 
     least: int
     most: int | None = None
@@ -171,6 +208,9 @@ class Scattered(Mask):
 
     Over blocks these are BigBird's random blocks: `Blockwise(64, Scattered(3, among=length // 64))`. In a shorter text
     those that were drawn past its end are missing. Query i past `among` reads what query i mod `among` reads.
+
+    >>> int(Scattered(2, among=8)(np.array([[3]]), np.arange(8)).sum())  # position 3 reads 2 of 8 keys
+    2
     """
 
     keys: int
@@ -208,7 +248,15 @@ def draw(keys: int, among: int, seed: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Blockwise(Mask):
-    """A mask over blocks of `size` positions: the inner mask is applied to block numbers (BigBird)."""
+    """A mask over blocks of `size` positions: the inner mask is applied to block numbers (BigBird).
+
+    >>> i, j = np.arange(4)[:, None], np.arange(4)
+    >>> Blockwise(2, Causal())(i, j).astype(int)
+    array([[1, 1, 0, 0],
+           [1, 1, 0, 0],
+           [1, 1, 1, 1],
+           [1, 1, 1, 1]])
+    """
 
     size: int
     mask: Mask
@@ -229,7 +277,11 @@ class Blockwise(Mask):
 
 @dataclass(frozen=True)
 class And(Mask):
-    """True where both masks are: `a & b`."""
+    """True where both masks are: `a & b`.
+
+    >>> Causal() & Window(2)
+    And(left=Causal(), right=Window(size=2))
+    """
 
     left: Mask
     right: Mask
@@ -259,7 +311,11 @@ class And(Mask):
 
 @dataclass(frozen=True)
 class Or(Mask):
-    """True where either mask is: `a | b`."""
+    """True where either mask is: `a | b`.
+
+    >>> Window(2) | Global(1)
+    Or(left=Window(size=2), right=Global(tokens=1))
+    """
 
     left: Mask
     right: Mask

@@ -16,6 +16,9 @@ class MixerConfig(Part, abstract=True):
     """The base of every mixer. A block accepts any subclass, also one defined outside the package.
 
     It has `mask`, which says which positions a token may read: a field or a property.
+
+    >>> isinstance(MambaConfig(), MixerConfig), MambaConfig().mask
+    (True, Causal())
     """
 
     if TYPE_CHECKING:

@@ -20,7 +20,12 @@ from .stack import BlockConfig, StackConfig
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceModelConfig(Part):
-    """embedding -> stack -> head: GPT, LLaMA, BERT, ViT. Without a head the hidden states come out."""
+    """embedding -> stack -> head: GPT, LLaMA, BERT, ViT. Without a head the hidden states come out.
+
+    >>> config = clearhead.preset("tiny-gpt")
+    >>> config.kind(), config.stack.dim, config.count_parameters()
+    ('SequenceModel', 32, 30752)
+    """
 
     __repr__ = Config.__str__
 
@@ -50,7 +55,12 @@ class SequenceModelConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderConfig(Part):
-    """source -> encoder; target -> decoder, whose cross-attention reads the encoder's output -> head."""
+    """source -> encoder; target -> decoder, whose cross-attention reads the encoder's output -> head.
+
+    >>> config = clearhead.preset("tiny-transformer")
+    >>> config.kind(), config.encoder.repeats, config.decoder.repeats
+    ('EncoderDecoder', 2, 2)
+    """
 
     __repr__ = Config.__str__
 

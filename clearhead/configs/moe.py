@@ -12,7 +12,11 @@ from .ffn import FeedForwardConfig, GatedFeedForwardConfig, SwitchedFeedForwardC
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxChoiceConfig(Part):
-    """p = softmax(router(x)), and the likeliest experts are chosen  (Shazeer et al. 2017)."""
+    """p = softmax(router(x)), and the likeliest experts are chosen  (Shazeer et al. 2017).
+
+    >>> MoEConfig(expert=FeedForwardConfig(hidden=24), experts=4, active=2, choice=SoftmaxChoiceConfig()).choice
+    SoftmaxChoiceConfig()
+    """
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         yield scope.step("", "softmax(X·W_router)", "B T E")
@@ -25,6 +29,9 @@ class GroupedChoiceConfig(Part):
     The bias b balances the experts: DeepSeek's training moves it by how busy each is, not by a gradient. Here it stays
     as loaded, or zero. A group's merit is the sum of its two best experts; only the `kept` best groups are eligible
     (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+
+    >>> MoEConfig(expert=FeedForwardConfig(hidden=24), experts=4, active=2, choice=GroupedChoiceConfig(groups=2)).choice
+    GroupedChoiceConfig(groups=2, kept=1)
     """
 
     groups: int = 1
@@ -44,6 +51,9 @@ class GroupedSoftmaxChoiceConfig(Part):
     """p = softmax(router(x)); the likeliest experts of the best groups. A group's merit is its best expert.
 
     DeepSeek-V2, arXiv 2405.04434, section 2.2.2.
+
+    >>> GroupedSoftmaxChoiceConfig(groups=2, kept=1)
+    GroupedSoftmaxChoiceConfig(groups=2, kept=1)
     """
 
     groups: int = 1
@@ -74,6 +84,9 @@ class MoEConfig(Part):
     """Σ over the `active` best experts e of p_e·expert_e(x), p given by the router  (Shazeer et al. 2017).
 
     There is no capacity limit: every token reaches all of its experts.
+
+    >>> MoEConfig(expert=GatedFeedForwardConfig(hidden=24), experts=4, active=2).weights(8)["experts.up.weight"]
+    (4, 24, 8)
     """
 
     expert: FeedForwardConfig | GatedFeedForwardConfig

@@ -8,7 +8,11 @@ from .base import Part, Scope, Step, under
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNormConfig(Part):
-    """γ·(x − μ)/√(σ² + ε) + β  (Ba et al. 2016)."""
+    """γ·(x − μ)/√(σ² + ε) + β  (Ba et al. 2016).
+
+    >>> LayerNormConfig().weights(8)
+    {'weight': (8,), 'bias': (8,)}
+    """
 
     eps: float = 1e-5
     bias: bool = True
@@ -21,7 +25,11 @@ class LayerNormConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class RMSNormConfig(Part):
-    """γ·x/√(mean(x²) + ε)  (Zhang & Sennrich 2019)."""
+    """γ·x/√(mean(x²) + ε)  (Zhang & Sennrich 2019).
+
+    >>> RMSNormConfig().weights(8)
+    {'weight': (8,)}
+    """
 
     eps: float = 1e-5
 
@@ -32,7 +40,11 @@ class RMSNormConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class OffsetRMSNormConfig(Part):
-    """(1 + γ)·x/√(mean(x²) + ε): γ is kept as its distance from one, so that decay pulls it there  (Gemma)."""
+    """(1 + γ)·x/√(mean(x²) + ε): γ is kept as its distance from one, so that decay pulls it there  (Gemma).
+
+    >>> OffsetRMSNormConfig().weights(8)
+    {'weight': (8,)}
+    """
 
     eps: float = 1e-6
 
@@ -43,7 +55,11 @@ class OffsetRMSNormConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class PlainLayerNormConfig(Part):
-    """(x − μ)/√(σ² + ε), without weights  (OLMo)."""
+    """(x − μ)/√(σ² + ε), without weights  (OLMo).
+
+    >>> PlainLayerNormConfig().weights(8)
+    {}
+    """
 
     eps: float = 1e-5
 
@@ -66,7 +82,11 @@ NormConfig = LayerNormConfig | RMSNormConfig | OffsetRMSNormConfig | PlainLayerN
 
 @dataclass(frozen=True, kw_only=True)
 class ProjectionNormConfig(Part):
-    """A norm over all heads of q, or of k, together: over the whole projection  (OLMo 2)."""
+    """A norm over all heads of q, or of k, together: over the whole projection  (OLMo 2).
+
+    >>> AttentionConfig(heads=2, qk_norm=ProjectionNormConfig()).weights(8)["key_norm.norm.weight"]
+    (8,)
+    """
 
     norm: NormConfig = RMSNormConfig()
 
@@ -78,7 +98,11 @@ class ProjectionNormConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class HeadwiseNormConfig(Part):
-    """A LayerNorm without bias over each head, with gains of its own for every head  (Cohere, StableLM)."""
+    """A LayerNorm without bias over each head, with gains of its own for every head  (Cohere, StableLM).
+
+    >>> AttentionConfig(heads=2, head_dim=4, qk_norm=HeadwiseNormConfig(width=4)).weights(8)["key_norm.weight"]
+    (2, 4)
+    """
 
     width: int  # K
     eps: float = 1e-5

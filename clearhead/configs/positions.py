@@ -12,7 +12,11 @@ from .base import ConfigError, Part, Scope, Step
 
 @dataclass(frozen=True, kw_only=True)
 class SinusoidalConfig(Part):
-    """PE(pos, 2i) = sin(pos/base^(2i/D)), PE(pos, 2i+1) = cos(…)  (Vaswani et al. 2017, 3.5)."""
+    """PE(pos, 2i) = sin(pos/base^(2i/D)), PE(pos, 2i+1) = cos(…)  (Vaswani et al. 2017, 3.5).
+
+    >>> TokenEmbeddingConfig(vocabulary=100, position=SinusoidalConfig()).weights(8)  # it has no weights
+    {'tokens.weight': (100, 8)}
+    """
 
     base: float = 10000.0
     layout: Literal["interleaved", "halves"] = "interleaved"  # the paper's; Marian stores all sines, then all cosines
@@ -24,7 +28,11 @@ class SinusoidalConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class LearnedConfig(Part):
-    """A table of `length` vectors; a position past its end is an error."""
+    """A table of `length` vectors; a position past its end is an error.
+
+    >>> LearnedConfig(length=512).weights(8)
+    {'weight': (512, 8)}
+    """
 
     length: int
 
@@ -38,7 +46,11 @@ class LearnedConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class AlibiConfig(Part):
-    """Adds −slope_h·|i − j| to the scores of head h  (Press et al. 2022)."""
+    """Adds −slope_h·|i − j| to the scores of head h  (Press et al. 2022).
+
+    >>> AttentionConfig(heads=4, mask=Causal(), score_bias=AlibiConfig()).score_bias
+    AlibiConfig(scale=1.0)
+    """
 
     scale: float = 1.0  # of the slopes; Falcon adds ALiBi before it divides by √K
 
@@ -52,6 +64,9 @@ class RelativeBiasConfig(Part):
 
     Half of the buckets hold one distance each. The others grow with the logarithm of the distance, up to `limit`.
     If `mirrored`, later keys have buckets of their own; otherwise they share the bucket of distance 0.
+
+    >>> RelativeBiasConfig(heads=4).weights(8)
+    {'weight': (4, 32)}
     """
 
     heads: int  # H

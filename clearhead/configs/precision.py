@@ -21,21 +21,33 @@ Cache = Literal["float32", "float16"]
 
 @dataclass(frozen=True)
 class Float32(Config):
-    """32-bit floats: the precision in which a model is computed, so nothing is rounded."""
+    """32-bit floats: the precision in which a model is computed, so nothing is rounded.
+
+    >>> clearhead.quantize(clearhead.build("tiny-gpt"), Float32()).precision
+    Float32(cache='float32')
+    """
 
     cache: Cache = "float32"
 
 
 @dataclass(frozen=True)
 class BFloat16(Config):
-    """The range of float32 with 8 bits of precision."""
+    """The range of float32 with 8 bits of precision.
+
+    >>> clearhead.quantize(clearhead.build("tiny-gpt"), BFloat16()).precision.cache
+    'float16'
+    """
 
     cache: Cache = "float16"
 
 
 @dataclass(frozen=True)
 class Float16(Config):
-    """11 bits of precision, up to 65,504."""
+    """11 bits of precision, up to 65,504.
+
+    >>> clearhead.quantize(clearhead.build("tiny-gpt"), Float16()).precision.cache
+    'float16'
+    """
 
     cache: Cache = "float16"
 
@@ -56,17 +68,29 @@ class Grouped(Config):
 
 @dataclass(frozen=True)
 class Int8(Grouped):
-    """Whole numbers from −128 to 127."""
+    """Whole numbers from −128 to 127.
+
+    >>> clearhead.quantize(clearhead.build("tiny-gpt"), Int8(group=32)).precision
+    Int8(group=32, cache='float16')
+    """
 
 
 @dataclass(frozen=True)
 class Int4(Grouped):
-    """Places in a table of 16 numbers, which lie closer together near zero, as weights do."""
+    """Places in a table of 16 numbers, which lie closer together near zero, as weights do.
+
+    >>> clearhead.quantize(clearhead.build("tiny-gpt"), Int4(group=32)).precision
+    Int4(group=32, cache='float16')
+    """
 
 
 @dataclass(frozen=True)
 class Blocks(Config):
-    """The blocks of a GGUF file. Each matrix has the type that the file gives it, so `quantize` cannot make them."""
+    """The blocks of a GGUF file. Each matrix has the type that the file gives it, so `quantize` cannot make them.
+
+    >>> Blocks().cache
+    'float16'
+    """
 
     cache: Cache = "float16"
 
@@ -82,7 +106,11 @@ PRECISIONS: dict[str, Precision] = {
 
 
 def precision(name: str) -> Precision:
-    """The precision of that name, with the usual groups."""
+    """The precision of that name, with the usual groups.
+
+    >>> precision("int4")
+    Int4(group=32, cache='float16')
+    """
     if name not in PRECISIONS:
         raise ConfigError(f"there is no precision {name!r}{nearest(name, PRECISIONS)}")
     return PRECISIONS[name]

@@ -18,7 +18,11 @@ from .masks import Band, Blockwise, Mask
 
 @dataclass(frozen=True, kw_only=True)
 class LinearScaling(Config):
-    """Positions divided by `factor`  (Chen et al. 2023)."""
+    """Positions divided by `factor`  (Chen et al. 2023).
+
+    >>> RotaryConfig(theta=100.0, scaling=LinearScaling(factor=4)).frequencies(8).round(3)
+    array([0.25 , 0.079, 0.025, 0.008])
+    """
 
     factor: float
 
@@ -31,7 +35,11 @@ class LinearScaling(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class NTKScaling(Config):
-    """θ becomes θ·factor^(d/(d−2)): the slowest frequency is divided by `factor`, the fastest stays."""
+    """θ becomes θ·factor^(d/(d−2)): the slowest frequency is divided by `factor`, the fastest stays.
+
+    >>> RotaryConfig(theta=100.0, scaling=NTKScaling(factor=4)).frequencies(8).round(3)
+    array([1.   , 0.199, 0.04 , 0.008])
+    """
 
     factor: float
 
@@ -44,7 +52,11 @@ class NTKScaling(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class DynamicScaling(Config):
-    """NTK scaling by as much as the text needs: none up to `length` tokens, and more with every token after them."""
+    """NTK scaling by as much as the text needs: none up to `length` tokens, and more with every token after them.
+
+    >>> RotaryConfig(scaling=DynamicScaling(factor=4, length=256)).varies
+    True
+    """
 
     factor: float
     length: int  # the context the model was trained at
@@ -62,6 +74,9 @@ class LongRopeScaling(Config):
     """Each frequency divided by a factor of its own, from one list up to `length` tokens, from another past them.
 
     Ding et al. 2024 (Phi-3).
+
+    >>> RotaryConfig(scaling=LongRopeScaling(short=(1.0, 1.0), long=(1.0, 4.0), length=256)).varies
+    True
     """
 
     short: tuple[float, ...]
@@ -86,7 +101,11 @@ class LongRopeScaling(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class Llama3Scaling(Config):
-    """Slow frequencies divided by `factor`, fast ones kept, a ramp between  (Llama 3.1)."""
+    """Slow frequencies divided by `factor`, fast ones kept, a ramp between  (Llama 3.1).
+
+    >>> RotaryConfig(theta=100.0, scaling=Llama3Scaling(factor=4, length=256)).frequencies(8).round(3)
+    array([1.   , 0.316, 0.1  , 0.01 ])
+    """
 
     factor: float
     length: int  # the context the model was trained at
@@ -106,7 +125,11 @@ class Llama3Scaling(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class YarnScaling(Config):
-    """Frequencies divided by a ramp over dimensions, and the scores sharpened  (Peng et al. 2023)."""
+    """Frequencies divided by a ramp over dimensions, and the scores sharpened  (Peng et al. 2023).
+
+    >>> RotaryConfig(theta=100.0, scaling=YarnScaling(factor=4, length=256)).frequencies(8).round(3)
+    array([1.   , 0.257, 0.062, 0.014])
+    """
 
     factor: float
     length: int  # the context the model was trained at
@@ -151,7 +174,11 @@ def yarn_magnitude(factor: float, weight: float = 1.0) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class RotaryConfig(Config):
-    """Turns pairs of dimensions of q and k; the score then depends on the distance i − j only."""
+    """Turns pairs of dimensions of q and k; the score then depends on the distance i − j only.
+
+    >>> RotaryConfig(theta=100.0).frequencies(8).round(3)
+    array([1.   , 0.316, 0.1  , 0.032])
+    """
 
     theta: float = 10000.0
     layout: Literal["halves", "interleaved"] = "halves"  # which dimensions make a pair: (i, i + K/2) or (2i, 2i + 1)
@@ -219,6 +246,9 @@ class DualChunkConfig(Config):
     The text is cut into chunks. A key of position j is turned as j mod chunk. A query of position i is turned as i mod
     chunk for keys of its own chunk, as min(i mod chunk + chunk, length − 1) for those of the chunk before, and as
     length − 1 for all older ones: near distances are exact, far ones only far.
+
+    >>> AttentionConfig(heads=4, mask=Causal(), rotary=DualChunkConfig(chunk=64, length=128)).rotary.chunk
+    64
     """
 
     chunk: int

@@ -15,6 +15,9 @@ class ShortConvConfig(MixerConfig):
     """y = read∘conv(write∘x) in each channel, with write, read and x computed from the input by one matrix.
 
     Its cost per token is that of attention's projections, whatever the length  (arXiv 2511.23404, section 2).
+
+    >>> ShortConvConfig().weights(8)
+    {'input.weight': (24, 8), 'filter': (3, 8), 'out.weight': (8, 8)}
     """
 
     conv: int = 3  # tokens that the convolution reads, the newest included

@@ -30,6 +30,10 @@ class BlockConfig(Part):
     post      norm(x + f(x))          the original Transformer, BERT
     sandwich  x + norm(f(norm(x)))    Gemma 2
     inside    x + norm(f(x))          OLMo 2
+
+    >>> block = BlockConfig(mixer=AttentionConfig(heads=2, mask=Causal()), ffn=FeedForwardConfig(hidden=32))
+    >>> block.count_parameters(8)
+    840
     """
 
     __repr__ = Config.__str__
@@ -86,6 +90,10 @@ class ParallelBlockConfig(Part):
     """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same input.
 
     With `ffn_norm` the feed-forward layer has a norm of its own (GPT-NeoX); without, both share one (GPT-J, PaLM).
+
+    >>> block = ParallelBlockConfig(mixer=AttentionConfig(heads=2), ffn=FeedForwardConfig(hidden=32))
+    >>> block.count_parameters(8)
+    824
     """
 
     mixer: MixerConfig
@@ -111,7 +119,13 @@ class ParallelBlockConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class StackConfig(Part):
-    """`first`, then `pattern` over and over; a hybrid is a pattern of different blocks."""
+    """`first`, then `pattern` over and over; a hybrid is a pattern of different blocks.
+
+    >>> block = BlockConfig(mixer=AttentionConfig(heads=2, mask=Causal()), ffn=FeedForwardConfig(hidden=32))
+    >>> stack = StackConfig(dim=8, pattern=(block,), repeats=6)
+    >>> len(stack.blocks), stack.causal
+    (6, True)
+    """
 
     __repr__ = Config.__str__
 
@@ -186,7 +200,13 @@ class StackConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedStackConfig(StackConfig):
-    """A stack that runs the same weights of `pattern` over and over  (Universal Transformer, ALBERT)."""
+    """A stack that runs the same weights of `pattern` over and over  (Universal Transformer, ALBERT).
+
+    >>> block = BlockConfig(mixer=AttentionConfig(heads=2), ffn=FeedForwardConfig(hidden=32))
+    >>> one, six = (SharedStackConfig(dim=8, pattern=(block,), repeats=n) for n in (1, 6))
+    >>> one.count_parameters(8) == six.count_parameters(8)
+    True
+    """
 
     @property
     def copies(self) -> int:

@@ -15,7 +15,11 @@ from .models import EncoderDecoderConfig, SequenceModelConfig
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(Config):
-    """AdamW (Loshchilov & Hutter 2019). Parameters with one dimension are not decayed."""
+    """AdamW (Loshchilov & Hutter 2019). Parameters with one dimension are not decayed.
+
+    >>> clearhead.recipe("lm").with_value("optimizer", AdamWConfig(lr=0.002)).optimizer.lr
+    0.002
+    """
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -32,7 +36,11 @@ class AdamWConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class MuonConfig(Config):
-    """Muon (Jordan et al. 2024) for the matrices of blocks; AdamW (`rest`) for embeddings, head, norms and biases."""
+    """Muon (Jordan et al. 2024) for the matrices of blocks; AdamW (`rest`) for embeddings, head, norms and biases.
+
+    >>> MuonConfig(lr=0.01, rest=AdamWConfig(lr=0.003)).rest.lr
+    0.003
+    """
 
     lr: float = 0.02
     momentum: float = 0.95
@@ -52,7 +60,11 @@ OptimizerConfig = AdamWConfig | MuonConfig
 
 @dataclass(frozen=True, kw_only=True)
 class CosineConfig(Config):
-    """Linear warmup over `warmup` steps, then a cosine down to `floor` times the peak."""
+    """Linear warmup over `warmup` steps, then a cosine down to `floor` times the peak.
+
+    >>> [round(CosineConfig(warmup=2).factor(step, 10), 2) for step in (1, 2, 6, 10)]
+    [0.5, 1.0, 0.55, 0.1]
+    """
 
     warmup: int = 100
     floor: float = 0.1
@@ -63,7 +75,11 @@ class CosineConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class StableConfig(Config):
-    """Warmup–stable–decay: linear warmup, constant, then linear decay over the last `decay` share of the run."""
+    """Warmup–stable–decay: linear warmup, constant, then linear decay over the last `decay` share of the run.
+
+    >>> [round(StableConfig(warmup=2).factor(step, 10), 2) for step in (1, 2, 6, 10)]
+    [0.5, 1.0, 1.0, 0.0]
+    """
 
     warmup: int = 20
     decay: float = 0.4
@@ -83,7 +99,11 @@ class StableConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class NoamConfig(Config):
-    """Linear warmup, then 1/√step (Vaswani et al. 2017, equation 3), scaled to a peak of 1."""
+    """Linear warmup, then 1/√step (Vaswani et al. 2017, equation 3), scaled to a peak of 1.
+
+    >>> [round(NoamConfig(warmup=4).factor(step, 10), 2) for step in (1, 4, 9)]
+    [0.25, 1.0, 0.67]
+    """
 
     warmup: int = 4000
 
@@ -159,7 +179,12 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeConfig(Config):
-    """Everything about a run except its data. The same recipe, data and seed give the same weights."""
+    """Everything about a run except its data. The same recipe, data and seed give the same weights.
+
+    >>> config = clearhead.recipe("lm").with_values({"steps": 500, "task.context": 64})
+    >>> config.steps, config.batch, config.task.context
+    (500, 16, 64)
+    """
 
     __repr__ = Config.__str__
 

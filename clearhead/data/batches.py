@@ -18,7 +18,11 @@ PLANNED = 64  # steps whose rows are computed at once
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets as NumPy arrays; `torch.from_numpy` does not copy them."""
+    """Inputs and targets as NumPy arrays; `torch.from_numpy` does not copy them.
+
+    >>> Batch(np.array([[1, 2, 3]]), np.array([[2, 3, 4]])).targets[0, 0].item()
+    2
+    """
 
     inputs: Int[np.ndarray, "B T"]
     targets: Int[np.ndarray, "B T"]  # the next token, or IGNORED
@@ -39,6 +43,14 @@ class Batches:
                             5 ─ ─ ─ 9      target 6 ignored
 
     With `apart`, tokens do not attend to other documents, so the first token of a document is not a target.
+
+    >>> import tempfile
+    >>> from clearhead.configs import BytesConfig
+    >>> from clearhead.tokenize import make
+    >>> texts = [Document("a", (("to be", True),)), Document("b", (("or not", True),))]
+    >>> shards = build(texts, make(BytesConfig(), []), tempfile.mkdtemp())
+    >>> Batches(shards, batch=2, context=4, seed=0).at(step=10).inputs.shape
+    (2, 4)
     """
 
     def __init__(self, shards: Shards, *, batch: int, context: int, seed: int, apart: bool = True) -> None:
@@ -85,6 +97,14 @@ def windows(
     Each window starts `stride` tokens after the one before; only its new tokens are targets. With the default stride,
     `context`, a token is predicted from 1 to `context` tokens. With stride 1 it is always predicted from the full
     context, for `context` times the work.
+
+    >>> import tempfile
+    >>> from clearhead.configs import BytesConfig
+    >>> from clearhead.tokenize import make
+    >>> texts = [Document("a", (("to be", True),)), Document("b", (("or not", True),))]
+    >>> shards = build(texts, make(BytesConfig(), []), tempfile.mkdtemp())
+    >>> [window.inputs.shape for window in windows(shards, context=4)]
+    [(1, 4), (1, 4), (1, 4)]
     """
     require_windows(shards, context)
     stride = context if stride is None else stride

@@ -56,6 +56,14 @@ def build(
 
     If it is killed and called again, it keeps the finished shards, skips their text and continues; the files are the
     same to the byte. A folder made from other text or by another tokenizer is refused.
+
+    >>> import tempfile
+    >>> from clearhead.configs import BytesConfig
+    >>> from clearhead.tokenize import make
+    >>> texts = [Document("a", (("to be", True),)), Document("b", (("or not", True),))]
+    >>> shards = build(texts, make(BytesConfig(), []), tempfile.mkdtemp())
+    >>> len(shards), shards.documents
+    (13, 2)
     """
     folder = Path(folder)
     dtype = "uint16" if tokenizer.vocabulary <= 2**16 else "uint32"

@@ -28,6 +28,10 @@ def chat(messages: list[dict[str, str]], answering: bool = False) -> tuple[Piece
         Four.<|end|>            <- loss on this line
 
     With `answering`, the text ends where the assistant answers.
+
+    >>> pieces = chat([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}])
+    >>> [loss for text, loss in pieces]
+    [False, True]
     """
     pieces: list[Piece] = []
     question = ""

@@ -8,7 +8,14 @@ from itertools import chain
 
 
 class DataError(ValueError):
-    """Data that cannot be used: the message says where and what to do."""
+    """Data that cannot be used: the message says where and what to do.
+
+    >>> try:
+    ...     documents(["nowhere.txt"])
+    ... except DataError as error:
+    ...     print(error)
+    there is no file or folder nowhere.txt
+    """
 
 
 Piece = tuple[str, bool]  # a text, and whether it counts in the loss
@@ -16,7 +23,11 @@ Piece = tuple[str, bool]  # a text, and whether it counts in the loss
 
 @dataclass(frozen=True)
 class Document:
-    """A text in pieces. A large file comes as several documents, each of which `continues` the one before."""
+    """A text in pieces. A large file comes as several documents, each of which `continues` the one before.
+
+    >>> Document("a.txt", (("To be", True),)).characters
+    5
+    """
 
     name: str
     pieces: tuple[Piece, ...]
@@ -29,7 +40,12 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """`read()` yields the same documents in the same order each time; `summary` describes them in words."""
+    """`read()` yields the same documents in the same order each time; `summary` describes them in words.
+
+    >>> corpus = Corpus(lambda: iter([Document("a.txt", (("To be", True),))]), "one text")
+    >>> [document.name for document in corpus]
+    ['a.txt']
+    """
 
     read: Callable[[], Iterator[Document]]
     summary: str

@@ -14,7 +14,13 @@ MASKED, RANDOM = 0.8, 0.1  # shares of the chosen tokens; the rest stay unchange
 
 @dataclass(frozen=True)
 class TokenMasking:
-    """Choose a `share` of each row's tokens as targets. The choice depends only on the row's number and the seed."""
+    """Choose a `share` of each row's tokens as targets. The choice depends only on the row's number and the seed.
+
+    >>> batch = Batch(np.full((2, 50), 7), np.full((2, 50), 7))
+    >>> masked = TokenMasking(mask=4, vocabulary=100, share=0.2, seed=0).mask_tokens(batch, first=0)
+    >>> bool((masked.inputs == 4).any()), bool(((masked.targets == -100) | (masked.targets == 7)).all())
+    (True, True)
+    """
 
     mask: int
     vocabulary: int

@@ -18,7 +18,11 @@ SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 
 
 def standard_library() -> Corpus:
-    """A document for each module, in order of names, then one for each topic of `help()`, about 11 MB in all."""
+    """A document for each module, in order of names, then one for each topic of `help()`, about 11 MB in all.
+
+    >>> next(iter(standard_library())).characters > 0
+    True
+    """
     root = Path(sysconfig.get_path("stdlib"))
     files = sorted(sources(root), key=lambda path: path.relative_to(root).as_posix())
     if not files:

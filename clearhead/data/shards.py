@@ -95,7 +95,16 @@ def find_damage(folder: Path, number: int, shard: Shard, dtype: str, verify: boo
 
 
 class Shards:
-    """The tokens of a split as one long row of `len(shards)` tokens, whichever files hold them."""
+    """The tokens of a split as one long row of `len(shards)` tokens, whichever files hold them.
+
+    >>> import tempfile
+    >>> from clearhead.configs import BytesConfig
+    >>> from clearhead.tokenize import make
+    >>> texts = [Document("a", (("to be", True),)), Document("b", (("or not", True),))]
+    >>> shards = build(texts, make(BytesConfig(), []), tempfile.mkdtemp())
+    >>> Shards.open(shards.folder).tokens(0, 3).tolist()
+    [116, 111, 32]
+    """
 
     def __init__(self, folder: Path, index: Index) -> None:
         self.folder = folder

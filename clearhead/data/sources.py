@@ -62,6 +62,12 @@ def documents(paths: Sequence[str | Path], besides: Path | None = None, note: No
     Folders are walked in the order of names. Hidden and binary files and the folders of runs are skipped and counted in
     `summary`; the folder `besides`, the run's own, is skipped too. `note` is called once for each file that is not
     UTF-8.
+
+    >>> import tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "a.txt").write_text("To be")
+    >>> [document.pieces for document in documents([folder])]
+    [(('To be', True),)]
     """
     found = FileList()
     if [str(path) for path in paths].count("-") > 1:

@@ -20,6 +20,10 @@ def split(corpus: Corpus, share: float = 0.1, seed: int = 0) -> tuple[Corpus, Co
     A corpus of fewer documents is split by position: the last `share` of the characters of each document validates, as
     nanoGPT does with its single text (data/shakespeare_char/prepare.py at 6c40a08). A conversation is never cut: of
     fewer, the seed holds out one.
+
+    >>> corpus = Corpus(lambda: (Document(str(n), (("text", True),)) for n in range(20)), "20 texts")
+    >>> [len(list(part)) for part in split(corpus)]
+    [18, 2]
     """
     exact = exact_share(share)
     lengths = document_lengths_if_few(corpus, math.ceil(1 / exact))

@@ -78,7 +78,11 @@ def silu(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
 
 
 def gelu_quick(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
-    """x σ(1.702 x), as CLIP does."""
+    """x σ(1.702 x), as CLIP does.
+
+    >>> gelu_quick(torch.tensor([-1.0, 0.0, 1.0]))
+    tensor([-0.1542,  0.0000,  0.8458])
+    """
     return x * torch.sigmoid(1.702 * x)
 
 

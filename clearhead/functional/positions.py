@@ -63,7 +63,14 @@ def alibi_bias(heads: int, queries: int, keys: int) -> Float[Tensor, "{heads} {q
 def relative_bias(
     distance: Int[Tensor, "... T S"], table: Float[Tensor, "H N"], starts: Int[Tensor, "M"], mirrored: bool
 ) -> Float[Tensor, "... H T S"]:
-    """table[h, bucket(j − i)], added to the scores of head h: T5's learned positions."""
+    """table[h, bucket(j − i)], added to the scores of head h: T5's learned positions.
+
+    >>> i, j = torch.arange(3)[:, None], torch.arange(3)
+    >>> relative_bias(j - i, torch.arange(4.0)[None], starts=torch.tensor([0, 2]), mirrored=True)[0]
+    tensor([[0., 2., 3.],
+            [0., 0., 2.],
+            [1., 0., 0.]])
+    """
     apart = distance.abs() if mirrored else (-distance).clamp(min=0)
     buckets = torch.bucketize(apart.contiguous(), starts, right=True) - 1 + (distance > 0) * mirrored * len(starts)
     return table.t()[buckets].movedim(-1, -3)

@@ -8,7 +8,11 @@ from torch import Tensor
 
 
 def softmax(x: Real[Tensor, "..."], axis: int = -1) -> Float[Tensor, "..."]:
-    """softmax(x)ᵢ = exp(xᵢ − max x) / Σⱼ exp(xⱼ − max x); a row of nothing but −∞ gives zeros, also in the gradient."""
+    """softmax(x)ᵢ = exp(xᵢ − max x) / Σⱼ exp(xⱼ − max x); a row of nothing but −∞ gives zeros, also in the gradient.
+
+    >>> softmax(torch.tensor([1.0, 1.0, 1.0, 1.0]))
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    """
     wide = widen(x)
     if wide.shape[axis] == 0:
         return narrow(wide, x)

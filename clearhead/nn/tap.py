@@ -28,6 +28,11 @@ class Taps:
         taps = Taps(read=["stack.blocks.*.mixer.weights"], replace={"stack.blocks.0.mixer.mixed": torch.zeros_like})
         logits = model(tokens, taps=taps)
         taps.values["stack.blocks.3.mixer.weights"]   # B H T S
+
+    >>> model, taps = clearhead.build("tiny-gpt"), Taps(read="stack.blocks.0.mixer.weights")
+    >>> _ = model(torch.tensor([[1, 2, 3]]), taps=taps)
+    >>> taps.values["stack.blocks.0.mixer.weights"].shape  # B H T S
+    torch.Size([1, 4, 3, 3])
     """
 
     def __init__(

@@ -23,6 +23,14 @@ def check_weights_finite(model: nn.Module) -> None:
     """Raise one clear sentence if a weight contains NaN: `layer 3's weights contain NaN (stack.blocks.3.…)`.
 
     Every output of such a model is NaN, so a command that would print or save it calls this first.
+
+    >>> layer = torch.nn.Linear(2, 2)
+    >>> _ = layer.weight.data.fill_(torch.nan)
+    >>> try:
+    ...     check_weights_finite(layer)
+    ... except ValueError as error:
+    ...     print(error)
+    the weights contain NaN (weight), so every output would be NaN; use an earlier checkpoint
     """
     name = first_nan_weight(model)
     if name is None:

@@ -174,6 +174,9 @@ def gelu_tanh_backward(d_out: Array, x: Array) -> Array:
 
     Its derivative is that of the approximation itself, not that of the exact GELU: a gradient must belong to the
     forward pass that was computed, or a check by finite differences fails.
+
+    >>> gelu_tanh_backward(np.ones(3), np.array([-1.0, 0.0, 1.0])).round(3)
+    array([-0.083,  0.5  ,  1.083])
     """
     return gelu_backward(d_out, x, "tanh")
 
@@ -227,6 +230,9 @@ def gelu_quick_backward(d_out: Array, x: Array) -> Array:
     """d_out · σ(ax)·(1 + ax·(1 − σ(ax))), a = 1.702.
 
     It is silu's derivative at ax: x σ(ax) = silu(ax)/a, and the inner factor a cancels the outer 1/a.
+
+    >>> gelu_quick_backward(np.ones(3), np.array([-1.0, 0.0, 1.0])).round(3)
+    array([-0.068,  0.5  ,  1.068])
     """
     check_gradient(d_out, *x.shape)
     sigmoid = _sigmoid(1.702 * widen(x))
@@ -374,6 +380,10 @@ def gated_feed_forward_backward(
 
     A gate that is shut (act near 0) stops the gradient of `values`, but not its own: d_before is multiplied by the
     values, so the gate can learn to open again.
+
+    >>> x, one, down = np.array([1.0, 2.0]), np.eye(2), np.ones((1, 2))
+    >>> gated_feed_forward_backward(np.ones(1), x, one, one, down, activation="relu")[0]  # the gradient of x
+    array([2., 4.])
     """
     check_activation(activation)
     check_gradient(d_out, *x.shape[:-1], len(down))
@@ -395,6 +405,9 @@ def swiglu(
     """down · (silu(gate · x) ∘ up · x): the feed-forward network of LLaMA and most models since.
 
     LLaMA-7B: D = 4,096 and F = 11,008, which is 8/3·D rounded up to a multiple of 256.
+
+    >>> swiglu(np.array([1.0, 2.0]), gate=np.eye(2), up=np.eye(2), down=np.ones((1, 2))).round(3)
+    array([4.254])
     """
     return gated_feed_forward(x, gate, up, down, activation="silu")
 
@@ -406,7 +419,12 @@ def swiglu_backward(
     up: Float[np.ndarray, "F D"],
     down: Float[np.ndarray, "D F"],
 ) -> tuple[Float[np.ndarray, "... D"], Float[np.ndarray, "F D"], Float[np.ndarray, "F D"], Float[np.ndarray, "D F"]]:
-    """d_x, d_gate, d_up, d_down: `gated_feed_forward_backward` without biases."""
+    """d_x, d_gate, d_up, d_down: `gated_feed_forward_backward` without biases.
+
+    >>> x, one, down = np.array([1.0, 2.0]), np.eye(2), np.ones((1, 2))
+    >>> swiglu_backward(np.ones(1), x, one, one, down)[0].round(3)  # the gradient of x
+    array([1.659, 3.943])
+    """
     d_x, d_gate, d_up, d_down, *_ = gated_feed_forward_backward(d_out, x, gate, up, down, activation="silu")
     return d_x, d_gate, d_up, d_down
 

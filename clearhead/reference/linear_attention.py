@@ -122,6 +122,10 @@ def positive_features_backward(
     From exponent = ω·x − |x|²/2: its derivative by x is ω − x, and by ω it is x. An exponential's derivative is itself,
     which is why φ(x) appears in g. The directions are not learned by default; their gradient is here so that they could
     be, and for the tests.
+
+    >>> d_x, d_directions = positive_features_backward(np.ones((5, 4)), np.ones((5, 3)), np.eye(4, 3))
+    >>> d_x.shape, d_directions.shape
+    ((5, 3), (4, 3))
     """
     check_gradient(d_out, *x.shape[:-1], len(directions))
     g = d_out * positive_features(x, directions)
@@ -184,6 +188,11 @@ def linear_attention_backward(
 
     It is the softmax's backward without the exponential: there d_scores = p ∘ (d_p − Σ d_p ∘ p), because the derivative
     of exp brings the factor a. A key with weight 0 still gets a gradient here, so it can be found again.
+
+    >>> q, k, v = np.random.default_rng(0).random((3, 5, 8))
+    >>> d_q, d_k, d_v = linear_attention_backward(np.ones((5, 8)), q, k, v, causal=True)
+    >>> float(d_v.sum(0).round(6)[0])  # every row of weights sums to 1
+    5.0
     """
     check_linear_attention(q, k, v)
     weights = _products(q, k, causal)
@@ -265,6 +274,10 @@ def gated_linear_attention_backward(
 
     Cost: the loop keeps all T states of K·U numbers, as the forward pass does. Training code works in chunks, and keeps
     one state per chunk.
+
+    >>> q, k, v = np.random.default_rng(0).random((3, 5, 8))
+    >>> [d.shape for d in gated_linear_attention_backward(np.ones((5, 8)), q, k, v, np.full((5, 8), 0.9))]
+    [(5, 8), (5, 8), (5, 8), (5, 8)]
     """
     check_recurrent(q, k, v, gate=gate)
     check_gradient(d_out, *v.shape)
@@ -320,6 +333,10 @@ def delta_linear_attention_backward(
 
     The middle term of the last line is the overwriting: with |k| = 1 and beta = 1, D − k(Dᵀk)ᵀ has nothing left along
     k. A later loss says nothing about what was stored under k before this token replaced it.
+
+    >>> q, k, v = np.random.default_rng(0).random((3, 5, 8))
+    >>> [d.shape for d in delta_linear_attention_backward(np.ones((5, 8)), q, k, v, np.full(5, 0.5))]
+    [(5, 8), (5, 8), (5, 8), (5,)]
     """
     check_recurrent(q, k, v, beta=beta)
     check_gradient(d_out, *v.shape)

@@ -81,6 +81,10 @@ def lstm_backward(
 
     and then through the gates' own curves, σ′ = σ(1 − σ) and tanh′ = 1 − tanh². Along c the gradient is multiplied by
     f alone: with f near 1 it survives hundreds of steps, where a plain recurrent layer's vanishes.
+
+    >>> x, weight, recurrent = np.ones((5, 3)), np.ones((8, 3)), np.ones((8, 2))
+    >>> [d.shape for d in lstm_backward(np.ones((5, 2)), x, weight, recurrent)[:3]]
+    [(5, 3), (8, 3), (8, 2)]
     """
     gates = linear(x, input_weight, bias)
     check_gradient(d_out, *x.shape[:-1], recurrent_weight.shape[1])

@@ -113,6 +113,11 @@ def selective_scan_backward(
 
         d_decay = Σ e·step       d_step = Σ_z e·decay + a·x      d_x = a·step
         d_write = Σ_i d_h·step·x                d_read = Σ_i d_out·h
+
+    >>> x, step, decay = np.ones((5, 2)), np.ones((5, 2)), -np.ones((3, 2))
+    >>> write, read = np.ones((2, 5, 3))
+    >>> selective_scan_backward(np.ones((5, 2)), x, step, decay, write, read)[0].shape  # the gradient of x
+    (5, 2)
     """
     check_same_shape(x, step=step)
     check_gradient(d_out, *x.shape)

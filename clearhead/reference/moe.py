@@ -216,6 +216,9 @@ def load_balancing_loss_backward(
 
     The choice of experts (f) is a step function and has no gradient; the probabilities (P) do. The loss pushes down
     the probability of busy experts.
+
+    >>> load_balancing_loss_backward(np.array(1.0), np.zeros((2, 4)), active=1).shape
+    (2, 4)
     """
     check_active(router, active)
     check_gradient(d_out)

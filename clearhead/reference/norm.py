@@ -86,6 +86,10 @@ def layer_norm_backward(
 
     Read it as three corrections to g: without the mean of g, because a common shift of x changes nothing; without its
     part along n, because scaling x changes nothing; and divided by the standard deviation, because x is.
+
+    >>> d_x, d_weight, d_bias = layer_norm_backward(np.ones((2, 4)), np.eye(2, 4), np.ones(4), np.zeros(4))
+    >>> d_bias
+    array([2., 2., 2., 2.])
     """
     check_gradient(d_out, *x.shape)
     normed, inverse_std = _standardize(x, eps)

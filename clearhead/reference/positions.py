@@ -93,6 +93,12 @@ def relative_bias(
     A distance d falls into the last bucket whose `starts` is at most |d|. Near distances have a bucket each; far ones
     share buckets that grow like the logarithm. If `mirrored`, keys after the query have the second half of the table;
     otherwise they fall into the bucket of distance 0. Raffel et al. (2020), section 2.1.
+
+    >>> i, j = np.arange(3)[:, None], np.arange(3)
+    >>> relative_bias(j - i, np.arange(4.0)[None], starts=np.array([0, 2]), mirrored=True)[0]
+    array([[0., 2., 3.],
+           [0., 0., 2.],
+           [1., 0., 0.]])
     """
     return np.moveaxis(table.T[relative_buckets(distance, starts, mirrored)], -1, -3)
 
@@ -107,6 +113,10 @@ def relative_bias_backward(
     """d_table: each number is the sum of the gradients of all scores that it was added to.
 
     A bucket of far distances is used by many pairs and gets a large gradient; the bucket of distance 0 is used T times.
+
+    >>> i, j = np.arange(3)[:, None], np.arange(3)
+    >>> relative_bias_backward(np.ones((1, 3, 3)), j - i, np.zeros((1, 4)), np.array([0, 2]), mirrored=True)
+    array([[5., 1., 2., 1.]])
     """
     buckets = relative_buckets(distance, starts, mirrored)
     d_table = np.zeros_like(table.T)
@@ -138,6 +148,10 @@ def causal_mask(queries: int, keys: int | None = None) -> Bool[np.ndarray, "{que
     ■ · ·                 ■ ■ ■ ·
     ■ ■ ·                 ■ ■ ■ ■
     ■ ■ ■
+
+    >>> causal_mask(2, 3).astype(int)
+    array([[1, 1, 0],
+           [1, 1, 1]])
     """
     keys = queries if keys is None else keys
     i, j = np.arange(queries)[:, None], np.arange(keys)

@@ -114,6 +114,10 @@ def rotate_backward(
     """Rotate d_out back: a rotation matrix is orthogonal, so its transpose is its inverse.
 
     For one pair: the matrix (c −s; s c) has the transpose (c s; −s c), which is the rotation by −φ.
+
+    >>> x = np.array([[1.0, 0.0]])
+    >>> rotate_backward(rotate(x, np.array([3.0])), x, np.array([3.0])).round(6)  # turned back
+    array([[1., 0.]])
     """
     check_rotary(x, positions, frequencies, layout)
     check_gradient(d_out, *x.shape)
@@ -161,6 +165,10 @@ def rotate_by_backward(
     """d_x, d_cos, d_sin. x is rotated back; with (p, q) = d_out of a pair (a, b): d_cos = a·p + b·q, d_sin = a·q − b·p.
 
     The last two are summed over every axis along which cos and sin were repeated.
+
+    >>> cos, sin = np.array([[0.0]]), np.array([[1.0]])
+    >>> rotate_by_backward(np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]]), cos, sin)[0]  # turned back
+    array([[1., 0.]])
     """
     check_angles(x, cos, sin, layout)
     check_gradient(d_out, *x.shape)

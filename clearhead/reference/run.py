@@ -98,6 +98,13 @@ class DecodeState:
 
     Attention layers append keys and values, so the state grows with the text. Recurrent layers overwrite a state of
     fixed size. Either way the result equals that of one pass over the whole text, which the tests check piece by piece.
+
+    >>> config, rng = clearhead.preset("tiny-gpt"), np.random.default_rng(0)
+    >>> weights = {name: rng.standard_normal(shape) * 0.02 for name, shape in config.weights().items()}
+    >>> state = DecodeState()
+    >>> _ = run(config, weights, np.array([[1, 2, 3]]), state=state)
+    >>> run(config, weights, np.array([[4]]), state=state).shape  # one more token
+    (1, 1, 101)
     """
 
     values: dict[str, np.ndarray] = field(default_factory=dict)  # by path, such as stack.blocks.0.mixer.key

@@ -23,7 +23,14 @@ DRAWS = 1000
 
 
 def fit(table: Table, law: str = "parametric", *, draws: int = DRAWS, seed: int = 0) -> Fit:
-    """Fit a law of `LAWS` to runs, with intervals from `draws` resamples; FitError if the runs do not determine it."""
+    """Fit a law of `LAWS` to runs, with intervals from `draws` resamples; FitError if the runs do not determine it.
+
+    >>> law = PUBLISHED["reanalysis"]
+    >>> sizes = [(n, d) for n in (1e6, 1e7, 1e8) for d in (1e8, 1e9, 1e10)]
+    >>> rows = [{"N": n, "D": d, "loss": law.law.loss(law.values, n, d)} for n, d in sizes]
+    >>> fit(make_table(rows), draws=1).law.name
+    'parametric'
+    """
     if law not in FITS:
         raise FitError(f"there is no law {law!r}; known laws: {', '.join(FITS)}")
     if draws < 1:

@@ -23,7 +23,14 @@ Values = Float[np.ndarray, "..."] | float
 
 
 class FitError(ValueError):
-    """Runs that do not determine a law, or a file without a fit: the message says why and what would help."""
+    """Runs that do not determine a law, or a file without a fit: the message says why and what would help.
+
+    >>> try:
+    ...     fit(make_table([{"N": 1e6, "D": 2e7, "loss": 4.0}]))
+    ... except FitError as error:
+    ...     print(str(error).partition(":")[0])
+    these runs do not determine L = E + A/N^α + B/D^β
+    """
 
 
 class Law:
@@ -137,7 +144,12 @@ class SensitiveRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best use of a budget. An interval is None if the fit has none."""
+    """The best use of a budget. An interval is None if the fit has none.
+
+    >>> plan = PUBLISHED["reanalysis"].plan(1e21)
+    >>> f"{plan.n:.2g} parameters, {plan.d:.2g} tokens"
+    '2.8e+09 parameters, 6e+10 tokens'
+    """
 
     flops: float
     n: float
@@ -154,7 +166,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Fit:
-    """A law's constants, and draws of them: what they could have been with equally good other runs."""
+    """A law's constants, and draws of them: what they could have been with equally good other runs.
+
+    >>> PUBLISHED["chinchilla"].equation()
+    'L(N, D) = 1.69 + 406.4/N^0.340 + 410.7/D^0.280'
+    >>> f"{PUBLISHED['chinchilla'].plan(1e21).n:.2g}"
+    '1.8e+09'
+    """
 
     law: Law
     values: Float[np.ndarray, "P"]
@@ -231,7 +249,14 @@ class Fit:
 
 
 def read_fit(path: str | Path) -> Fit:
-    """Read a fit that `save` wrote."""
+    """Read a fit that `save` wrote.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "fit.json")
+    >>> PUBLISHED["chinchilla"].save(path)
+    >>> read_fit(path).equation()
+    'L(N, D) = 1.69 + 406.4/N^0.340 + 410.7/D^0.280'
+    """
     try:
         data = read_json(Path(path))
         law = LAWS[data["law"]]

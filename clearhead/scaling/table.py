@@ -18,12 +18,23 @@ COLUMNS = ("N", "D", "C", "loss")
 
 
 class TableError(ValueError):
-    """A table that cannot be read: the message gives the line, the value and the rule."""
+    """A table that cannot be read: the message gives the line, the value and the rule.
+
+    >>> try:
+    ...     make_table([{"N": -1, "D": 2e7, "loss": 4.0}])
+    ... except TableError as error:
+    ...     print(error)
+    the table, line 1: N is -1, but must be a number above 0
+    """
 
 
 @dataclass(frozen=True)
 class Table:
-    """Runs, and the line of the file that each came from."""
+    """Runs, and the line of the file that each came from.
+
+    >>> len(make_table([{"N": 1e6, "D": 2e7, "loss": 4.0}]))
+    1
+    """
 
     n: Float[np.ndarray, "n"]
     d: Float[np.ndarray, "n"]
@@ -66,7 +77,14 @@ class Table:
 
 
 def read_table(path: str | Path) -> Table:
-    """Read a CSV whose first line names the columns: loss and two of N, D and C. Other columns are ignored."""
+    """Read a CSV whose first line names the columns: loss and two of N, D and C. Other columns are ignored.
+
+    >>> import tempfile, pathlib
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "runs.csv")
+    >>> _ = path.write_text("N,D,loss\\n1e6,2e7,4.0\\n")
+    >>> read_table(path).loss
+    array([4.])
+    """
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
@@ -85,7 +103,11 @@ def read_table(path: str | Path) -> Table:
 
 
 def make_table(rows: Sequence[Mapping[str, float]]) -> Table:
-    """A table from dictionaries with the columns as keys."""
+    """A table from dictionaries with the columns as keys.
+
+    >>> make_table([{"N": 1e6, "D": 2e7, "loss": 4.0}]).flops
+    array([1.2e+14])
+    """
     return build_table([dict(row) for row in rows], list(range(1, len(rows) + 1)), "the table")
 
 

@@ -13,7 +13,12 @@ from .tokenizer import END, Tokenizer, TokenizerError
 
 
 def make(config: TokenizerConfig, texts: Iterable[str]) -> Tokenizer:
-    """Make the tokenizer. Byte pairs and characters are learned from the texts."""
+    """Make the tokenizer. Byte pairs and characters are learned from the texts.
+
+    >>> from clearhead.configs import CharactersConfig
+    >>> make(CharactersConfig(), ["abc"]).encode("cab")
+    [2, 0, 1]
+    """
     if isinstance(config, BytePairConfig):
         return byte_pairs(config, texts)
     if isinstance(config, CharactersConfig):

@@ -49,7 +49,15 @@ SETTINGS: dict[str, Any] = {
 
 
 class TokenizerError(ValueError):
-    """A tokenizer cannot be made or read, or it has no tokens for a text."""
+    """A tokenizer cannot be made or read, or it has no tokens for a text.
+
+    >>> from clearhead.configs import CharactersConfig
+    >>> try:
+    ...     make(CharactersConfig(), ["abc"]).encode("x")
+    ... except TokenizerError as error:
+    ...     print(str(error)[:27])
+    the character 'x' (U+0078),
+    """
 
 
 Read = Callable[[Path, dict[str, Any]], "Tokenizer | None"]
@@ -85,6 +93,11 @@ class Tokenizer:
     the form the model was trained on: it recognizes special tokens and adds the ones that belong around the prompt.
 
     `settings` holds the `tokenizer_config.json`. Only the names of special tokens are used here; `save` keeps the rest.
+
+    >>> from clearhead.configs import BytesConfig
+    >>> tokenizer = make(BytesConfig(), [])
+    >>> tokenizer.encode("to"), tokenizer.decode([98, 101])
+    ([116, 111], 'be')
     """
 
     def __init__(self, inner: tokenizers.Tokenizer, settings: dict[str, Any] | None = None) -> None:

@@ -107,6 +107,14 @@ def train(
     weights as a run that was never stopped. With `resume` and more `steps`, a finished run continues.
 
     Under `torchrun`, every process makes this call. `task` is a task prepared before, for runs that share their data.
+
+    >>> import tempfile, pathlib
+    >>> folder = pathlib.Path(tempfile.mkdtemp())
+    >>> _ = (folder / "text.txt").write_text("to be or not to be. " * 50)
+    >>> config = recipe("chars").with_values({"steps": 2, "batch": 2, "task.context": 8})
+    >>> model = train(config, [folder / "text.txt"], folder / "run")
+    >>> load(folder / "run").generate("to", max_new_tokens=4)[0].text.isascii()
+    True
     """
     requested = recipe_named(recipe, bool(data)) if isinstance(recipe, str) else recipe
     run = Run(out)

@@ -250,7 +250,14 @@ BUILT_IN = {"translate": "dates"}
 
 
 def recipe(name: str, data: bool = True) -> RecipeConfig:
-    """The recipe with this name, for your own data, or without `data` for the built-in data."""
+    """The recipe with this name, for your own data, or without `data` for the built-in data.
+
+    >>> config = recipe("lm")
+    >>> config.steps, config.model.stack.dim
+    (240, 256)
+    >>> config.with_value("steps", 500).steps
+    500
+    """
     name = name if data else BUILT_IN.get(name, name)
     if name not in RECIPES:
         raise ConfigError(f"there is no recipe {name!r}{nearest(name, RECIPES)}; `clearhead recipes` lists them")
