@@ -33,7 +33,7 @@ def test_every_public_name_has_an_example_that_runs(package: str) -> None:
     assert not [name for name, value in found.items() if ">>>" not in (value.__doc__ or "")]
     parser, runner = doctest.DocTestParser(), doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE)
     for name, value in found.items():
-        known = vars(import_module(value.__module__)) | names | ALSO
+        known = vars(import_module(value.__module__)) | names | ALSO | public("configs")
         runner.run(parser.get_doctest(value.__doc__, known, name, None, None))
     tried = runner.summarize(verbose=False)
     assert tried.attempted >= len(found)

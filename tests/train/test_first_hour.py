@@ -191,7 +191,7 @@ def test_conversations_are_scored_on_their_answers(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "one?"}, {"role": "assistant", "content": "two"}]
     chats.write_text((json.dumps({"messages": messages}) + "\n") * 40)
     text.write_text("two")
-    config = small(steps=2, **{"task.tokenizer": {"kind": "Bytes"}})
+    config = small(steps=2, **{"task.tokenizer": {"kind": "Bytes"}, "task.context": 48})
     train(config, [chats], tmp_path / "run")
     result = CliRunner().invoke(cli, ["eval", str(tmp_path / "run"), str(chats), "--json"])
     assert result.exit_code == 0, result.output
