@@ -79,7 +79,7 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
     show_bundled_model()
     print("\nNow a model of your own learns to write Python, from Python's own library.\n", flush=True)
     steps = steps or choose_steps(out)
-    config, curve, begun = demo_recipe(steps), LossCurve(), time.perf_counter()
+    config, curve, start = demo_recipe(steps), LossCurve(), time.perf_counter()
 
     def show(numbers: dict[str, Any]) -> None:
         curve.add(numbers)
@@ -87,9 +87,9 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
             print(f"\r\x1b[Kstep {numbers['step']}/{steps}  loss {numbers['train/loss']:.3f} ", end="", file=sys.stderr)
         if "val/loss" in numbers:
             prompt, written = split_sample(numbers)
-            print(f"\n── step {numbers['step']} of {steps}, after {time.perf_counter() - begun:.0f} s ──")
+            print(f"\n── step {numbers['step']} of {steps}, after {time.perf_counter() - start:.0f} s ──")
             print(f"validation loss {numbers['val/loss']:.2f}\n  [{prompt}]{written}", flush=True)
-            if numbers["step"] < steps and time.perf_counter() - begun > LIMIT:
+            if numbers["step"] < steps and time.perf_counter() - start > LIMIT:
                 raise TimeUp
 
     task = prepare_task(config, (), (), Run(out), lambda text: None)
@@ -107,7 +107,7 @@ def main(steps: int | None = None, folder: Path = Path("runs")) -> Path:
     draw_curves([run], run / "loss.png")
     page = (run / "attention.html").resolve()
     print(f"\nThe attention of every head on one line of code: {page.as_uri()}")
-    print(f"Trained for {time.perf_counter() - begun:.0f} s. Three commands to try:")
+    print(f"Trained for {time.perf_counter() - start:.0f} s. Three commands to try:")
     print(f'  clearhead generate {run} "class "')
     print(f'  clearhead inspect {run} "for i in range(10):" --out page.html')
     print("  clearhead train lm --data YOUR_TEXT --out runs/mine --plot")

@@ -62,7 +62,7 @@ RATE_FIELD = "optimizer.lr"
 @click.option("--shard", is_flag=True, help="Under torchrun: each process holds a part of the model (FSDP).")
 @click.option("--recompute", is_flag=True, help="Save memory: recompute activations in the backward pass.")
 @click.option("--compile", "compiling", is_flag=True, help="Use torch.compile: a slow start, then faster steps.")
-@click.option("--plot", is_flag=True, help="Draw the loss curve in the terminal while training.")
+@click.option("--plot", is_flag=True, help="Draw the loss curve while training; without a terminal, at the end.")
 @click.option("--tensorboard", is_flag=True, help="Also write TensorBoard event files to DIR/tensorboard.")
 @click.option(
     "--probe-every",

@@ -38,9 +38,11 @@ def show_progress(steps: int, first: bool = True, plot: bool = False) -> Iterato
                 show(numbers)
 
             callbacks.step = collect
-        yield callbacks
-        if plot and curve.training:
-            click.echo(curve.draw(), err=True)
+        try:
+            yield callbacks
+        finally:
+            if plot and curve.training:
+                click.echo(curve.draw(), err=True)
     else:
         with live_callbacks(steps, plot) as callbacks:
             yield callbacks
@@ -139,14 +141,14 @@ class RemainingTime:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self.begun: tuple[float, int] | None = None  # when, and after which step
+        self.start: tuple[float, int] | None = None  # when, and after which step
 
     def remaining(self, step: int) -> float | None:
         now = time.monotonic()
-        if self.begun is None:
-            self.begun = now, step
-        begun, done = self.begun
-        return (now - begun) / (step - done) * (self.steps - step) if step > done else None
+        if self.start is None:
+            self.start = now, step
+        start, done = self.start
+        return (now - start) / (step - done) * (self.steps - step) if step > done else None
 
 
 def line_callbacks(steps: int) -> Callbacks:
@@ -157,7 +159,7 @@ def line_callbacks(steps: int) -> Callbacks:
 
     def step(numbers: dict[str, Any]) -> None:
         remaining = clock.remaining(numbers["step"])
-        now = clock.begun[0] if clock.begun and not shown else time.monotonic()
+        now = clock.start[0] if clock.start and not shown else time.monotonic()
         if shown and now - shown[-1] < QUIET_SECONDS and "val/loss" not in numbers:
             return
         shown.append(now)
