@@ -175,7 +175,11 @@ class PatchEmbeddingConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class AudioEmbeddingConfig(Part):
-    """A log-mel spectrogram of 2·P frames, through two convolutions to P vectors of width D  (Radford et al. 2022)."""
+    """A log-mel spectrogram of 2·P frames, through two convolutions to P vectors of width D  (Radford et al. 2022).
+
+    >>> AudioEmbeddingConfig(mels=4, length=100).weights(8)["position.weight"]
+    (100, 8)
+    """
 
     mels: int  # numbers in a frame
     length: int  # P; the second convolution takes every other frame
