@@ -50,12 +50,15 @@ def command(
     def show(segment: Segment) -> None:
         echo_text(f"[{clock(segment.start)} → {clock(segment.end)}]  {segment.text}")
 
+    def skip(segment: Segment) -> None:
+        """The text is printed when all of it is ready."""
+
     found = []
     for file in files:
         if len(files) > 1 and not as_json:
             click.echo(f"{file}:")
-        progress = {"progress": show} if timestamps and not as_json else {}
-        result = transcribe(loaded, file, language=language, task=task, timestamps=timestamps, **progress)
+        progress = show if timestamps and not as_json else skip
+        result = transcribe(loaded, file, language=language, task=task, timestamps=timestamps, progress=progress)
         found.append({"file": file, **asdict(result)})
         if not timestamps and not as_json:
             echo_text(result.text)

@@ -228,7 +228,8 @@ class EncoderDecoder(ModelBase):
         if source.shape[0] != target.shape[0]:
             raise ValueError(f"the source has {source.shape[0]} rows, but the target has {target.shape[0]}")
         memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
-        context = make_context(*target.shape, target.device, readable=readable, taps=taps, fused=fused)
+        batch, length = target.shape
+        context = make_context(batch, length, target.device, readable=readable, taps=taps, fused=fused)
         return cross_context(context, memory, source_readable)
 
     def encode(

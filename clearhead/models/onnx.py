@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from clearhead.configs import (
     EncoderDecoderConfig,
     ModelConfig,
-    PatchEmbeddingConfig,
     PoolerConfig,
     RotaryConfig,
     SequenceModelConfig,
@@ -40,7 +39,7 @@ class Graph(nn.Module):
             tokens = isinstance(config.source, TokenEmbeddingConfig)
             read = ["input_ids", "attention_mask"] if tokens else ["input_features"]
             self.names = [*read, "decoder_input_ids"]
-        elif isinstance(config.embedding, PatchEmbeddingConfig):
+        elif not isinstance(config.embedding, TokenEmbeddingConfig):
             self.names = ["pixel_values"]
         else:
             self.names = ["input_ids", *(["attention_mask"] if encodes else [])]

@@ -140,7 +140,8 @@ class Speech:
     def write(self, memory: Float[Tensor, "1 S D"], prompt: list[int], timed: bool) -> tuple[list[int], float]:
         """The likeliest tokens, one after the other, without the end token; and their mean log-probability."""
         state = self.model.init_state(memory, self.longest)
-        given, written, total = torch.tensor([prompt], device=memory.device), [], 0.0
+        given, total = torch.tensor([prompt], device=memory.device), 0.0
+        written: list[int] = []
         most = self.longest - len(prompt)
         while len(written) < most:
             scores = self.model.next_logits(given, state)[0].float()
@@ -252,10 +253,10 @@ def segments_of(
     timestamps: bool,
 ) -> Iterator[Segment]:
     """The segments of a sound, window by window. A window starts where the segments of the one before it end."""
-    timed, marks = timestamps or frames > speech.frames, speech.tokenizer.inner
+    timed, marks = timestamps or frames > speech.frames, speech.tokenizer.inner.get_vocab(with_added_tokens=True)
     prompt = [speech.start]
     if language is not None:
-        prompt += [language, marks.token_to_id(f"<|{task}|>")]
+        prompt += [language, marks[f"<|{task}|>"]]
     prompt += [] if timed else [speech.untimed]
     place = 0
     while place < frames:

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from clearhead.configs import ConfigError, EncoderDecoderConfig, LearnedConfig
+from clearhead.configs import ConfigError, EncoderDecoderConfig, LearnedConfig, TokenEmbeddingConfig
 from clearhead.configs.train import PairsConfig, RecipeConfig
 from clearhead.data import Shards, build
 from clearhead.data.dates import dates
@@ -182,6 +182,8 @@ def fit_config(recipe: RecipeConfig, vocabulary: int) -> EncoderDecoderConfig:
         )
     assert isinstance(recipe.task, PairsConfig)
     require_causal(config.decoder)
+    if not isinstance(config.source, TokenEmbeddingConfig):
+        raise ConfigError("this model reads sound; `train translate` trains models that read texts")
     tables = [config.source, *([] if config.target is None else [config.target])]
     for position in (table.position for table in tables):
         if isinstance(position, LearnedConfig) and position.length < recipe.task.length:
