@@ -45,6 +45,8 @@ SCREENSHOTS = {
     "build": "#view=build",
     "lab": "#view=lab",
     "tour": "#view=flow&tour=4&step=stack.blocks.0.mixer.scores",
+    "steps": "#view=atlas&compare=true&model=chars · step 0&otherModel=chars",
+    "zh": "#view=flow&lang=zh&step=stack.blocks.1.mixer.weights&cell=1,6,3&head=1",
 }
 """Name of a picture of the studio -> where in the studio it is taken."""
 
@@ -191,7 +193,9 @@ def take_screenshots(model: str | None = None) -> None:
                 path = OUT / f"studio-{name}-{theme}.png"
                 page.screenshot(path=path)
                 shrink(path)
-                print(path.relative_to(DOCS), f"{path.stat().st_size / 1000:.0f} kB")
+                if (size := path.stat().st_size) > LIMIT:
+                    sys.exit(f"{path} has {size:,} bytes, but a picture of the documentation may have {LIMIT:,}")
+                print(path.relative_to(DOCS), f"{size / 1000:.0f} kB")
         browser.close()
 
 

@@ -30,11 +30,13 @@ def write_page(inspection: Inspection, path: Path, grids: Sequence[Grid] = (), l
     write_atomically(path, page(inspection, limit, grids))
 
 
-def page(inspection: Inspection, limit: int = LIMIT, grids: Sequence[Grid] = ()) -> str:
-    """The page's text, at most `limit` bytes."""
+def page(
+    inspection: Inspection, limit: int = LIMIT, grids: Sequence[Grid] = (), state: dict[str, Any] | None = None
+) -> str:
+    """The page's text, at most `limit` bytes. `state` is where it opens."""
     title = f"{inspection.model_input.name} — Clearhead"
     room = limit - len(style().encode()) - len(bundle("page.js").encode()) - 8192
-    return one_file(title, enclose(inspection, room, grids), {"state": first_state(inspection)})
+    return one_file(title, enclose(inspection, room, grids), {"state": first_state(inspection) | (state or {})})
 
 
 def first_state(inspection: Inspection) -> dict[str, Any]:

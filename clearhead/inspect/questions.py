@@ -67,11 +67,19 @@ class QuestionError(ValueError):
     """A question that cannot be answered; the message is shown to the user."""
 
 
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that a function makes, and the Python that makes it, such as one step of a run."""
+
+    load: Callable[[], Model]
+    python: str
+
+
 @dataclass
 class Session:
     """The models that may be opened by name, and the passes recorded lately."""
 
-    sources: dict[str, Path | str]  # a checkpoint folder, or the name of a preset
+    sources: dict[str, Path | str | ModelSource]  # a checkpoint folder, the name of a preset, or a function
     text: str = ""
     runs: Path | None = None
     only_run: str | None = None  # the one run that a widget follows
@@ -113,7 +121,9 @@ class Session:
             raise QuestionError(f"there is no model {name!r} in this session; it has {', '.join(self.sources)}")
         if name not in self.loaded:
             source = self.sources[name]
-            if isinstance(source, Path):
+            if isinstance(source, ModelSource):
+                model = source.load()
+            elif isinstance(source, Path):
                 model = load(source)
             else:
                 torch.manual_seed(0)
@@ -142,7 +152,9 @@ class Session:
         name = self.model_name(arguments)
         inspection, _ = self.pass_of(arguments)
         source = self.sources[name]
-        if isinstance(source, Path):
+        if isinstance(source, ModelSource):
+            load_line = source.python
+        elif isinstance(source, Path):
             load_line = f"model = clearhead.load({str(source)!r})"
         elif source in PRESETS:
             load_line = f"torch.manual_seed(0)\nmodel = clearhead.build(clearhead.preset({source!r})).eval()"
@@ -276,7 +288,14 @@ def tokens(session: Session, arguments: Mapping[str, Any]) -> Answer:
         "chances": token_chances(inspection),
         "chat": chat_template(given) is not None,
         "python": session.opening(arguments) + "\nprint(inspection.model_input.labels)",
+        "surprise_python": session.opening(arguments) + SURPRISE_CODE,
     }
+
+
+SURPRISE_CODE = """
+logs = inspection.logits[0, :-1].float().log_softmax(-1)
+chosen = inspection.model_input.inputs[0, 1:, None]
+print(-logs.gather(-1, chosen)[:, 0] / torch.tensor(2.0).log())"""
 
 
 def token_chances(inspection: Inspection) -> list[float]:
@@ -371,7 +390,7 @@ def head(session: Session, arguments: Mapping[str, Any]) -> Answer:
         f"{'cross' if each.place == 'cross' else 'mixer'}.weights",
     }
     code = f"\nprint(inspection.map({each.layer}, {number}, {each.place!r}).values)"
-    return answer | {"python": session.opening(arguments) + code}
+    return answer | {"opening": session.opening(arguments), "python": session.opening(arguments) + code}
 
 
 @question
@@ -564,10 +583,21 @@ def lens(session: Session, arguments: Mapping[str, Any]) -> Answer:
         "top": lines,
         "norms": np.stack([x[at].float().norm(dim=-1).cpu().numpy() for x in stream.values()]),
         "python": session.opening(arguments) + f"\nprint(inspection.lens(rows={at}).texts)",
+        "norms_python": session.opening(arguments) + f"\nprint(inspection.norms().values[:, {at}])",
     }
     if id is not None:
         answer |= {"token": [given.token_text(id), id], "ranks": np.stack(ranks), "chances": np.stack(chances)}
+        answer["track_python"] = session.opening(arguments) + track_code(given, at, id)
     return answer
+
+
+def track_code(given: ModelInput, rows: list[int], id: int) -> str:
+    """Python that prints rank and probability of a token after each layer."""
+    rows_of = f"[0, {rows}]" if given.predicts_tokens else ""
+    return f"""
+for name, path in inspection.model_input.residual_taps():
+    logits = inspection.model_input.head(inspection.values[path]){rows_of}.float()
+    print(name, ((logits > logits[:, [{id}]]).sum(-1) + 1).tolist(), logits.softmax(-1)[:, {id}].tolist())"""
 
 
 @question
@@ -827,7 +857,11 @@ def ablate(session: Session, arguments: Mapping[str, Any]) -> Answer:
         else inspection.model_input.find_token(token if isinstance(token, int) else str(token))
     )
     effect = ablate_layer(inspection.replay, each, id, place, [int(arguments.get("head", 0))]) - float(at[id])
-    return {"effect": float(effect[0]), "token": [inspection.model_input.token_text(id), id]}
+    return {
+        "effect": float(effect[0]),
+        "token": [inspection.model_input.token_text(id), id],
+        "python": session.opening(arguments) + f"\nprint(inspection.ablate({id}, {place}).values)",
+    }
 
 
 # ---- two texts or two models

@@ -13,7 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Mount, Route, Router
 
 from clearhead.inspect.bundle import WEB
-from clearhead.inspect.questions import QuestionError, Session, encode
+from clearhead.inspect.questions import ModelSource, QuestionError, Session, encode
 from clearhead.serve.app import Guards, build_app
 
 from . import design, instruments, jobs, runs  # noqa: F401  each registers its questions
@@ -89,11 +89,11 @@ def open_socket(port: int) -> socket.socket:
     return sock
 
 
-def find_models(names: tuple[str, ...], folder: Path | None) -> dict[str, Path | str]:
-    """Models by the name that the page shows: folders, files, presets, and trained runs."""
+def find_models(names: tuple[str, ...], folder: Path | None) -> dict[str, Path | str | ModelSource]:
+    """Models by the name that the page shows: folders, files, presets, and runs with the steps they have kept."""
     from clearhead.models.presets import PRESETS
 
-    found: dict[str, Path | str] = {}
+    found: dict[str, Path | str | ModelSource] = {}
     for name in names:
         path = Path(name)
         if name in PRESETS:
@@ -106,6 +106,6 @@ def find_models(names: tuple[str, ...], folder: Path | None) -> dict[str, Path |
             )
     if folder is not None and folder.is_dir():
         for run in sorted(folder.iterdir()):
-            if (run / "config.json").exists():
-                found.setdefault(run.name, run.resolve())
+            for name, source in runs.run_sources(run).items() if run.is_dir() else ():
+                found.setdefault(name, source)
     return found or {"small": SMALL_MODEL}

@@ -45,7 +45,14 @@ def design(session: Session, arguments: Mapping[str, Any]) -> Answer:
     code = [f"config = clearhead.preset({name!r})"]
     if changes:
         code.append(f"config = config.with_values({changes!r})")
-    code.append(f"print(clearhead.cost(config, length={numbers.length}, batch={batch}).parameters.total)")
+    opening = "import clearhead\n\n" + "\n".join(code)
+    total = f"\nprint(clearhead.cost(config, length={numbers.length}, batch={batch}).parameters.total)"
+    by_length = f"""
+for length in {LENGTHS}:
+    print(length, clearhead.cost(config, length=length).flops.by_part)"""
+    shapes = f"""
+for step in clearhead.trace(config, length={numbers.length}).steps:
+    print(step.name, list(step.shape))"""
     return {
         "tree": tree(config, "", "", type(config)),
         "cost": numbers.to_dict(),
@@ -62,7 +69,9 @@ def design(session: Session, arguments: Mapping[str, Any]) -> Answer:
             for step in first
         ],
         "json": dumps(config),
-        "python": "import clearhead\n\n" + "\n".join(code),
+        "python": opening + total,
+        "growth_python": opening + by_length,
+        "shapes_python": opening + shapes,
     }
 
 

@@ -37,18 +37,19 @@ def choice(name: str, *choices: str) -> Answer:
     return {"name": name, "default": choices[0], "choices": list(choices)}
 
 
-def chart(title: str, x: str, y: str, curves: Mapping[str, Any], **more: bool) -> Answer:
+def chart(title: str, x: str, y: str, curves: Mapping[str, Any], python: str, **more: bool) -> Answer:
     drawn = [{"name": name, "points": [[float(a), float(b)] for a, b in points]} for name, points in curves.items()]
-    return {"title": title, "x": x, "y": y, "curves": drawn} | more
+    return {"title": title, "x": x, "y": y, "curves": drawn, "python": python} | more
 
 
-def heat_map(title: str, values: np.ndarray, kind: str, unit: str, **more: Any) -> Answer:
+def heat_map(title: str, values: np.ndarray, kind: str, unit: str, python: str, **more: Any) -> Answer:
     rows, columns = ([str(n) for n in range(size)] for size in values.shape)
-    shown = np.ascontiguousarray(values, dtype=np.float32)
-    return {"title": title, "values": shown, "rows": rows, "columns": columns, "kind": kind, "unit": unit} | more
+    shown = {"values": np.ascontiguousarray(values, dtype=np.float32), "rows": rows, "columns": columns}
+    return {"title": title, "kind": kind, "unit": unit, "python": python} | shown | more
 
 
-def answer(python: str, *, charts: Any = (), maps: Any = (), facts: Any = (), formula: str = "") -> Answer:
+def answer(*, charts: Any = (), maps: Any = (), facts: Any = (), formula: str = "", python: str = "") -> Answer:
+    """What an instrument shows. Charts and maps carry the Python that prints their numbers; `python` prints facts."""
     return {"charts": list(charts), "maps": list(maps), "facts": list(facts), "formula": formula, "python": python}
 
 
@@ -62,33 +63,50 @@ def positions(values: Mapping[str, Any]) -> Answer:
         alike = products(far, width, theta)
         waves = {name: enumerate(wave) for name, wave in wavelengths(asked).items()}
         code = "from clearhead.inspect.positions import Positions, wavelengths\n\n"
-        code += f"print(wavelengths(Positions(dim={width}, base={asked.base!r}, factor={asked.factor!r})))"
+        code += f"asked = Positions(length={length}, dim={width}, base={asked.base!r}, factor={asked.factor!r})\n"
+        code += "for name, waves in wavelengths(asked).items():\n    print(name, list(waves))"
+        similar = "import numpy as np\n\nfrom clearhead.inspect.positions import products\n\n"
+        similar += f"print(list(products(np.arange({length}, dtype=float), {width}, {theta!r})))"
         return answer(
-            code,
             charts=[
-                chart("wavelength", "pair", "tokens", waves, log=True),
-                chart("similarity", "distance", "number", {"Σ cos(k·ωᵢ)": zip(far, alike, strict=True)}),
+                chart("wavelength", "pair", "tokens", waves, code, log=True),
+                chart("similarity", "distance", "number", {"Σ cos(k·ωᵢ)": zip(far, alike, strict=True)}, similar),
             ],
             formula="(a, b) ↦ (a·cos φ − b·sin φ, a·sin φ + b·cos φ),  φ = position · θ^(−2i/d)",
         )  # fmt: skip
     if values["encoding"] == "ALiBi":
         shown = min(length, MAP)
         bias = np.tril(alibi_bias(heads, shown, shown)[head])
-        curves = {f"head {n}": [(d, -slope * d) for d in far] for n, slope in enumerate(alibi_slopes(heads)[:6])}
-        code = f"from clearhead.reference.positions import alibi_slopes\n\nprint(alibi_slopes({heads}))"
+        slopes = alibi_slopes(heads)[:6]
+        curves = {f"head {n}": [(d, -slope * d) for d in far] for n, slope in enumerate(slopes)}
+        code = "from clearhead.reference.positions import alibi_slopes\n\n"
+        code += f"for slope in alibi_slopes({heads})[:6]:\n    print([-slope * d for d in range({length})])"
+        table = "import numpy as np\n\nfrom clearhead.reference.positions import alibi_bias\n\n"
+        table += f"print(np.tril(alibi_bias({heads}, {shown}, {shown})[{head}]).tolist())"
         return answer(
-            code,
-            charts=[chart("bias", "distance", "number", curves)],
-            maps=[heat_map("bias", bias, "signed", "number")],
+            charts=[chart("bias", "distance", "number", curves, code)],
+            maps=[heat_map("bias", bias, "signed", "number", table)],
             formula="score − slope · distance,  slope = 2^(−8·(h + 1)/H)",
         )
-    table = sinusoidal_positions(length, width, asked.base)
+    table_values = sinusoidal_positions(length, width, asked.base)
     code = "from clearhead.reference.positions import sinusoidal_positions\n\n"
-    code += f"print(sinusoidal_positions({length}, {width}, {asked.base!r}))"
+    code += f"table = sinusoidal_positions({length}, {width}, {asked.base!r})\n"
+    alike = table_values @ table_values[0]
     return answer(
-        code,
-        maps=[heat_map("table", table[:MAP], "signed", "number", top=1, height=7)],
-        charts=[chart("similarity", "distance", "number", {"PE(0)·PE(k)": zip(far, table @ table[0], strict=True)})],
+        maps=[
+            heat_map(
+                "table", table_values[:MAP], "signed", "number", f"{code}print(table[:{MAP}].tolist())", top=1, height=7
+            )
+        ],
+        charts=[
+            chart(
+                "similarity",
+                "distance",
+                "number",
+                {"PE(0)·PE(k)": zip(far, alike, strict=True)},
+                f"{code}print((table @ table[0]).tolist())",
+            )
+        ],
         formula="PE(pos, 2i) = sin(pos / θ^(2i/d)),  PE(pos, 2i+1) = cos(pos / θ^(2i/d))",
     )
 
@@ -112,10 +130,10 @@ def masks(values: Mapping[str, Any]) -> Answer:
     pairs = int(allowed.sum())
     code = "import numpy as np\n\nfrom clearhead.configs.masks import Causal, Full, Global, Scattered, Window\n\n"
     code += f"at, mask = np.arange({length}), {written}\n"
-    code += f"print(np.broadcast_to(mask(at[:, None], at[None, :]), ({length}, {length})).sum())"
+    code += f"allowed = np.broadcast_to(mask(at[:, None], at[None, :]), ({length}, {length}))\n"
     return answer(
-        code,
-        maps=[heat_map("allowed", allowed, "weight", "reads", top=1)],
+        python=f"{code}print(allowed.sum())",
+        maps=[heat_map("allowed", allowed, "weight", "reads", f"{code}print(allowed.astype(float).tolist())", top=1)],
         facts=[["pairs", f"{pairs:,}"], ["share", f"{pairs / length**2:.1%}"], ["per_query", f"{pairs / length:.3g}"]],
         formula=written,
     )
@@ -136,15 +154,20 @@ def growth(values: Mapping[str, Any]) -> Answer:
             flops.setdefault(name, []).append((length, found.flops.forward))
             if found.memory.kv_cache:
                 state.setdefault(name, []).append((length, found.memory.kv_cache))
-    code = "import clearhead\nfrom clearhead.measure.growth import ModelSize, mixers, of_mixer\n\n"
-    code += f"size = ModelSize(dim={size.dim}, heads={size.heads})\nfor name, mixer in mixers(size).items():\n"
-    code += f"    config = of_mixer(name, mixer, size).make({lengths[-1]})\n"
-    code += f"    print(name, clearhead.cost(config, length={lengths[-1]}).flops.forward)"
+
+    def code(number: str) -> str:
+        return f"""import clearhead
+from clearhead.measure.growth import ModelSize, mixers, of_mixer
+
+size = ModelSize(dim={size.dim}, heads={size.heads})
+for name, mixer in mixers(size).items():
+    make = of_mixer(name, mixer, size).make
+    print(name, [clearhead.cost(make(length), length=length).{number} for length in {lengths}])"""
+
     return answer(
-        code,
         charts=[
-            chart("flops", "tokens", "FLOPs", flops, log=True, logX=True),
-            chart("memory", "tokens", "bytes", state, log=True, logX=True),
+            chart("flops", "tokens", "FLOPs", flops, code("flops.forward"), log=True, logX=True),
+            chart("memory", "tokens", "bytes", state, code("memory.kv_cache"), log=True, logX=True),
         ],
     )
 
@@ -162,11 +185,14 @@ def planner(values: Mapping[str, Any]) -> Answer:
         ]
         for scale in (0.1, 1, 10)
     }
-    code = "from clearhead.scaling.published import PUBLISHED\n\n"
-    code += f"plan = PUBLISHED[{values['law']!r}].plan({budget!r})\nprint(plan.n, plan.d, plan.loss)"
+    code = "import numpy as np\n\nfrom clearhead.scaling.published import PUBLISHED\n\n"
+    code += f"fit, budget = PUBLISHED[{values['law']!r}], {budget!r}\nplan = fit.plan(budget)\n"
+    by_size = f"""{code}sizes = np.geomspace(plan.n / 30, plan.n * 30, 41)
+for scale in (0.1, 1, 10):
+    print([fit.law.loss(fit.values, n, scale * budget / ({FLOPS} * n)) for n in sizes])"""
     return answer(
-        code,
-        charts=[chart("frontier", "parameters", "loss", curves, logX=True)],
+        python=f"{code}print(plan.n, plan.d, plan.loss)",
+        charts=[chart("frontier", "parameters", "loss", curves, by_size, logX=True)],
         facts=[
             ["parameters", si(plan.n)],
             ["data", si(plan.d)],

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from clearhead.inspect.questions import Answer, QuestionError, Session, question, shade_heads
+from clearhead.inspect.questions import Answer, ModelSource, QuestionError, Session, question, shade_heads
 from clearhead.training.probe import list_probes, read_probe
 from clearhead.training.recipes import RECIPES
+from clearhead.training.steps import find_trained, list_steps, load_step
 
 from .jobs import find_job, run_folder
 
+PROBE_CODE = """from pathlib import Path
+
+from clearhead.training.probe import list_probes, read_probe
+
+"""
 QUIET = 20.0  # seconds without a measurement after which a run of another process counts as stopped
 
 
@@ -52,11 +59,8 @@ def describe_run(session: Session, folder: Path) -> Answer | None:
     failed = own is not None and own.ended and own.process.returncode not in (0, 130) and not done
     stopped = "failed" if failed else "stopped"
     state = "running" if busy or (recent and own is None and not done) else "done" if done else stopped
-    best = next(
-        (place for place in (folder, folder / "best", folder / "last") if (place / "config.json").exists()), None
-    )
-    if best is not None:
-        session.sources[folder.name] = best.resolve()
+    opened = run_sources(folder)
+    session.sources |= opened
     return {
         "name": folder.name,
         "folder": str(folder),
@@ -64,10 +68,30 @@ def describe_run(session: Session, folder: Path) -> Answer | None:
         "steps": steps,
         "state": state,
         "frames": list(list_probes(folder)),
-        "opens": best is not None,
+        "opens": bool(opened),
+        "models": list(opened),
         "problem": own.output("stderr")[-600:] if failed and own is not None else "",
         "job": own.id if busy and own is not None else None,
     }
+
+
+def run_sources(folder: Path) -> dict[str, Path | str | ModelSource]:
+    """The models of a run by name: the trained one, and `name · step 0` for each step that it has kept."""
+    trained = find_trained(folder)
+    if trained is None:
+        return {}
+    found: dict[str, Path | str | ModelSource] = {folder.name: trained.resolve()}
+    try:
+        steps = list_steps(folder)
+    except ValueError:  # a recipe of another version
+        return found
+    for step in steps:
+        code = (
+            "from clearhead.training.steps import load_step\n\n"
+            + f"model = load_step({str(folder.resolve())!r}, {step})"
+        )
+        found[f"{folder.name} · step {step}"] = ModelSource(partial(load_step, folder, step), code)
+    return found
 
 
 def last_step(metrics: Path) -> int:
@@ -125,7 +149,9 @@ def probe(session: Session, arguments: Mapping[str, Any]) -> Answer:
     for each, small in zip(facts["maps"], pictures, strict=True):
         shades, top = shade_heads(small, not each["signed"])
         maps.append(each | {"thumbnails": shades, "top": top})
-    return {"step": step, "text": facts["text"], "maps": maps, "gradients": bool(facts["gradients"])}
+    code = f"{PROBE_CODE}facts, pictures = read_probe(list_probes(Path({str(folder)!r}))[{step}])\n"
+    code += "for heads, picture in zip(facts['maps'], pictures):\n    print(heads['layer'], picture)"
+    return {"step": step, "text": facts["text"], "maps": maps, "gradients": bool(facts["gradients"]), "python": code}
 
 
 @question
@@ -135,4 +161,8 @@ def gradients(session: Session, arguments: Mapping[str, Any]) -> Answer:
     facts = [read_probe(path)[0] for path in frames.values()]
     names = list(facts[-1]["gradients"]) if facts else []
     norms = [[each["gradients"].get(name, 0.0) for each in facts] for name in names]
-    return {"steps": list(frames), "names": names, "norms": np.array(norms, np.float32).reshape(len(names), len(facts))}
+    folder = run_folder(session, arguments.get("run"))
+    code = f"{PROBE_CODE}for step, path in list_probes(Path({str(folder)!r})).items():\n"
+    code += "    print(step, read_probe(path)[0]['gradients'])"
+    shown = np.array(norms, np.float32).reshape(len(names), len(facts))
+    return {"steps": list(frames), "names": names, "norms": shown, "python": code}

@@ -177,7 +177,7 @@ class Trainer:
         world = world or World(torch.device("cpu"))
         keep_memory()
         self.recipe, self.task, self.run, self.callbacks, self.world = recipe, task, run, callbacks, world
-        model = make_model(recipe, task)
+        model = make_model(recipe, task.config)
         self.model = model if world.sharded else model.to(world.device)  # FSDP moves block by block
         blocks = list_blocks(self.model)
         if execution.recompute:

@@ -19,7 +19,7 @@ from .distributed import World, full_tensor
 from .task import Task
 
 
-def make_model(recipe: RecipeConfig, task: Task) -> Model:
+def make_model(recipe: RecipeConfig, config: ModelConfig) -> Model:
     """Build the model with fresh weights, or load the checkpoint in `recipe.start`.
 
     With `zero_out`, every residual branch and the head start at zero, so all tokens are equally likely at first.
@@ -36,11 +36,11 @@ def make_model(recipe: RecipeConfig, task: Task) -> Model:
             model = dequantize(model)
         if model.precision is not None:
             raise ConfigError(f"{recipe.start} is quantized and cannot be trained; train the model it was made from")
-        model = match_config(model, task.config, recipe.start).float().train()
+        model = match_config(model, config, recipe.start).float().train()
         if recipe.adapter is not None:
             adapt(model, recipe.adapter)
         return model
-    model = build(task.config)
+    model = build(config)
     if recipe.zero_out:
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -4,6 +4,7 @@ import { render } from "./preact.js";
 import { START, readAddress, writeAddress } from "./address.js";
 import { en } from "./words/en.js";
 import { zh } from "./words/zh.js";
+import { translate } from "./words/phrases.js";
 import { Prompt } from "./parts/prompt.js";
 import { Write } from "./views/write.js";
 import { Flow } from "./views/flow.js";
@@ -12,14 +13,14 @@ import { Lens } from "./views/lens.js";
 import { Intervene } from "./views/intervene.js";
 import { Train } from "./views/train.js";
 import { Lab } from "./views/lab.js";
-import { Check } from "./views/check.js";
+import { Check, Report } from "./views/check.js";
 import { Build } from "./views/build.js";
 import { Tour } from "./views/tour.js";
 
 const LANGUAGES = { en, zh };
-const VIEWS = { write: Write, flow: Flow, atlas: Atlas, lens: Lens, intervene: Intervene, train: Train, lab: Lab, check: Check, build: Build };
-const LIVE_ONLY = new Set(["intervene", "train", "lab", "check", "build"]);
-const TEXTLESS = new Set(["train", "lab", "check", "build"]);
+const VIEWS = { write: Write, flow: Flow, atlas: Atlas, lens: Lens, intervene: Intervene, train: Train, lab: Lab, check: Check, build: Build, report: Report };
+const LIVE_ONLY = new Set(["intervene", "train", "lab", "check", "build"]), ALONE = new Set(["report"]); // the verdict is a widget of its own
+const TEXTLESS = new Set(["train", "lab", "check", "build", "report"]);
 
 // The selection, and `go` which changes it: a big change is a new entry of the browser's history, a small one is not.
 function useSelection(options) {
@@ -56,18 +57,19 @@ function App({ source, first, options }) {
     if (word === undefined) console.error(`no word for ${key} in ${language}`);
     return (word === undefined ? key : word).replace(/\{(\w+)\}/g, (_, name) => (values[name] === undefined ? "" : values[name]));
   }, [language]);
+  const tr = useCallback((text) => translate(language, text), [language]);
   const has = useCallback((key) => LANGUAGES[language][key] !== undefined, [language]);
   const model = info.models.includes(state.model) ? state.model : info.models[0], text = state.text === null ? info.text : state.text;
   const args = useMemo(() => ({ model, text }), [model, text]);
   const setText = useCallback((value) => go({ text: value, query: -1, key: -1, cell: "" }, true), []);
   const fail = useCallback((problem) => putError(String(problem.message || problem)), []);
   useEffect(() => { document.documentElement.lang = language === "zh" ? "zh-CN" : "en"; }, [language]);
-  const views = options.views || Object.keys(VIEWS).filter((name) => source.live || !LIVE_ONLY.has(name));
+  const views = options.views || Object.keys(VIEWS).filter((name) => !ALONE.has(name) && (source.live || !LIVE_ONLY.has(name)));
   const view = views.includes(state.view) ? state.view : views[0], View = VIEWS[view], alone = views.length === 1;
   useLayoutEffect(() => { if (!own) document.title = `${t(view)} · ${model || ""} · Clearhead`; }, [view, model, language]);
   const other = { model: info.models.includes(state.otherModel) ? state.otherModel : model, text: state.otherText || text };
   const comparing = state.compare && source.live && (other.model !== model || other.text !== text);
-  const shared = { state, go, t, has, args, other: comparing ? other : null, source, fail, say, dark, language, models: info.models, info, refresh, setText };
+  const shared = { state, go, t, tr, has, args, other: comparing ? other : null, source, fail, say, dark, language, models: info.models, info, refresh, setText };
   const open = (name) => {
     putError("");
     go({ view: name, open: false }, true);
@@ -84,9 +86,9 @@ function App({ source, first, options }) {
       <button class="do" aria-label=${t("theme")} title=${t("theme")} data-act="theme" onClick=${() => go({ theme: dark ? "light" : "dark" })}>◐</button></div></header>
     ${!TEXTLESS.has(view) && html`<${Prompt} />`}
     <main id="view" tabindex="-1" ref=${main} data-view=${view}>
-      ${error && html`<p class="error" role="alert">${error} <button class="quiet" aria-label=${t("close")} onClick=${() => putError("")}>×</button></p>`}
+      ${error && html`<p class="error" role="alert">${tr(error)} <button class="quiet" aria-label=${t("close")} onClick=${() => putError("")}>×</button></p>`}
       <${Tour} /><p class="help">${t(view + "_help")}</p><${View} key=${view} />
-      ${(info.notes || []).map((note) => html`<p class="note" key=${note}>${note}</p>`)}</main>
+      ${(info.notes || []).map((note) => html`<p class="note" key=${note}>${tr(note)}</p>`)}</main>
     <div class="live" aria-live="polite">${spoken}</div></div></${Studio.Provider}>`;
 }
 

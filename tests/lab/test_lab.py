@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from clearhead.cli.lab import command
 from clearhead.cli.main import cli
 from clearhead.lab.result import Result, format_value, require
+from tests.studio.tools import ENGLISH, translate
 
 matplotlib_image = pytest.importorskip("matplotlib.image")
 
@@ -63,6 +65,10 @@ def test_an_experiment_prints_and_draws(name: str, tmp_path: Path) -> None:
     assert "nan" not in result.stdout.lower()
     assert len(report["rows"]) > 1
     assert ElementTree.parse(drawn).getroot().tag.endswith("svg")
+    for sentence in (report["claim"], report["found"]):
+        assert not ENGLISH.search(re.sub(r"：[^；。]*", "", translate(sentence))), translate(
+            sentence
+        )  # lists of names stay
     assert "<!-- " in drawn.read_text()  # matplotlib writes each text as a comment beside its shapes
 
 

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -19,51 +18,32 @@ import clearhead
 from clearhead.inspect.questions import Session
 from clearhead.nn.tap import Taps
 from clearhead.studio.app import SMALL_MODEL
+from clearhead.training.steps import load_step
 
-from .tools import CHROMIUM, Watched, running_studio
+from .tools import STUDIO_TEXT, Watched
 
-TEXT = "To be or not to be"
+TEXT = STUDIO_TEXT
 VIEWS = ("write", "flow", "atlas", "lens", "intervene", "train", "lab", "check", "build")
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    api = pytest.importorskip("playwright.sync_api")
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium on this machine")
-    with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
-def studio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    pytest.importorskip("uvicorn")
-    runs = tmp_path_factory.mktemp("runs")
-    others = ("tiny-bert", "tiny-vit", "tiny-mamba", "tiny-mixtral", "tiny-transformer")
-    with running_studio(str(SMALL_MODEL), *others, "--text", TEXT, "--runs", str(runs)) as address:
-        yield address
-
-
-@pytest.fixture(scope="module")
-def context(chromium: Any, studio: str) -> Iterator[Any]:
-    made = chromium.new_context(viewport={"width": 1440, "height": 900}, locale="en-US")
-    page = made.new_page()
-    page.goto(studio)
-    page.close()
+def page(chromium: Any, studio: str) -> Iterator[Any]:
+    """One page for all tests: they change its address, which the studio follows without loading anew."""
+    context = chromium.new_context(viewport={"width": 1440, "height": 900}, locale="en-US")
+    made = context.new_page()
+    made.watched = Watched(made)
+    made.goto(studio)
     yield made
-    made.close()
+    context.close()
 
 
 @pytest.fixture
-def seen(context: Any, studio: str) -> Iterator[Watched]:
-    watched = Watched(context.new_page())
-    watched.base = "http://" + urlsplit(studio).netloc + "/"
+def seen(page: Any) -> Iterator[Watched]:
+    watched: Watched = page.watched
+    watched.forget()
     yield watched
     assert watched.messages == []
     assert all(url.startswith((watched.base, "data:", "about:", "blob:")) for url in watched.requests)
-    watched.page.close()
 
 
 @pytest.fixture(scope="module")
@@ -71,22 +51,46 @@ def inspection() -> Any:
     return clearhead.load(SMALL_MODEL).inspect(TEXT)
 
 
-def test_all_nine_views_open_in_both_languages_and_themes(seen: Watched) -> None:
+def test_all_nine_views_open_in_both_languages_and_themes_and_fit_a_phone(seen: Watched) -> None:
     for lang, theme in (("en", "light"), ("zh", "dark")):
-        seen.go(seen.base, f"#lang={lang}&theme={theme}", "main .panel")
+        seen.go(f"#lang={lang}&theme={theme}", "main .panel")
         for view in VIEWS:
             seen.open(view)
             assert seen.page.locator("h1").count() == 1
             assert not seen.page.locator("main .error").count(), view
+            for width, height in ((390, 800), (720, 450), (1440, 900)):  # a phone, and 1440 × 900 at 200 %
+                seen.page.set_viewport_size({"width": width, "height": height})
+                over = seen.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+                assert over <= 1, f"{view} is wider than {width} pixels by {over}"
+            panels = seen.page.evaluate(PANELS_WITHOUT_CODE)
+            assert set(panels) <= WITHOUT_NUMBERS, f"{view}: no copy as Python in {panels}"
         assert seen.page.locator(".studio").get_attribute("data-theme") == theme
         shown = seen.page.locator("nav").inner_text()
         assert ("注意力" in shown) == (lang == "zh")
 
 
+WITHOUT_NUMBERS = {
+    "explanation",
+    "generated",
+    "edit",
+    "patch",
+    "switches",
+    "start",
+    "runs",
+    "verdict",
+    "instrument",
+    "track",
+    "",
+}
+"""Panels that ask or explain, or show numbers only after a click."""
+PANELS_WITHOUT_CODE = """[...document.querySelectorAll("main .panel")]
+  .filter((one) => !one.querySelector("[data-python]")).map((one) => one.dataset.part || "")"""
+
+
 def test_flow_lists_every_step_and_cells_equal_taps(seen: Watched, inspection: Any) -> None:
     whole = Taps(read=["*"])
     inspection.model_input.run(whole)
-    seen.go(seen.base, "#view=flow", "[data-step]")
+    seen.go("#view=flow", "[data-step]")
     listed = []
     for section in seen.page.locator("[data-section]").all():
         section.click()
@@ -111,7 +115,7 @@ def test_flow_lists_every_step_and_cells_equal_taps(seen: Watched, inspection: A
         ("head.logits", (5, 40)),
     ):
         at = ",".join(map(str, index))
-        seen.go(seen.base, f"#view=flow&step={path}&cell={at}", f"[data-cell='{path}:{at}']")
+        seen.go(f"#view=flow&step={path}&cell={at}", f"[data-cell='{path}:{at}']")
         value = float(seen.page.locator("[data-cell]").get_attribute("data-value") or "nan")
         assert value == pytest.approx(float(whole.values[path][(0, *index)]), abs=1e-5)
     seen.page.locator("[data-part=explanation] .bars button").first.click()
@@ -127,7 +131,7 @@ ASK_CELLS = """async ([text, cells]) => Promise.all(cells.map(async ([path, inde
 
 
 def test_from_all_heads_to_a_cell_by_mouse_and_keyboard(seen: Watched, inspection: Any) -> None:
-    seen.go(seen.base, "#view=atlas", ".thumb")
+    seen.go("#view=atlas", ".thumb")
     assert seen.page.locator(".thumb").count() == sum(len(map.heads) for map in inspection.maps)
     seen.page.focus("[data-head='stack.1.2']")
     seen.page.keyboard.press("Enter")
@@ -149,7 +153,7 @@ def test_from_all_heads_to_a_cell_by_mouse_and_keyboard(seen: Watched, inspectio
 
 
 def test_of_two_quick_edits_only_the_last_is_shown(seen: Watched) -> None:
-    seen.go(seen.base, "", ".tok")
+    seen.go("", ".tok")
     box = seen.page.locator("[data-act=text]")
     box.fill("My lord the king")
     box.fill("My lord the queen")
@@ -164,7 +168,7 @@ def test_of_two_quick_edits_only_the_last_is_shown(seen: Watched) -> None:
 
 
 def test_switching_a_head_off_equals_taps_and_undo_restores(seen: Watched, inspection: Any) -> None:
-    seen.go(seen.base, "#view=intervene", "[data-after]")
+    seen.go("#view=intervene", "[data-after]")
 
     def shown() -> dict[int, float]:
         cells = seen.page.locator("[data-after]").all()
@@ -190,17 +194,17 @@ def test_switching_a_head_off_equals_taps_and_undo_restores(seen: Watched, inspe
     seen.page.wait_for_selector("[data-measured='12']", timeout=60_000)
 
 
-@pytest.mark.parametrize("name", ["tiny-bert", "tiny-vit", "tiny-mamba", "tiny-mixtral", "tiny-transformer"])
-def test_other_architectures_open_without_a_message(name: str, seen: Watched) -> None:
-    seen.go(seen.base, f"#model={name}", "main .panel")
-    for view in ("flow", "atlas"):
-        seen.open(view)
-        assert seen.messages == []
+def test_other_architectures_open_without_a_message(seen: Watched) -> None:
+    for name in ("tiny-bert", "tiny-vit", "tiny-mamba", "tiny-mixtral", "tiny-transformer"):
+        for view, wait in (("flow", "[data-step]"), ("atlas", "[data-part=heads]")):
+            seen.go(f"#model={name}&view={view}", f"main[data-view={view}] {wait}")
+            seen.until(f"document.title.includes('{name}')")
+            assert seen.messages == [], name
 
 
 def test_hostile_text_stays_text(seen: Watched) -> None:
     hostile = "<img src=x onerror=alert(1)> {{script}} </script><b>"
-    seen.go(seen.base, "", ".tok")
+    seen.go("", ".tok")
     seen.page.locator("[data-act=text]").fill(hostile)
     seen.until("document.querySelectorAll('.panel .tok').length > 15")
     for view in ("flow", "atlas", "lens", "intervene"):
@@ -209,7 +213,7 @@ def test_hostile_text_stays_text(seen: Watched) -> None:
 
 
 def test_chinese_text_shows_characters_everywhere(seen: Watched) -> None:
-    seen.go(seen.base, "#lang=zh", ".tok")
+    seen.go("#lang=zh", ".tok")
     seen.page.locator("[data-act=text]").fill("从前有一个小女孩")
     seen.until("document.body.innerText.includes('从·1/3')")
     for view in ("write", "flow", "atlas", "lens"):
@@ -219,22 +223,13 @@ def test_chinese_text_shows_characters_everywhere(seen: Watched) -> None:
 
 
 def test_the_tour_points_at_real_numbers(seen: Watched) -> None:
-    seen.go(seen.base, "#tour=1", ".tour")
+    seen.go("#tour=1", ".tour")
     for number in range(2, 11):
         seen.page.locator(".tour .main").click()
         seen.until(f"document.querySelector('.tour').innerText.includes('{number} of 10')")
-    seen.go(seen.base, "#tour=3&view=flow", ".tour")
+    seen.go("#tour=3&view=flow", ".tour")
     seen.page.locator(".tour .main").click()
     seen.page.wait_for_selector("[data-step$='mixer.scores'][aria-current=true]")
-
-
-def test_a_phone_loses_nothing(seen: Watched) -> None:
-    seen.page.set_viewport_size({"width": 390, "height": 800})
-    seen.go(seen.base, "", "main .panel")
-    for view in VIEWS:
-        seen.open(view)
-        wide = seen.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 1, f"{view} is wider than the screen by {wide}"
 
 
 def test_one_file_has_the_same_views(chromium: Any, inspection: Any, tmp_path: Path) -> None:
@@ -256,8 +251,8 @@ def test_one_file_has_the_same_views(chromium: Any, inspection: Any, tmp_path: P
     assert watched.requests == [path.as_uri()]
 
 
-def test_a_widget_asks_its_kernel(chromium: Any, inspection: Any) -> None:
-    """The widget's module in a page, with a stand-in for the notebook that passes messages on to Python."""
+def test_widgets_ask_their_kernel(chromium: Any, inspection: Any, short_run: Path) -> None:
+    """The widgets' module in a page, with a stand-in for the notebook that passes messages on to Python."""
     pytest.importorskip("anywidget")
     import json
 
@@ -265,64 +260,73 @@ def test_a_widget_asks_its_kernel(chromium: Any, inspection: Any) -> None:
     from clearhead.inspect.bundle import widget_module
     from clearhead.inspect.questions import encode
 
-    widget = nb.atlas(inspection.model_input.model, TEXT)
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        scores = q @ np.swapaxes(k, -1, -2)
+        powers = np.exp(scores - scores.max(-1, keepdims=True))
+        return (powers / powers.sum(-1, keepdims=True)) @ v
+
+    widgets = [nb.atlas(inspection.model_input.model, TEXT), nb.check(attention), nb.train(short_run)]
     sent: list[dict[str, Any]] = []
-    widget.send = sent.append  # type: ignore[method-assign]
+    for widget in widgets:
+        widget.send = sent.append
     watched = Watched(chromium.new_page())
 
-    def kernel(message: str) -> str:
-        widget._handle_custom_msg(json.loads(message), [])
+    def kernel(number: int, message: str) -> str:
+        widgets[number]._handle_custom_msg(json.loads(message), [])
         return json.dumps(encode(sent[-1]))
 
     watched.page.expose_function("kernel", kernel)
-    watched.page.set_content("<div id=el></div>")
-    watched.page.evaluate(
-        """async ([source, options]) => {
-          const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
-          const heard = [];
-          const model = {
-            get: () => options,
-            on: (_, callback) => heard.push(callback),
-            send: async (message) => {
-              const answer = JSON.parse(await kernel(JSON.stringify(message)));
-              heard.forEach((callback) => callback(answer));
-            },
-          };
-          module.default.render({ model, el: document.getElementById("el") });
-        }""",
-        [widget_module(), dict(widget.options)],
-    )
-    watched.page.wait_for_selector(".thumb")
-    assert watched.page.locator(".thumb").count() == 12
-    assert "text/html" in widget._repr_mimebundle_()[0]
+    watched.page.set_content("<div id=el0></div><div id=el1></div><div id=el2></div>")
+    watched.page.evaluate(MOUNT, [widget_module(), [dict(widget.options) for widget in widgets]])
+    watched.page.wait_for_selector("#el0 .thumb")
+    assert watched.page.locator("#el0 .thumb").count() == 12
+    watched.page.wait_for_selector("#el1 [data-code=no-scale]")
+    assert watched.page.locator("#el1 [data-part=example] .matrix").count() == 3
+    watched.page.wait_for_selector("#el2 [data-frame='4'] .thumb canvas")
     assert watched.messages == []
+    watched.page.close()
+
+
+MOUNT = """async ([source, all]) => {
+  const module = await import(URL.createObjectURL(new Blob([source], { type: "text/javascript" })));
+  all.forEach((options, number) => {
+    const heard = [];
+    const model = {
+      get: () => options,
+      on: (_, callback) => heard.push(callback),
+      send: async (message) => {
+        const answer = JSON.parse(await kernel(number, JSON.stringify(message)));
+        heard.forEach((callback) => callback(answer));
+      },
+    };
+    module.default.render({ model, el: document.getElementById("el" + number) });
+  });
+}"""
 
 
 def run_code(code: str) -> str:
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(compile(code, "copied", "exec"), {})
+        exec(compile(code, "copied", "exec"), {"__name__": "copied"})
     return out.getvalue()
 
 
-def test_python_copied_from_every_view_runs(seen: Watched) -> None:
+def test_python_that_the_page_itself_writes_gives_what_is_on_screen(seen: Watched) -> None:
+    """Most code comes with an answer, and `test_questions.py` runs it. The page writes the code of these."""
+    seen.go("#view=atlas&open=true&layer=1&head=2&query=5&key=1", "[data-part=whatif] [data-python]")
+    seen.page.locator("[data-part=whatif] input[type=checkbox]").first.click()  # without the scale
+    seen.until("document.querySelector('[data-part=whatif] [data-python]').dataset.python.includes('4.89')")
+    best = float(seen.page.locator("[data-part=whatif] .num").nth(1).inner_text())
+    numbers = [float(x) for x in re.findall(r"\d\.\d+(?:e-?\d+)?", run_code(seen.code("whatif")))]
+    assert max(numbers) == pytest.approx(best, abs=1e-3)
     change = '[{"kind":"head","place":"stack","layer":1,"head":2,"do":"zero"}]'
-    for place in ("view=write", "view=flow&step=head.logits&cell=3,40", "view=lens&token=s", "view=build", "view=lab"):
-        seen.go(seen.base, f"#{place}", "[data-python]")
-        seen.page.wait_for_load_state("networkidle")
-        codes = seen.page.evaluate("[...document.querySelectorAll('[data-python]')].map((one) => one.dataset.python)")
-        assert codes
-        for code in dict.fromkeys(codes):
-            assert run_code(code).strip(), code
-    seen.go(seen.base, f"#view=intervene&changes={change}", "[data-part=effect] [data-python]")
-    code = seen.page.locator("[data-part=effect] [data-python]").get_attribute("data-python") or ""
-    best = seen.page.locator("[data-after]").first
-    shown = float(best.get_attribute("data-value") or "nan")
-    assert f"{shown:.4f}" in run_code(code).replace("\n", " ")
+    seen.go(f"#view=intervene&changes={change}", "[data-part=effect] [data-python*=zero]")
+    shown = float(seen.page.locator("[data-after]").first.get_attribute("data-value") or "nan")
+    assert f"{shown:.4f}" in run_code(seen.code("effect")).replace("\n", " ")
 
 
 def test_a_saved_file_is_read_by_numpy(seen: Watched, inspection: Any, tmp_path: Path) -> None:
-    seen.go(seen.base, "#view=atlas&open=true&layer=1&head=2", "[data-part=explanation] [data-cell]")
+    seen.go("#view=atlas&open=true&layer=1&head=2", "[data-part=explanation] [data-cell]")
     for name in ("NPZ", "CSV", "SVG"):
         with seen.page.expect_download() as saved:
             seen.page.get_by_role("button", name=name, exact=True).first.click()
@@ -336,7 +340,7 @@ def test_a_saved_file_is_read_by_numpy(seen: Watched, inspection: Any, tmp_path:
 
 def test_two_texts_stand_side_by_side(seen: Watched, inspection: Any) -> None:
     other = "To be or not to do"
-    seen.go(seen.base, "#view=write", "[data-act=compare]")
+    seen.go("#view=write", "[data-act=compare]")
     seen.page.click("[data-act=compare]")
     seen.page.locator("[data-act=other-text]").fill(other)
     seen.page.wait_for_selector("[data-part=versus] [data-after]")
@@ -358,16 +362,16 @@ def attention(q, k, v):
 """
 
 
-def test_a_mistake_is_shown_with_its_counterexample_in_both_languages(seen: Watched) -> None:
-    for lang in ("en", "zh"):
-        seen.go(seen.base, f"#view=check&lang={lang}", "textarea.code")
-        assert seen.page.locator("[data-exercise]").count() == 19
-        seen.page.fill("textarea.code", NO_SCALE)
-        seen.page.click("[data-act=check]")
-        seen.page.wait_for_selector("[data-code=no-scale]", timeout=90_000)
-        said = seen.page.locator("[data-code=no-scale]").inner_text()
-        assert bool(re.search("[\u4e00-\u9fff]", said)) == (lang == "zh")
-        assert seen.page.locator("[data-part=example] .matrix").count() == 3
+def test_a_mistake_is_shown_with_its_counterexample_and_an_endless_loop_leaves_the_page_usable(seen: Watched) -> None:
+    seen.go("#view=check&lang=zh", "textarea.code")
+    assert seen.page.locator("[data-exercise]").count() == 19
+    seen.page.fill("textarea.code", NO_SCALE)
+    seen.page.click("[data-act=check]")
+    seen.page.wait_for_selector("[data-code=no-scale]", timeout=90_000)
+    said = seen.page.locator("[data-code=no-scale]").inner_text()
+    assert re.search("[\u4e00-\u9fff]", said)
+    assert seen.page.locator("[data-part=example] .matrix").count() == 3
+    assert "not divided by √d_k" in run_code(seen.code("verdict"))
     seen.page.fill("textarea.code", "while True:\n    pass\n")
     seen.page.click("[data-act=check]")
     seen.open("build", "[data-cost=parameters]")
@@ -375,7 +379,7 @@ def test_a_mistake_is_shown_with_its_counterexample_in_both_languages(seen: Watc
 
 
 def test_a_part_chosen_in_build_changes_the_cost(seen: Watched) -> None:
-    seen.go(seen.base, "#view=build", "[data-cost=parameters]")
+    seen.go("#view=build", "[data-cost=parameters]")
     seen.page.select_option("select[data-field='stack.pattern.0.mixer']", "Mamba")
     config = clearhead.preset("tiny-llama").with_value("stack.pattern.0.mixer", {"kind": "Mamba"})
     want = clearhead.cost(config, length=128).parameters.total
@@ -385,9 +389,10 @@ def test_a_part_chosen_in_build_changes_the_cost(seen: Watched) -> None:
     seen.until(f"document.querySelector('[data-cost=parameters]').dataset.value === '{want}'")
 
 
-def test_a_run_started_in_the_page_shows_curves_and_heads(seen: Watched) -> None:
-    seen.go(seen.base, "#view=train", "[data-act=start]")
+def test_a_run_started_in_the_page_shows_curves_and_heads(seen: Watched, short_run: Path) -> None:
+    seen.go("#view=train", "[data-act=start]")
     steps, name = seen.page.locator("[data-part=start] input[type=number]"), "browser"
+    seen.page.locator("[data-part=start] input").nth(0).fill(str(short_run.parent / "text.txt"))
     steps.fill("4")
     seen.page.locator("[data-part=start] input").nth(2).fill(name)
     seen.page.click("[data-act=start]")
@@ -395,16 +400,30 @@ def test_a_run_started_in_the_page_shows_curves_and_heads(seen: Watched) -> None
     seen.page.wait_for_selector(f"[data-run={name}][data-state=done]", timeout=180_000)
     seen.page.wait_for_selector("[data-part=curves] path")
     seen.page.wait_for_selector("[data-frame='4'] .thumb canvas")
+    seen.page.wait_for_selector("[data-part=samples] pre")
     seen.page.locator("[data-part=frames] input[type=range]").fill("0")
     seen.page.wait_for_selector("[data-frame='1'] .thumb canvas")
-    code = seen.page.locator("[data-part=curves] [data-python]").get_attribute("data-python") or ""
-    assert run_code(code).splitlines()[-1].startswith("4 ")
-    seen.page.get_by_role("button", name="Look inside").click()
+    for part, begins in (("curves", "4 "), ("frames", ""), ("samples", "")):
+        assert run_code(seen.code(part)).splitlines()[-1].startswith(begins), part
+    seen.page.locator(f"[data-run={name}]").get_by_role("button", name="Look inside").click()
     seen.page.wait_for_selector("main[data-view=atlas] .thumb", timeout=60_000)
 
 
+def test_steps_of_a_run_stand_side_by_side(seen: Watched, short_run: Path) -> None:
+    seen.go("#view=train", "[data-run=short] [data-act=before-after]")
+    seen.page.click("[data-run=short] [data-act=before-after]")
+    seen.page.wait_for_selector("main[data-view=atlas] .twins canvas:nth-child(3)", timeout=60_000)
+    assert seen.page.locator(".prompt select").first.input_value() == "short · step 0"
+    seen.page.click(".thumb >> nth=0")
+    seen.page.wait_for_selector("[data-part=compare] [data-python]")
+    one, two = (load_step(short_run, 0), clearhead.load(short_run))
+    maps = [model.inspect(TEXT).map(1, 0, "stack").values for model in (one, two)]
+    printed = re.findall(r"-?\d\.\d*(?:e-?\d+)?", run_code(seen.code("compare")))
+    assert np.array(printed, float) == pytest.approx((maps[1] - maps[0]).ravel(), abs=1e-4)
+
+
 def test_focus_stays_inside_the_page(seen: Watched) -> None:
-    seen.go(seen.base, "#view=atlas", ".thumb")
+    seen.go("#view=atlas", ".thumb")
     for _ in range(30):
         seen.page.keyboard.press("Tab")
         assert seen.page.evaluate("document.activeElement !== document.body || document.activeElement === null")
@@ -412,6 +431,3 @@ def test_focus_stays_inside_the_page(seen: Watched) -> None:
     seen.page.keyboard.press("Enter")
     seen.page.wait_for_selector(".heat")
     seen.until("document.activeElement.tagName === 'H2'")
-    seen.page.set_viewport_size({"width": 720, "height": 450})  # 1440 × 900 at 200 %
-    wide = seen.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-    assert wide <= 1

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import random
+import re
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from clearhead.nn.tap import Taps
 from clearhead.studio.app import SMALL_MODEL, find_models
 from tests.invariants.cases import CASES
 from tests.invariants.tools import inputs_of, model_of, once_each
+
+from .tools import has_english
 
 TEXT = "To be or not to be"
 
@@ -48,9 +51,12 @@ def test_blocks_replay_to_the_bit_and_every_cell_is_the_sum_of_its_terms(name: s
             for path, value in replayed.items():
                 assert torch.equal(value, whole.values[path]), path
     for step in flow_steps(inspection):
+        assert not has_english(plain(step.formula)), step.formula
         found = explain(values, step.name, [generator.randrange(size) for size in values[step.name].shape])
         assert found.stages, step.name
         last = found.stages[-1]
+        for words in [text for stage in found.stages for text in (stage.formula, *(term.name for term in stage.terms))]:
+            assert not has_english(plain(words)), words
         assert last.value == pytest.approx(found.value, rel=1e-4, abs=1e-5), step.name
         together = math.prod if last.operation == "Π" else sum
         if len(last.terms) > 1:
@@ -68,6 +74,11 @@ def test_blocks_replay_to_the_bit_and_every_cell_is_the_sum_of_its_terms(name: s
         else:
             added = asked.ask("attribution")
             assert added["sum"] == pytest.approx(added["logit"], rel=1e-4, abs=1e-4)
+
+
+def plain(words: str) -> str:
+    """Words with every number above 0 the same, so that each is translated once."""
+    return re.sub(r"\d*[1-9][\d.]*(e[-+]?\d+)?", "7", re.sub("'[^']*'", "'x'", words))
 
 
 def test_a_cell_that_its_rule_gets_wrong_has_no_terms(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +136,7 @@ CODE: dict[str, dict[str, Any]] = {
     "generate": {"text": TEXT, "count": 4},
     "intervene": {"changes": [{"kind": "head", "layer": 1, "head": 0, "do": "mean"}]},
     "attribution": {"row": 3},
+    "ablate": {"layer": 1, "head": 2},
     "compare": {"layer": 0, "head": 1, "other_text": "To be or not to do"},
 }
 
@@ -145,11 +157,34 @@ def test_copied_python_runs_and_prints_what_is_on_screen(name: str, session: Ses
         assert float(first[-1]) == pytest.approx(answer["tokens"][0]["probability"], rel=1e-5)
     elif name == "generate":
         assert printed == answer["text"] + "\n"
+    elif name == "compare":
+        shown = np.array(re.findall(r"-?\d+\.\d*(?:e[-+]?\d+)?", printed), float)
+        assert shown == pytest.approx(answer["difference"].ravel(), abs=1e-4)
+    elif name == "ablate":
+        assert float(printed.split("\n")[1].strip(" []").split()[2]) == pytest.approx(answer["effect"], abs=1e-6)
     elif name == "head":
         assert f"{answer['weights'][0, 0]:.0f}" in printed
     else:
         assert printed.strip()
     json.dumps(encode(answer), allow_nan=False)
+
+
+def test_copied_python_of_curves_prints_what_they_show(session: Session) -> None:
+    def numbers(code: str) -> np.ndarray:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(code, {})
+        return np.array(re.findall(r"-?\d+(?:\.\d*)?(?:e[-+]?\d+)?", out.getvalue()), float)
+
+    tokens = session.ask("tokens")
+    bits = -np.log2(tokens["chances"][1:])
+    assert numbers(tokens["surprise_python"]) == pytest.approx(bits, abs=1e-3)
+    lens = session.ask("lens", {"token": "s"})
+    assert numbers(lens["norms_python"]) == pytest.approx(lens["norms"].ravel(), rel=1e-4)
+    length, rows = len(lens["labels"]), numbers(lens["track_python"])
+    last = rows[-2 * length :]
+    assert last[:length].tolist() == lens["ranks"][-1].tolist()
+    assert last[length:] == pytest.approx(lens["chances"][-1], rel=1e-5)
 
 
 def test_changes_equal_taps(session: Session) -> None:

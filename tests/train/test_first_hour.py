@@ -217,7 +217,7 @@ def test_every_recipe_learns_in_bfloat16(name: str) -> None:
     config = resize(recipe(name), RecipeSizes(dim=32, heads=2))
     task = Task()
     task.config = config.model
-    model = make_model(config, task)
+    model = make_model(config, task.config)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         if hasattr(model, "encoder"):
             out = model(torch.randint(0, 50, (2, 5)), torch.randint(0, 50, (2, 4)))

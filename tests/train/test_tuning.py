@@ -226,12 +226,12 @@ def test_what_cannot_be_adapted_or_trained_is_refused_at_the_start(base: Path, t
     (tmp_path / "model.gguf").touch()
     about = replace(small(), start=str(tmp_path / "model.gguf"), adapter=LoRAConfig())
     with pytest.raises(ConfigError, match="is a file, and LoRA needs a checkpoint folder"):
-        make_model(about, Task())
+        make_model(about, about.model)
     with pytest.raises(ConfigError, match=r"LoRA\.rank is 100000, but no matrix of this model has a rank above 32"):
         adapt(clearhead.load(base), LoRAConfig(rank=100_000))
     quantize(clearhead.load(base), Int8()).save(tmp_path / "int8")
     with pytest.raises(ConfigError, match="is quantized and cannot be trained"):
-        make_model(replace(small(), start=str(tmp_path / "int8")), Task())
+        make_model(replace(small(), start=str(tmp_path / "int8")), small().model)
 
 
 def test_a_gathered_model_has_its_adapters_and_can_be_saved(
@@ -240,7 +240,7 @@ def test_a_gathered_model_has_its_adapters_and_can_be_saved(
     config = replace(small(), start=str(base), adapter=LoRAConfig(rank=2))
     task, here = Task(), World(torch.device("cpu"))
     task.config = clearhead.load(base).config
-    model = make_model(config, task)
+    model = make_model(config, task.config)
     copy = gather_model(model, task, config, here)
     assert all(torch.equal(tensor, copy.state_dict()[name]) for name, tensor in model.state_dict().items())
     save_adapter(copy, tmp_path, base, config.adapter)

@@ -5,8 +5,8 @@ import { number } from "../format.js";
 import { download } from "../arrays.js";
 
 // Round steps: 1, 2 or 5 times a power of ten.
-function ticks(low, high, count) {
-  const rough = (high - low) / count || 1, power = 10 ** Math.floor(Math.log10(rough));
+function ticks(low, high, count, least = 0) {
+  const rough = Math.max((high - low) / count || 1, least), power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].find((each) => each * power >= rough) * power, out = [];
   for (let at = Math.ceil(low / step) * step; at <= high + step * 1e-9; at += step) out.push(Math.abs(at) < step * 1e-9 ? 0 : at);
   return out;
@@ -50,7 +50,7 @@ export function Chart({ curves, x, y, log, logX, height = 250, label, at, onPick
   };
   const reading = seen === null ? null : shown.map((curve) => curve.points.find((p) => p[0] === seen));
   const save = () => download(`${name}.svg`, new XMLSerializer().serializeToString(svg.current), "image/svg+xml");
-  const down = log ? powers(y0, y1).map((v) => 10 ** v) : ticks(y0, y1, 5), over = logX ? powers(x0, x1).map((v) => 10 ** v) : ticks(x0, x1, 6);
+  const down = log ? powers(y0, y1).map((v) => 10 ** v) : ticks(y0, y1, 5), over = logX ? powers(x0, x1).map((v) => 10 ** v) : ticks(x0, x1, 6, xs.every(Number.isInteger) ? 1 : 0);
   return html`<figure class="chart" ref=${box}><svg ref=${svg} xmlns="http://www.w3.org/2000/svg" viewBox=${`0 0 ${WIDTH} ${height}`} role="img" aria-label=${label || `${y} / ${x}`} font-family="sans-serif" font-size="12"
       onPointerMove=${(event) => put(nearest(event))} onPointerLeave=${() => put(null)} onClick=${(event) => onPick && onPick(nearest(event))}>
     ${down.map((v) => html`<g key=${v}><line class="grid" x1=${LEFT} x2=${WIDTH - RIGHT} y1=${py(v)} y2=${py(v)} stroke="#8884" /><text x=${LEFT - 7} y=${py(v) + 4} text-anchor="end" fill="currentColor">${log ? power(v) : number(v, 3)}</text></g>`)}

@@ -38,7 +38,7 @@ export function HeatMap({ values, rows, columns, scale, selected, onSelect, onOp
   const room = useWidth(box), [zoom, putZoom] = useState(1);
   const down = rows.length, across = columns.length;
   const longest = rows.reduce((most, name) => Math.max(most, String(name).length), 0);
-  const fit = size || Math.max(2, Math.min(limit, Math.floor(((room - 22 - Math.min(112, longest * 8 + 14)) / Math.max(across, 1)) * 2) / 2));
+  const fit = size || Math.max(2, Math.min(Math.max(limit, Math.min(44, 260 / Math.max(across, down, 1))), Math.floor(((room - 22 - Math.min(112, longest * 8 + 14)) / Math.max(across, 1)) * 2) / 2));
   const wide = Math.min(48, fit * zoom), high = height || (across > down * 3 ? Math.max(16, wide) : wide);
   useLayoutEffect(() => { paint(canvas.current, values, down, across, scale, hidden); }, [values, scale.top, scale.kind, scale.dark]);
   const text = (r, c) => (describe ? describe(r, c) : `${visible(rows[r])} → ${visible(columns[c])}\n${number(values[r * across + c])}`);

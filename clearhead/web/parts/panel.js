@@ -4,8 +4,8 @@ import { gradient } from "../colours.js";
 import { csv, download, npz } from "../arrays.js";
 
 export function Status({ state }) {
-  const { t } = useStudio();
-  if (state.error) return html`<p class="error" role="alert">${state.error === "offline" ? t("offline") : state.error}</p>`;
+  const { t, tr } = useStudio();
+  if (state.error) return html`<p class="error" role="alert">${state.error === "offline" ? t("offline") : tr(state.error)}</p>`;
   return state.busy && !state.answer ? html`<p class="busy" role="status">${t("loading")}</p>` : null;
 }
 

@@ -3,7 +3,7 @@ import { html, useState, useEffect, useRef, useStudio, useAnswer } from "../ui.j
 import { big } from "../format.js";
 import { Choice } from "./panel.js";
 
-const PAUSE = 220; // milliseconds after the last key until the text is read
+const PAUSE = 120; // milliseconds after the last key until the text is read
 
 function TextBox({ label, value, act, readonly, onChange }) {
   const [draft, put] = useState(value), typing = useRef(0), box = useRef(null);

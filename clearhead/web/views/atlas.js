@@ -28,7 +28,7 @@ function difference(one, two) {
 }
 
 function AllHeads() {
-  const { t, go, args, other } = useStudio();
+  const { t, tr, go, args, other } = useStudio();
   const found = useAnswer("atlas", args), second = useAnswer("atlas", other, Boolean(other)), answer = found.answer;
   const [sort, putSort] = useState("layer"), [only, putOnly] = useState("all");
   if (!answer) return html`<${Status} state=${found} />`;
@@ -43,11 +43,11 @@ function AllHeads() {
     ${theirs ? html`<span class="tag">${one.gap ? t("changed_by", { x: number(one.gap.size, 2) }) : t("other_size")}</span>` : html`<span class=${one.head.tag ? "tag" : ""}>${one.head.tag ? tagWord(t, one.head.tag) : one.head.entropy === null ? "" : t("entropy", { x: number(one.head.entropy, 2) })}</span>`}</button>`;
   const tags = [["all", t("all")], ...TAGS.map((tag) => [tag, `${tagWord(t, tag)} (${all.filter(({ head }) => head.tag === tag).length})`])];
   const orders = ["layer", "tag", "entropy", "distance", ...(theirs ? ["change"] : [])].map((name) => [name, t("sort_" + name)]);
-  const signed = answer.maps.some((map) => map.signed);
-  return html`<${Panel} title=${t("heads_total", { n: all.length, m: answer.maps.length })} busy=${found.busy || (other && second.busy)} note=${theirs ? t("twins_help") : ""}
+  const signed = answer.maps.some((map) => map.signed), widest = Math.max(1, ...answer.maps.map((map) => map.heads.length));
+  return html`<${Panel} part="heads" title=${t("heads_total", { n: all.length, m: answer.maps.length })} busy=${found.busy || (other && second.busy)} note=${theirs ? t("twins_help") : ""}
       tools=${html`<div class="row"><${Choice} label=${t("sort")} value=${order} options=${orders} onPick=${putSort} /><${Choice} label=${t("filter")} value=${only} options=${tags} onPick=${putOnly} />
-        <${Tools} python=${answer.python} name="heads" table=${{ rows: all.map((one) => one.key), columns: ["entropy", "distance"], values: all.flatMap((one) => [one.head.entropy ?? NaN, one.head.distance ?? NaN]) }} /></div>`}>
-    ${answer.without_maps.map((line) => html`<p class="note" key=${line}>${line}</p>`)}${other && html`<${Status} state=${second} />`}
-    <div class="atlas" style=${{ "--thumb": theirs ? "210px" : "118px" }}>${order === "layer" ? answer.maps.map((map) => { const own = shown.filter((one) => one.map === map); return own.length > 0 && html`<div class="line" key=${map.place + map.layer}><span class="name">${layerName(t, map.place, map.layer)}</span><div class="heads">${own.map(square)}</div></div>`; }) : html`<div class="heads">${shown.map(square)}</div>`}</div>
+        <${Tools} python=${theirs ? `${answer.python}\n\n${second.answer.python}` : answer.python} name="heads" table=${{ rows: all.map((one) => one.key), columns: ["entropy", "distance"], values: all.flatMap((one) => [one.head.entropy ?? NaN, one.head.distance ?? NaN]) }} /></div>`}>
+    ${answer.without_maps.map((line) => html`<p class="note" key=${line}>${tr(line)}</p>`)}${other && html`<${Status} state=${second} />`}
+    <div class="atlas" data-twins=${Boolean(theirs)} style=${{ "--thumb": `${Math.max(theirs ? 210 : 118, Math.min(theirs ? 300 : 190, Math.floor(860 / widest)))}px` }}>${order === "layer" ? answer.maps.map((map) => { const own = shown.filter((one) => one.map === map); return own.length > 0 && html`<div class="line" key=${map.place + map.layer}><span class="name">${layerName(t, map.place, map.layer)}</span><div class="heads">${own.map(square)}</div></div>`; }) : html`<div class="heads">${shown.map(square)}</div>`}</div>
     <${Legend} kind=${signed ? "signed" : "weight"} />${theirs && html`<${Legend} kind="signed" low="−1" high="1" text=${t("difference")} />`}</${Panel}>`;
 }

@@ -6,7 +6,7 @@ import { Shares } from "../parts/bars.js";
 import { Chart } from "../parts/chart.js";
 
 export function Build() {
-  const { t } = useStudio(), presets = useAnswer("presets", {});
+  const { t, tr } = useStudio(), presets = useAnswer("presets", {});
   const [preset, putPreset] = useState("tiny-llama"), [changes, put] = useState({}), [past, putPast] = useState([]), [size, putSize] = useState({ length: 128, batch: 1 });
   const found = useAnswer("design", { preset, changes, ...size }), answer = found.answer;
   const [kept, keep] = useState(null);
@@ -19,7 +19,7 @@ export function Build() {
   return html`<div class="cols wide"><${Panel} title=${t("architecture")} tools=${html`<button class="quiet" disabled=${!past.length} onClick=${undo}>${t("undo")}</button>`}>
       <div class="row" style=${{ marginBottom: "10px" }}><${Choice} label=${t("preset")} value=${preset} options=${presets.answer.presets.map((name) => [name, name])} onPick=${(name) => { putPreset(name); put({}); putPast([]); }} />${amount("length")}${amount("batch")}</div>
       <div class="tree" tabindex="0" role="group" aria-label=${t("architecture")}><${Node} node=${shown.tree} set=${set} changes=${changes} /></div></${Panel}>
-  <div>${found.error && html`<p class="error" role="alert">${found.error}</p>`}<${Costs} answer=${shown} busy=${found.busy || found.error} /><${Shapes} answer=${shown} /><${Panel} title=${t("config")}><pre class="block" tabindex="0">${shown.json}</pre></${Panel}></div></div>`;
+  <div>${found.error && html`<p class="error" role="alert">${tr(found.error)}</p>`}<${Costs} answer=${shown} busy=${found.busy || found.error} /><${Shapes} answer=${shown} /><${Panel} title=${t("config")}><pre class="block" tabindex="0">${shown.json}</pre></${Panel}></div></div>`;
 }
 
 // One node of the config tree: its kind, its fields, its children.
@@ -49,10 +49,10 @@ function Costs({ answer, busy }) {
     <div class="figures">${figure("parameters", big(parameters.total), parameters.total)}${parameters.active !== parameters.total && figure("active", big(parameters.active), parameters.active)}${figure("flops", big(flops.forward), flops.forward)}${figure("decode", big(flops.decode), flops.decode)}${figure("memory", bytes(memory.training), memory.training)}${figure("cache", bytes(memory.kv_cache), memory.kv_cache)}</div>
     <div class="pair" style=${{ marginTop: "14px" }}><div><h3>${t("parameters")}</h3><${Shares} parts=${list(parameters.by_part)} format=${big} /></div><div><h3>${t("flops")}</h3><${Shares} parts=${list(flops.by_part)} format=${big} /></div><div><h3>${t("memory")}</h3><${Shares} parts=${list({ weights: memory.weights, gradients: memory.gradients, optimizer: memory.optimizer, activations: memory.activations })} format=${bytes} /></div></div>
     ${info.train && answer.trains && html`<div class="row" style=${{ marginTop: "14px" }}><label>${t("form_name")} <input value=${name} onInput=${(event) => putName(event.target.value)} /></label><label>${t("form_steps")} <input type="number" min="1" value=${steps} onInput=${(event) => putSteps(+event.target.value)} /></label><button class="do main" data-act="train-this" onClick=${train}>${t("train_this")}</button></div>`}</${Panel}>
-  <${Panel} title=${t("growth_title")} note=${Object.entries(answer.cost.complexity).filter(([, order]) => order).map(([key, order]) => `${part(key)} ${order}`).join(" · ")} part="growth"><${Chart} log=${true} logX=${true} x=${t("length")} y="FLOPs" curves=${answer.growth.map((curve) => ({ name: part(curve.name), points: curve.points }))} height=${210} /></${Panel}>`;
+  <${Panel} title=${t("growth_title")} note=${Object.entries(answer.cost.complexity).filter(([, order]) => order).map(([key, order]) => `${part(key)} ${order}`).join(" · ")} part="growth" tools=${html`<${Tools} python=${answer.growth_python} />`}><${Chart} log=${true} logX=${true} x=${t("length")} y="FLOPs" curves=${answer.growth.map((curve) => ({ name: part(curve.name), points: curve.points }))} height=${210} /></${Panel}>`;
 }
 
 function Shapes({ answer }) {
-  const { t } = useStudio();
-  return html`<${Panel} title=${t("shapes")} note=${t("shapes_help")} part="shapes"><div class="scroll" tabindex="0" role="group" aria-label=${t("shapes")}><table class="plain"><thead><tr><th scope="col">${t("step_word")}</th><th scope="col">${t("formula")}</th><th scope="col" class="num">${t("shape")}</th><th scope="col" class="num">${t("parameters")}</th><th scope="col" class="num">FLOPs</th></tr></thead><tbody>${answer.steps.map((step) => html`<tr key=${step.name}><td><code>${step.name}</code></td><td>${step.formula}</td><td class="num">[${step.shape.join(", ")}]</td><td class="num">${step.parameters ? big(step.parameters) : ""}</td><td class="num">${step.flops ? big(step.flops) : ""}</td></tr>`)}</tbody></table></div></${Panel}>`;
+  const { t, tr } = useStudio();
+  return html`<${Panel} title=${t("shapes")} note=${t("shapes_help")} part="shapes" tools=${html`<${Tools} python=${answer.shapes_python} />`}><div class="scroll" tabindex="0" role="group" aria-label=${t("shapes")}><table class="plain"><thead><tr><th scope="col">${t("step_word")}</th><th scope="col">${t("formula")}</th><th scope="col" class="num">${t("shape")}</th><th scope="col" class="num">${t("parameters")}</th><th scope="col" class="num">FLOPs</th></tr></thead><tbody>${answer.steps.map((step) => html`<tr key=${step.name}><td><code>${step.name}</code></td><td>${tr(step.formula)}</td><td class="num">[${step.shape.join(", ")}]</td><td class="num">${step.parameters ? big(step.parameters) : ""}</td><td class="num">${step.flops ? big(step.flops) : ""}</td></tr>`)}</tbody></table></div></${Panel}>`;
 }

@@ -7,24 +7,27 @@ import { useJob } from "../parts/jobs.js";
 
 export function Check() {
   const { t, language } = useStudio(), found = useAnswer("exercises", { lang: language });
-  const [engine, putEngine] = useState("numpy"), [at, putAt] = useState("02_attention"), [work, putWork] = useState({}), [done, putDone] = useState({});
+  const [engine, putEngine] = useState("numpy"), [at, putAt] = useState("02_attention"), [work, putWork] = useState({}), [done, putDone] = useState({}), [checked, putChecked] = useState("");
   const [job, start, stop] = useJob(), heading = useRef(null);
   const list = found.answer ? found.answer.exercises.filter((one) => one.engine === engine) : [], own = list.find((one) => one.name === at) || list[0];
   const key = `${engine}/${at}`, code = work[key] ?? (own ? own.code : "");
-  const run = () => start("check", { code, lang: language });
+  const run = () => { putChecked(code); start("check", { code, lang: language }); };
   const right = job && job.ended && job.result && job.result.ok;
   useEffect(() => { if (right) putDone((old) => ({ ...old, [key]: true })); }, [right]);
   if (!found.answer) return html`<${Status} state=${found} />`;
   const next = list[list.findIndex((one) => one.name === own.name) + 1];
   return html`<div class="cols wide"><${Panel} title=${t("exercises")} tools=${html`<${Switch} label=${t("engine")} value=${engine} options=${[["numpy", "NumPy"], ["torch", "PyTorch"]]} onPick=${putEngine} />`}><ol class="list tall">${list.map((one) => html`<li key=${one.name}><button data-exercise=${one.name} aria-current=${one.name === own.name} onClick=${() => putAt(one.name)}>${parseInt(one.name, 10)}. ${one.title} ${done[`${engine}/${one.name}`] && html`<span class="tick">✓</span>`}</button></li>`)}</ol></${Panel}>
-  <div class="cols even"><${Panel} title=${own.title} headingRef=${heading} tools=${html`<div class="row"><button class="quiet" disabled=${work[key] === undefined} onClick=${() => putWork({ ...work, [key]: undefined })}>${t("start_again")}</button>${job && !job.ended ? html`<button class="do" onClick=${stop}>${t("stop")}</button>` : html`<button class="do main" data-act="check" title="Ctrl+Enter" onClick=${run}>${t("check_it")}</button>`}</div>`}>
+  <div class="work"><${Panel} title=${own.title} headingRef=${heading} tools=${html`<div class="row"><button class="quiet" disabled=${work[key] === undefined} onClick=${() => putWork({ ...work, [key]: undefined })}>${t("start_again")}</button>${job && !job.ended ? html`<button class="do" onClick=${stop}>${t("stop")}</button>` : html`<button class="do main" data-act="check" title="Ctrl+Enter" onClick=${run}>${t("check_it")}</button>`}</div>`}>
       <${Editor} code=${code} onEdit=${(text) => putWork({ ...work, [key]: text })} onRun=${run} /></${Panel}>
-    <section class="panel" data-part="verdict" aria-live="polite"><header><h2>${t("verdict")}</h2></header>${!job && html`<p class="note">${t("verdict_none")}</p>`}${job && !job.ended && html`<p class="busy" role="status">${t("loading")}</p>`}${job && job.ended && html`<${Verdict} job=${job} />`}
+    <section class="panel" data-part="verdict" aria-live="polite"><header><h2>${t("verdict")}</h2>${job && job.ended && job.result && html`<${Tools} python=${checkCode(checked, job.result)} />`}</header>${!job && html`<p class="note">${t("verdict_none")}</p>`}${job && !job.ended && html`<p class="busy" role="status">${t("loading")}</p>`}${job && job.ended && html`<${Verdict} job=${job} />`}
       ${right && next && html`<button class="do main" onClick=${() => putAt(next.name)}>${t("next_exercise", { t: next.title })}</button>`}</section></div></div>`;
 }
 
+// The learner's code, followed by the same check in Python.
+const checkCode = (code, report) => [code.trimEnd(), "", "import clearhead", "", ...(report.parts || []).map((part) => `print(clearhead.check(${part.name}))`)].join("\n");
+
 function Editor({ code, onEdit, onRun }) {
-  const { t } = useStudio(), lines = useRef(null);
+  const { t } = useStudio(), lines = useRef(null), height = { height: `${Math.min(Math.max(code.split("\n").length + 2, 14), 30) * 1.55 * 13 + 20}px` };
   const keys = (event) => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); onRun(); }
     if (event.key === "Enter" && !event.ctrlKey && !event.metaKey) {  // keep the indentation
@@ -34,8 +37,14 @@ function Editor({ code, onEdit, onRun }) {
       onEdit(box.value);
     }
   };
-  return html`<div class="editor"><div class="lines" ref=${lines} aria-hidden="true">${Array.from({ length: code.split("\n").length }, (_, n) => n + 1).join("\n")}</div>
-    <textarea class="code" spellcheck="false" autocomplete="off" aria-label=${t("your_code")} value=${code} onInput=${(event) => onEdit(event.target.value)} onKeyDown=${keys} onScroll=${(event) => { lines.current.scrollTop = event.target.scrollTop; }}></textarea></div><p class="note">${t("editor_help")}</p>`;
+  return html`<div class="editor"><div class="lines" ref=${lines} style=${height} aria-hidden="true">${Array.from({ length: code.split("\n").length }, (_, n) => n + 1).join("\n")}</div>
+    <textarea class="code" style=${height} spellcheck="false" autocomplete="off" aria-label=${t("your_code")} value=${code} onInput=${(event) => onEdit(event.target.value)} onKeyDown=${keys} onScroll=${(event) => { lines.current.scrollTop = event.target.scrollTop; }}></textarea></div><p class="note">${t("editor_help")}</p>`;
+}
+
+// The verdict alone, for `nb.check` in a notebook.
+export function Report() {
+  const { t, language } = useStudio(), found = useAnswer("report", { lang: language });
+  return html`<${Panel} title=${t("verdict")} part="verdict">${found.answer ? html`<${Verdict} job=${found.answer} />` : html`<${Status} state=${found} />`}</${Panel}>`;
 }
 
 function Verdict({ job }) {

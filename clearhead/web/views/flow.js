@@ -1,5 +1,5 @@
 // Every step of the model in order, with its numbers; and where each number comes from.
-import { html, useMemo, useStudio, useAnswer } from "../ui.js";
+import { html, useMemo, useRef, useStudio, useAnswer } from "../ui.js";
 import { Panel, Status, Tools } from "../parts/panel.js";
 import { Thumbnail } from "../parts/heatmap.js";
 import { Explanation } from "../parts/explanation.js";
@@ -19,7 +19,7 @@ function arrange(steps) {
 }
 
 export function Flow() {
-  const { t, go, state, args } = useStudio();
+  const { t, go, state, args } = useStudio(), detail = useRef(null);
   const steps = useAnswer("flow", args), tokens = useAnswer("tokens", args), list = steps.answer ? steps.answer.steps : [];
   const sections = useMemo(() => [...new Set(list.map((step) => sectionOf(step.name)))], [steps.answer]);
   if (!steps.answer || !tokens.answer) return html`<${Status} state=${steps.error ? steps : tokens} />`;
@@ -31,21 +31,24 @@ export function Flow() {
   return html`<nav class="route" aria-label=${t("steps")}>${sections.map((name, n) => html`${n > 0 && html`<span aria-hidden="true">→</span>`}<button key=${name} data-section=${name} aria-current=${name === section} onClick=${() => open(name)}>${title(name)}</button>`)}</nav>
   <div class="flow">
     <${Panel} title=${title(section)} part="diagram" note=${isBlock(section) ? t("block_help") : ""} tools=${html`<${Tools} python=${steps.answer.python} />`}>
-      <${Diagram} steps=${list.filter((step) => sectionOf(step.name) === section)} section=${section} chosen=${chosen} />
+      <${Diagram} steps=${list.filter((step) => sectionOf(step.name) === section)} section=${section} chosen=${chosen} detail=${detail} />
     </${Panel}>
-    <div class="detail"><${StepValues} step=${list.find((step) => step.name === chosen)} path=${chosen} index=${index} tokens=${tokens.answer} />
+    <div class="detail" ref=${detail}><${StepValues} step=${list.find((step) => step.name === chosen)} path=${chosen} index=${index} tokens=${tokens.answer} />
       <section class="panel" data-part="explanation"><${Explanation} path=${index ? chosen : ""} index=${index} onGo=${follow} /></section></div>
   </div>`;
 }
 
-function Diagram({ steps, section, chosen }) {
-  const { t, has, go, args, state } = useStudio();
+// On a narrow screen the values stand below the diagram.
+const diagramEnd = (element) => element.previousElementSibling.offsetTop + 40;
+
+function Diagram({ steps, section, chosen, detail }) {
+  const { t, tr, has, go, args, state } = useStudio();
   const strips = useAnswer("strips", { ...args, section, head: state.head }), found = strips.answer ? strips.answer.strips : {};
   const card = (step) => {
     const word = stepWord(step.name), strip = found[step.name], square = /(scores|weights)$/.test(step.name);
     const name = has("step_" + word) ? t("step_" + word) : inside(step.name);
-    return html`<button key=${step.name} class=${"card" + (square ? " square" : "") + (word === "mixed" ? " far" : "")} data-step=${step.name} aria-current=${step.name === chosen} title=${`${step.name}\n${step.formula}`} onClick=${() => go({ step: step.name, cell: "" }, true)}>
-      <b>${name}</b><small>${step.formula}</small><small class="num">${step.letters.filter((letter) => letter !== "B").join("×")} = ${step.shape.slice(step.letters[0] === "B" ? 1 : 0).join("×")}</small>
+    return html`<button key=${step.name} class=${"card" + (square ? " square" : "") + (word === "mixed" ? " far" : "")} data-step=${step.name} aria-current=${step.name === chosen} title=${`${step.name}\n${tr(step.formula)}`} onClick=${() => { go({ step: step.name, cell: "" }, true); if (detail.current && detail.current.offsetTop > diagramEnd(detail.current)) detail.current.scrollIntoView(); }}>
+      <b>${name}</b><small>${tr(step.formula)}</small><small class="num">${step.letters.filter((letter) => letter !== "B").join("×")} = ${step.shape.slice(step.letters[0] === "B" ? 1 : 0).join("×")}</small>
       ${strip && html`<${Thumbnail} values=${strip.values.values} rows=${strip.values.shape[0]} columns=${strip.values.shape[1]} signed=${strip.signed} />`}</button>`;
   };
   return html`<div class="stream">${arrange(steps).map((row) => html`<div key=${row[0].name} class=${`stage-row n${row.length} ${/_residual$/.test(row[0].name) ? "joins" : ""}`}>${row.map(card)}</div>`)}</div>`;

@@ -75,6 +75,15 @@ function Lines({ values, rows, columns, query, onPick }) {
   return html`<div class="scroll linesbox" tabindex="0" role="group" aria-label=${t("lines")}><svg width=${width} height=${Math.max(rows.length, count) * high + 10} viewBox=${`0 0 ${width} ${Math.max(rows.length, count) * high + 10}`}>${lines}${side(rows, 172, "end", query, onPick)}${side(columns, width - 172, "start", -1)}</svg></div>`;
 }
 
+function whatIfCode(answer, query, heat, factor, masked) {
+  const scores = answer.path.replace(/weights$/, "scores"), at = `[0, ${answer.head}, ${query}]`;
+  return `${answer.opening}
+taps = clearhead.Taps(read=["${scores}", "${answer.path}"])
+inspection.model_input.run(taps)
+scores = taps.values["${scores}"]${at} * ${factor} / ${heat}
+${masked ? `scores = scores.masked_fill(taps.values["${answer.path}"]${at} == 0, -torch.inf)\n` : ""}print(scores.softmax(-1))`;
+}
+
 // The selected query's weights from its scores, with another temperature, without the scale, or without the mask.
 function WhatIf({ answer, query }) {
   const { t, args } = useStudio(), [heat, putHeat] = useState(1), [scaled, putScaled] = useState(true), [masked, putMasked] = useState(true);
@@ -87,7 +96,7 @@ function WhatIf({ answer, query }) {
   const logits = row(scores.values).map((s, n) => (allowed[n] ? (s * (scaled ? 1 : root)) / heat : -Infinity)), top = Math.max(...logits);
   const powers = logits.map((s) => Math.exp(s - top)), sum = powers.reduce((a, b) => a + b, 0), weights = Float32Array.from(powers, (p) => p / sum);
   const entropy = -weights.reduce((total, w) => total + (w > 0 ? w * Math.log2(w) : 0), 0);
-  return html`<${Panel} title=${t("what_if", { q: visible(answer.queries[query]) })} note=${t("what_if_help")} part="whatif"><div class="sliders"><${Slider} label=${t("temperature")} low=${0.1} high=${4} step=${0.1} value=${heat} onMove=${putHeat} /></div>
+  return html`<${Panel} title=${t("what_if", { q: visible(answer.queries[query]) })} note=${t("what_if_help")} part="whatif" tools=${html`<${Tools} python=${whatIfCode(answer, query, heat, scaled ? 1 : root, masked)} name="whatif" table=${{ rows: answer.keys, columns: ["weight"], values: weights }} />`}><div class="sliders"><${Slider} label=${t("temperature")} low=${0.1} high=${4} step=${0.1} value=${heat} onMove=${putHeat} /></div>
     <div class="row"><label><input type="checkbox" checked=${scaled} onChange=${(event) => putScaled(event.target.checked)} /> ${t("divide_root", { n: width.columns })}</label><label><input type="checkbox" checked=${masked} onChange=${(event) => putMasked(event.target.checked)} /> ${t("apply_mask")}</label><span class="grow"></span><span class="note">${t("entropy", { x: number(entropy, 3) })} · ${t("largest_weight", { x: percent(Math.max(...weights)) })}</span></div>
     <${TopKeys} values=${weights} keys=${answer.keys} count=${8} /></${Panel}>`;
 }

@@ -49,7 +49,7 @@ function describe(t, one, labels) {
 // All heads as switches. After measuring, the colour is the effect of removing the head.
 function Board({ maps, row, isOn, onToggle, model }) {
   const { t, args, state, source, fail, dark } = useStudio();
-  const [effects, put] = useState({}), [busy, putBusy] = useState(false), [token, putToken] = useState(""), run = useRef(0);
+  const [effects, put] = useState({}), [busy, putBusy] = useState(false), [token, putToken] = useState(""), [python, putPython] = useState(""), run = useRef(0);
   const stop = () => { run.current++; putBusy(false); };
   useEffect(() => { stop(); put({}); }, [args, row, state.token]);
   useEffect(() => () => { run.current++; }, []);
@@ -63,6 +63,7 @@ function Board({ maps, row, isOn, onToggle, model }) {
         const found = await source.ask("ablate", { ...args, row, layer: map.layer, place: map.place, head, token: state.token });
         if (own !== run.current) return;
         putToken(found.token[0]);
+        putPython(found.python);
         put((old) => ({ ...old, [`${map.place}.${map.layer}.${head}`]: found.effect }));
       } catch (error) { fail(error); stop(); return; }
     }
@@ -75,7 +76,7 @@ function Board({ maps, row, isOn, onToggle, model }) {
     return html`<div class="line" key=${map.place + map.layer}><span class="name">${name}</span><span class="heads">${map.heads.map((each) => chip({ kind: "head", place: map.place, layer: map.layer, head: each.head }, String(each.head), `${name} ${t("head")} ${each.head}`, effects[`${map.place}.${map.layer}.${each.head}`]))}</span>
       <span class="heads">${(map.place === "cross" ? ["cross"] : ["mixer", ...(model.branches.includes("ffn") ? ["ffn"] : [])]).map((part) => chip({ kind: "branch", place: stack, layer: map.layer, part }, t(part), `${name} ${t(part)}`))}</span></div>`; })}</div>
     <div class="row" style=${{ marginTop: "12px" }}>${busy ? html`<button class="do" data-act="stop" onClick=${stop}>${t("stop")}</button>` : html`<button class="do" data-act="measure" onClick=${measure}>${t("ablate_all")}</button>`}${measured > 0 && html`<span class="note" data-measured=${measured}>${t("ablation", { t: visible(token) })}${order.length > 0 ? " " + t("ablation_top", { list: order.map(([key, value]) => `${key.replace(/^stack\./, "")} (${number(value, 2)})`).join(", ") }) : ""}</span>`}</div>
-    ${measured > 0 && html`<${Legend} kind="signed" low=${number(-top, 3)} high=${number(top, 3)} text=${t("legend_effect")} />`}`;
+    ${measured > 0 && html`<${Legend} kind="signed" low=${number(-top, 3)} high=${number(top, 3)} text=${t("legend_effect")} /><${Tools} python=${python} name="ablation" table=${{ rows: Object.keys(effects), columns: ["effect"], values: Object.values(effects) }} />`}`;
 }
 
 function EditToken({ labels, ids, onAdd }) {

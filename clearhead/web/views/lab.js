@@ -33,29 +33,36 @@ function Instrument({ own }) {
   const found = useAnswer("instrument", { name: own.name, values }), answer = found.answer;
   const map = (one, n) => {
     const scale = { kind: one.kind, top: one.top || largest(one.values.values) || 1, dark };
-    return html`<${Panel} key=${n} title=${word(studio, one.title)} busy=${found.busy} tools=${html`<${Tools} name=${own.name} table=${{ rows: one.rows, columns: one.columns, values: one.values.values }} svg=${one.values.values.length < 20000 ? () => heatSvg(one.rows, one.columns, one.values.values, scale) : null} />`}>
+    return html`<${Panel} key=${n} part="map" title=${word(studio, one.title)} busy=${found.busy} tools=${html`<${Tools} python=${one.python} name=${own.name} table=${{ rows: one.rows, columns: one.columns, values: one.values.values }} svg=${one.values.values.length < 20000 ? () => heatSvg(one.rows, one.columns, one.values.values, scale) : null} />`}>
       <${HeatMap} values=${one.values.values} rows=${one.rows} columns=${one.columns} scale=${scale} label=${one.title} limit=${14} height=${one.height} /><${Legend} kind=${one.kind} low=${one.kind === "signed" ? number(-scale.top, 3) : "0"} high=${number(scale.top, 3)} text=${word(studio, one.unit)} /></${Panel}>`;
   };
-  return html`<${Panel} title=${t("lab_" + own.name)} note=${t(`lab_${own.name}_help`)} part="instrument" tools=${answer && html`<${Tools} python=${answer.python} />`}><div class="sliders">${own.controls.filter((control) => !control.only || control.only.includes(values[own.controls[0].name])).map((control) => html`<${Control} key=${control.name} control=${control} value=${values[control.name]} onMove=${(value) => put({ ...values, [control.name]: value })} />`)}</div>
+  return html`<${Panel} title=${t("lab_" + own.name)} note=${t(`lab_${own.name}_help`)} part="instrument" tools=${answer && answer.python && html`<${Tools} python=${answer.python} />`}><div class="sliders">${own.controls.filter((control) => !control.only || control.only.includes(values[own.controls[0].name])).map((control) => html`<${Control} key=${control.name} control=${control} value=${values[control.name]} onMove=${(value) => put({ ...values, [control.name]: value })} />`)}</div>
     <${Status} state=${found} />${answer && answer.facts.length > 0 && html`<div class="figures" style=${{ marginTop: "12px" }}>${answer.facts.map(([name, value]) => html`<div key=${name}><span class="note">${word(studio, name)}</span><b data-fact=${name}>${value}</b></div>`)}</div>`}
     ${answer && answer.formula && html`<p style=${{ marginTop: "10px" }}><code>${answer.formula}</code></p>`}</${Panel}>
-    ${answer && answer.charts.map((one, n) => html`<${Panel} key=${"c" + n} title=${word(studio, one.title)} busy=${found.busy}><${Chart} x=${word(studio, one.x)} y=${word(studio, one.y)} log=${one.log} logX=${one.logX} zero=${one.zero} curves=${one.curves.map((curve) => ({ name: word(studio, curve.name), points: curve.points }))} name=${own.name} /></${Panel}>`)}
+    ${answer && answer.charts.map((one, n) => html`<${Panel} key=${"c" + n} part="chart" title=${word(studio, one.title)} busy=${found.busy} tools=${html`<${Tools} python=${one.python} name=${own.name} table=${curveTable(one.curves)} />`}><${Chart} x=${word(studio, one.x)} y=${word(studio, one.y)} log=${one.log} logX=${one.logX} zero=${one.zero} curves=${one.curves.map((curve) => ({ name: word(studio, curve.name), points: curve.points }))} name=${own.name} /></${Panel}>`)}
     ${answer && answer.maps.map(map)}`;
 }
 
+// Curves as one table: a row for each x, a column for each curve.
+function curveTable(curves) {
+  const rows = [...new Set(curves.flatMap((curve) => curve.points.map(([x]) => x)))].sort((a, b) => a - b);
+  const known = curves.map((curve) => new Map(curve.points));
+  return { rows, columns: curves.map((curve) => curve.name), values: rows.flatMap((x) => known.map((curve) => curve.get(x) ?? NaN)) };
+}
+
 function Experiment({ own }) {
-  const { t, has, dark } = useStudio(), [values, put] = useState({}), [job, start, stop] = useJob();
+  const { t, tr, has, dark } = useStudio(), [values, put] = useState({}), [job, start, stop] = useJob();
   const result = job && job.ended && job.result, running = job && !job.ended;
   const run = () => start("lab", { name: own.name, options: values, theme: dark ? "dark" : "light" });
   const set = (name, value) => put({ ...values, [name]: value });
   const option = (one) => { const value = values[one.name] ?? one.default, label = one.name.replace(/^--/, "");
-    return one.kind === "number" ? html`<${Slider} key=${one.name} label=${label} title=${one.help} low=${one.low} high=${one.high} step=${one.step} value=${value} onMove=${(x) => set(one.name, x)} />`
-      : html`<label class="slider" key=${one.name} title=${one.help}><span>${label}</span><input value=${value} onInput=${(event) => set(one.name, event.target.value)} /><span></span></label>`; };
+    return one.kind === "number" ? html`<${Slider} key=${one.name} label=${label} title=${tr(one.help)} low=${one.low} high=${one.high} step=${one.step} value=${value} onMove=${(x) => set(one.name, x)} />`
+      : html`<label class="slider" key=${one.name} title=${tr(one.help)}><span>${label}</span><input value=${value} onInput=${(event) => set(one.name, event.target.value)} /><span></span></label>`; };
   const command = useMemo(() => ["clearhead lab", own.name, ...Object.entries(values).map(([name, value]) => `${name} ${value}`)].join(" "), [own, values]);
   return html`<${Panel} title=${t("lab_" + own.name)} note=${has(`lab_${own.name}_help`) ? t(`lab_${own.name}_help`) : own.help} part="experiment"><div class="sliders">${own.options.map(option)}</div>
     <div class="row" style=${{ marginTop: "10px" }}>${running ? html`<button class="do" onClick=${stop}>${t("stop")}</button><span class="busy" role="status">${job.output.trim().split("\n").pop() || t("loading")}</span>` : html`<button class="do main" data-act="run" onClick=${run}>${t("run")}</button>`}<span class="grow"></span><code>${command}</code></div></${Panel}>
     ${job && job.ended && !result && html`<pre class="block error" tabindex="0">${job.output || t("state_failed")}</pre>`}
-    ${result && html`<${Panel} part="result" title=${t("found")} tools=${html`<${Tools} name=${own.name} python=${pythonOf(own, values)} table=${numbers(result.rows)} />`}><p><b>${t("claim")}</b> ${result.claim}</p><p style=${{ margin: "6px 0 12px" }}><b>${t("found")}</b> ${result.found}</p>${job.figure && html`<img class="figure" src=${job.figure} alt=${t("lab_" + own.name)} />`}<${Table} rows=${result.rows} /></${Panel}>`}`;
+    ${result && html`<${Panel} part="result" title=${t("found")} tools=${html`<${Tools} name=${own.name} python=${pythonOf(own, values)} table=${numbers(result.rows)} />`}><p><b>${t("claim")}</b> ${tr(result.claim)}</p><p style=${{ margin: "6px 0 12px" }}><b>${t("found")}</b> ${tr(result.found)}</p>${job.figure && html`<img class="figure" src=${job.figure} alt=${t("lab_" + own.name)} />`}<${Table} rows=${result.rows} /></${Panel}>`}`;
 }
 
 function pythonOf(own, values) {

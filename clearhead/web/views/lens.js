@@ -55,7 +55,7 @@ function lensSvg(answer, dark) {
 function Norms({ answer, at }) {
   const { t, go, dark } = useStudio(), top = largest(answer.norms.values);
   const rows = useMemo(() => answer.layers.map((layer) => streamName(t, layer)), [answer, t]);
-  return html`<${Panel} title=${t("norms")} note=${t("norms_help")} part="norms" tools=${html`<${Tools} name="norms" table=${{ rows, columns: answer.labels, values: answer.norms.values }} />`}>
+  return html`<${Panel} title=${t("norms")} note=${t("norms_help")} part="norms" tools=${html`<${Tools} python=${answer.norms_python} name="norms" table=${{ rows, columns: answer.labels, values: answer.norms.values }} />`}>
     <${HeatMap} values=${answer.norms.values} rows=${rows} columns=${answer.labels} scale=${{ kind: "magnitude", top, dark }} label=${t("norms")} height=${22} limit=${CELL} selected=${[answer.layers.length - 1, at]} onSelect=${(_, c) => go({ query: answer.positions[c] })} /><${Legend} kind="magnitude" high=${number(top, 3)} /></${Panel}>`;
 }
 
@@ -65,7 +65,7 @@ function Track({ answer, second, at }) {
   useEffect(() => put(state.token), [state.token]);
   const curve = (from, name) => ({ name, points: from.layers.map((_, r) => [r, from[what].values[r * from.labels.length + Math.min(at, from.labels.length - 1)]]) });
   const word = answer.token && visible(answer.token[0]);
-  return html`<${Panel} title=${t("track")} part="track"><form class="row" onSubmit=${(event) => { event.preventDefault(); go({ token: typed }); }}><label>${t("token")} <input value=${typed} onInput=${(event) => put(event.target.value)} /></label><button class="do">${t("apply")}</button></form>
+  return html`<${Panel} title=${t("track")} part="track" tools=${answer.token && html`<${Tools} python=${answer.track_python} name="track" table=${{ rows: answer.layers, columns: answer.labels, values: answer[what].values }} />`}><form class="row" onSubmit=${(event) => { event.preventDefault(); go({ token: typed }); }}><label>${t("token")} <input value=${typed} onInput=${(event) => put(event.target.value)} /></label><button class="do">${t("apply")}</button></form>
     ${!answer.token ? html`<p class="note">${t("track_help")}</p>` : html`<div class="row"><${Switch} label=${t("track")} value=${what} options=${[["chances", t("probability")], ["ranks", t("rank_word")]]} onPick=${putWhat} /></div>
       <${Chart} log=${what === "ranks"} zero=${what !== "ranks"} x=${t("layers_axis")} y=${t(what === "ranks" ? "rank_word" : "probability")} height=${190} curves=${[curve(answer, `${word}`), ...(second && second.token ? [curve(second, `${word} · ${t("second")}`)] : [])]} />
       <table class="plain"><thead><tr><th scope="col">${t("read_after")}</th><th scope="col" class="num">${t("rank_word")}</th><th scope="col" class="num">${t("probability")}</th></tr></thead><tbody>${answer.layers.map((layer, r) => html`<tr key=${layer}><th scope="row">${streamName(t, layer)}</th><td class="num">${answer.ranks.values[r * columns + at].toLocaleString("en")}</td><td class="num">${percent(answer.chances.values[r * columns + at])}</td></tr>`)}</tbody></table>`}</${Panel}>`;
@@ -78,5 +78,5 @@ function Attribution({ row, ready }) {
   const name = (term) => `${term.part ? t("layer") + " " + term.layer.replace("layer ", "") + " " + t(term.part) : t("embedding")}`;
   const items = [...answer.terms.map((term) => ({ name: name(term), value: term.value })), { name: t("offset"), value: answer.offset }];
   return html`<${Panel} part="attribution" title=${t("attribution", { t: visible(answer.token[0]) })} note=${t("attribution_help")} tools=${html`<${Tools} python=${answer.python} name="attribution" table=${{ rows: items.map((item) => item.name), columns: ["logit"], values: items.map((item) => item.value) }} />`}>
-    <${SignedBars} items=${items} /><p class="num">${t("sum")} ${number(answer.sum, 6)} · ${t("logit")} ${number(answer.logit, 6)}</p></${Panel}>`;
+    <${SignedBars} items=${items} /><p class="num">${t("sum")} ${number(answer.sum, 6)} · ${t("logit")} ${number(answer.logit, 6)}${answer.softcap ? ` · ${t("before_cap", { x: answer.softcap })}` : ""}</p></${Panel}>`;
 }

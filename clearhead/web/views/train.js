@@ -47,13 +47,13 @@ export function Train() {
   const own = runs.find((run) => run.name === names[0]);
   const frame = own && own.frames.length ? (at >= 0 ? own.frames.reduce((best, step) => (Math.abs(step - at) < Math.abs(best - at) ? step : best)) : own.frames[own.frames.length - 1]) : -1;
   return html`<div class="cols wide"><div>${info.train && html`<${Start} onStart=${(name) => choose([name])} />`}<${Runs} runs=${runs} names=${names} choose=${choose} /></div>
-  <div>${!names.length ? html`<p class="note">${t("no_runs")}</p>` : html`<${Curves} names=${names} points=${points} folder=${own.folder} at=${frame} onPick=${putAt} />
+  <div>${names.length > 0 && html`<${Curves} names=${names} points=${points} folder=${own.folder} at=${frame} onPick=${putAt} />
     ${own && own.frames.length > 0 && html`<${Film} run=${own} frame=${frame} onMove=${putAt} />`}
-    ${own && html`<${Samples} points=${points[own.name] || []} at=${at} />`}`}</div></div>`;
+    ${own && html`<${Samples} points=${points[own.name] || []} at=${at} folder=${own.folder} />`}`}</div></div>`;
 }
 
 function Start({ onStart }) {
-  const { t, source, fail } = useStudio();
+  const { t, tr, source, fail } = useStudio();
   const recipes = useAnswer("recipes", {}).answer, [form, put] = useState({ recipe: "chars", data: "", steps: 200, name: "", probe: "" });
   const field = (name, props) => html`<label>${t("form_" + name)} <input value=${form[name]} ...${props} onInput=${(event) => put({ ...form, [name]: props.type === "number" ? +event.target.value : event.target.value })} /></label>`;
   const go = (event) => {
@@ -63,7 +63,7 @@ function Start({ onStart }) {
   };
   if (!recipes) return null;
   return html`<${Panel} title=${t("new_run")} part="start"><form class="form" onSubmit=${go}><${Choice} label=${t("recipe")} value=${form.recipe} options=${recipes.recipes.map((one) => [one.name, one.name])} onPick=${(recipe) => put({ ...form, recipe })} />
-    <p class="note">${(recipes.recipes.find((one) => one.name === form.recipe) || { help: "" }).help}</p>
+    <p class="note">${tr((recipes.recipes.find((one) => one.name === form.recipe) || { help: "" }).help)}</p>
     ${field("data", { placeholder: t("built_in_data") })}${field("steps", { type: "number", min: 1 })}${field("name", { placeholder: t("name_auto") })}${field("probe", { placeholder: t("probe_auto") })}
     <div class="row end"><button class="do main" data-act="start">${t("start")}</button></div></form></${Panel}>`;
 }
@@ -72,8 +72,9 @@ function Runs({ runs, names, choose }) {
   const { t, go, source, fail, info, refresh } = useStudio();
   const act = (question, more) => source.ask(question, more).catch(fail);
   const open = (run) => refresh().then(() => go({ model: run.name, view: "atlas", open: false, cell: "", step: "", changes: "" }, true));
+  const compare = (run) => refresh().then(() => go({ model: run.models[1], otherModel: run.name, compare: true, view: "atlas", open: false, cell: "", step: "", changes: "" }, true));
   const button = (run) => run.state === "running" && run.job ? html`<button class="do" onClick=${() => act("stop", { id: run.job })}>${t("stop")}</button>`
-    : html`${run.state === "stopped" && info.train && html`<button class="do" onClick=${() => act("start", { kind: "train", name: run.name, resume: true })}>${t("resume")}</button>`}${run.opens && info.train && html`<button class="do" onClick=${() => open(run)}>${t("look_inside")}</button>`}`;
+    : html`${run.state === "stopped" && info.train && html`<button class="do" onClick=${() => act("start", { kind: "train", name: run.name, resume: true })}>${t("resume")}</button>`}${run.opens && info.train && html`<button class="do" onClick=${() => open(run)}>${t("look_inside")}</button>${run.models.length > 1 && html`<button class="do" data-act="before-after" title=${t("before_after_help")} onClick=${() => compare(run)}>${t("before_after")}</button>`}`}`;
   return html`<${Panel} title=${t("runs")} part="runs">${!runs.length && html`<p class="note">${t("no_runs")}</p>`}
     ${runs.map((run) => html`<div key=${run.name} data-run=${run.name} data-state=${run.state} style=${{ padding: "6px 0", borderTop: "1px solid var(--line)" }}><div class="row"><label><input type="checkbox" checked=${names.includes(run.name)} onChange=${(event) => choose(event.target.checked ? [...new Set([...names, run.name])] : names.filter((name) => name !== run.name))} /> <b>${run.name}</b></label><span class="grow"></span><span class="note">${t("state_" + run.state)}</span></div>
       <div class="row"><div class="meter grow" aria-hidden="true"><i style=${{ width: (100 * run.step) / Math.max(run.steps, 1) + "%" }}></i></div><span class="num">${run.step}/${run.steps}</span>${button(run)}</div>${run.problem && html`<pre class="block error">${run.problem}</pre>`}</div>`)}</${Panel}>`;
@@ -99,7 +100,7 @@ function Film({ run, frame, onMove }) {
     return () => clearTimeout(timer);
   }, [playing, at, run.frames.length]);
   const start = () => { if (at + 1 >= run.frames.length) onMove(run.frames[0]); play(true); };
-  return html`<${Panel} title=${t("frames", { s: frame })} part="frames" note=${answer && answer.text ? t("probe_of", { t: answer.text }) : ""}>
+  return html`<${Panel} title=${t("frames", { s: frame })} part="frames" note=${answer && answer.text ? t("probe_of", { t: answer.text }) : ""} tools=${answer && html`<${Tools} python=${answer.python} />`}>
     <div class="row"><button class="do" data-act="play" onClick=${() => (playing ? play(false) : start())}>${t(playing ? "pause" : "play")}</button><input class="grow" style=${{ flex: 1 }} type="range" aria-label=${t("step")} min="0" max=${run.frames.length - 1} value=${at} onInput=${(event) => { play(false); onMove(run.frames[+event.target.value]); }} /><span class="num">${t("step")} ${frame}</span></div>
     <${Status} state=${found} />
     ${answer && html`<div class="atlas" data-frame=${frame}>${answer.maps.map((map) => html`<div class="line" key=${map.place + map.layer}><span class="name">${layerName(t, map.place, map.layer)}</span><div class="heads">${headsOf([map]).map((one) => html`<div class="thumb" key=${one.key}><${Picture} one=${one} /><span>${t("head")} ${one.head.head}</span><span class=${one.head.tag ? "tag" : ""}>${one.head.tag ? tagWord(t, one.head.tag) : ""}</span></div>`)}</div></div>`)}</div><${Legend} kind="weight" />
@@ -110,12 +111,12 @@ function Gradients({ run }) {
   const { t, dark } = useStudio(), answer = useAnswer("gradients", { run: run.name, count: run.frames.length }).answer;
   if (!answer) return null;
   const top = largest(answer.norms.values) || 1;
-  return html`<${HeatMap} values=${answer.norms.values} rows=${answer.names} columns=${answer.steps.map(String)} scale=${{ kind: "magnitude", top, dark }} label=${t("gradients_by_block")} height=${18} limit=${22} /><${Legend} kind="magnitude" high=${number(top, 3)} text=${t("legend_gradient")} />`;
+  return html`<${HeatMap} values=${answer.norms.values} rows=${answer.names} columns=${answer.steps.map(String)} scale=${{ kind: "magnitude", top, dark }} label=${t("gradients_by_block")} height=${18} limit=${22} /><${Legend} kind="magnitude" high=${number(top, 3)} text=${t("legend_gradient")} /><${Tools} python=${answer.python} name="gradients" table=${{ rows: answer.names, columns: answer.steps, values: answer.norms.values }} />`;
 }
 
-function Samples({ points, at }) {
+function Samples({ points, at, folder }) {
   const { t } = useStudio(), all = points.filter((p) => p.sample);
   if (!all.length) return null;
   const shown = at < 0 ? all.slice(-3).reverse() : all.filter((p) => p.step <= at).slice(-3).reverse();
-  return html`<${Panel} title=${t("samples")} part="samples">${shown.map((p) => html`<div key=${p.step}><h3>${t("step")} ${p.step}</h3><pre class="block" tabindex="0">${p.sample}</pre></div>`)}</${Panel}>`;
+  return html`<${Panel} title=${t("samples")} part="samples" tools=${html`<${Tools} python=${`from clearhead.training.run import Run\n\nfor line in Run(${JSON.stringify(folder)}).history():\n    if "sample" in line:\n        print(line["step"], line["sample"])`} />`}>${shown.map((p) => html`<div key=${p.step}><h3>${t("step")} ${p.step}</h3><pre class="block" tabindex="0">${p.sample}</pre></div>`)}</${Panel}>`;
 }

@@ -51,7 +51,7 @@ function Surprise({ tokens, row }) {
   const { t, go } = useStudio(), bits = tokens.chances.map((p) => (p >= 0 ? -Math.log2(Math.max(p, 1e-12)) : NaN)), known = bits.slice(1);
   const mean = known.reduce((sum, each) => sum + each, 0) / known.length, rare = known.indexOf(Math.max(...known)) + 1;
   return html`<${Panel} title=${t("surprise")} part="surprise" note=${t("surprise_help", { x: number(2 ** mean, 3), t: visible(tokens.labels[rare]), b: number(bits[rare], 3) })}
-    tools=${html`<${Tools} name="surprise" table=${{ rows: tokens.labels, columns: ["bits"], values: bits }} />`}><${Chart} x=${t("position")} y=${t("bits")} zero=${true} height=${170} curves=${[{ name: t("bits"), points: bits.map((each, n) => [n, each]) }]} at=${row} onPick=${(n) => go({ query: n })} name="surprise" /></${Panel}>`;
+    tools=${html`<${Tools} python=${tokens.surprise_python} name="surprise" table=${{ rows: tokens.labels, columns: ["bits"], values: bits }} />`}><${Chart} x=${t("position")} y=${t("bits")} zero=${true} height=${170} curves=${[{ name: t("bits"), points: bits.map((each, n) => [n, each]) }]} at=${row} onPick=${(n) => go({ query: n })} name="surprise" /></${Panel}>`;
 }
 
 // How many tokens each filter leaves.
@@ -85,5 +85,5 @@ function Second({ first, row }) {
   const tokens = useAnswer("tokens", other), predicts = Boolean(tokens.fresh && tokens.answer && tokens.answer.predicts);
   const found = useAnswer("predictions", { ...other, row: predicts && other.text === args.text && row < tokens.answer.labels.length ? row : -1 }, predicts);
   if (!found.answer || !first) return html`<${Status} state=${found} />`;
-  return html`<${Panel} title=${t("compare_next")} part="versus" note=${`${about(t, first)} / ${about(t, found.answer)}`}><${Versus} items=${merge(first.tokens, found.answer.tokens)} names=${[t("first"), t("second")]} /></${Panel}>`;
+  return html`<${Panel} title=${t("compare_next")} part="versus" note=${`${about(t, first)} / ${about(t, found.answer)}`} tools=${html`<${Tools} python=${`${first.python}\n\n${found.answer.python}`} />`}><${Versus} items=${merge(first.tokens, found.answer.tokens)} names=${[t("first"), t("second")]} /></${Panel}>`;
 }

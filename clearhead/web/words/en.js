@@ -61,6 +61,8 @@ export const en = {
   compare_next: "Next token, first and second", paler: "pale: {a} · solid: {b}",
   chat: "Chat", message: "message", send: "Send", role_user: "You", role_assistant: "Model", role_system: "System",
 
+  report: "Verdict", about_report: "The verdict on your code", report_help: "What the checker found, with the smallest input on which the code is wrong.",
+
   // flow
   steps: "Steps", output: "output", final_norm: "final norm", section_embedding: "embedding", section_source: "source", section_target: "target",
   block_help: "The blue line is the residual stream. Attention and the FFN read it, and each adds its result at a +.",
@@ -119,6 +121,7 @@ export const en = {
   attribution: "What adds to the logit of {t}", attribution_help: "Each branch's output through the final norm's scale and the head. The bars sum to the logit.",
   offset: "offset", sum: "sum", logit: "logit",
 
+  before_cap: "before the cap of {x}",
   // intervene
   switches: "Heads and branches", switches_help: "Click a head or a branch to change it. Click again to restore it.",
   action: "change to", zero: "zero", mean: "mean over positions", scale: "a multiple", by: "by", did_zero: "off", did_mean: "mean",
@@ -139,6 +142,7 @@ export const en = {
   loss: "loss", val_loss: "validation loss", grad_norm: "gradient norm", samples: "Samples",
   frames: "Heads at step {s}", probe_of: "Probe text: {t}", play: "Play", pause: "Pause", gradients_by_block: "Gradient norm by block",
 
+  before_after: "Before and after", before_after_help: "Compare the model at step 0 with the trained one, head by head",
   // lab
   instruments: "Instruments", instruments_help: "They answer at once.", experiments: "Experiments", experiments_help: "They take seconds to minutes.",
   run: "Run", claim: "Claim", found: "Found",

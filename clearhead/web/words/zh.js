@@ -61,6 +61,8 @@ export const zh = {
   compare_next: "下一个词元：前者与后者", paler: "浅色：{a} · 深色：{b}",
   chat: "对话", message: "消息", send: "发送", role_user: "你", role_assistant: "模型", role_system: "系统",
 
+  report: "结论", about_report: "对代码的结论", report_help: "检查器的结论，以及使代码出错的最小输入。",
+
   // 计算流程
   steps: "步骤", output: "输出", final_norm: "最终归一化", section_embedding: "嵌入", section_source: "源文本", section_target: "目标文本",
   block_help: "蓝线是残差流。注意力和前馈网络从中读取，并在 + 处把各自的结果加回去。",
@@ -119,6 +121,7 @@ export const zh = {
   attribution: "{t} 的 logit 从何而来", attribution_help: "每个分支的输出经过最终归一化的缩放和输出头。各条之和等于该 logit。",
   offset: "偏移", sum: "总和", logit: "logit",
 
+  before_cap: "压缩到 {x} 之前",
   // 干预
   switches: "头与分支", switches_help: "点击一个头或分支来改动它，再点一次即可恢复。",
   action: "改为", zero: "零", mean: "各位置均值", scale: "倍数", by: "倍", did_zero: "关闭", did_mean: "均值",
@@ -139,6 +142,7 @@ export const zh = {
   loss: "损失", val_loss: "验证损失", grad_norm: "梯度范数", samples: "样例",
   frames: "第 {s} 步的注意力头", probe_of: "探测文本：{t}", play: "播放", pause: "暂停", gradients_by_block: "各块的梯度范数",
 
+  before_after: "训练前后", before_after_help: "逐头对比第 0 步的模型与训练后的模型",
   // 实验室
   instruments: "即时工具", instruments_help: "拖动即得结果。", experiments: "实验", experiments_help: "需要几秒到几分钟。",
   run: "运行", claim: "论断", found: "结果",
