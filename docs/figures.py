@@ -45,7 +45,7 @@ SCREENSHOTS = {
     "build": "#view=build",
     "lab": "#view=lab",
     "tour": "#view=flow&tour=4&step=stack.blocks.0.mixer.scores",
-    "steps": "#view=atlas&compare=true&model=chars · step 0&otherModel=chars",
+    "steps": "#view=atlas&compare=true&model=chars · step 0&otherModel=chars&text=to be or not",
     "zh": "#view=flow&lang=zh&step=stack.blocks.1.mixer.weights&cell=1,6,3&head=1",
 }
 """Name of a picture of the studio -> where in the studio it is taken."""
