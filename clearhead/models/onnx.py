@@ -85,9 +85,8 @@ def reads_both_ways(config: SequenceModelConfig) -> bool:
 
 def check_onnx(config: ModelConfig) -> None:
     """Raise if a part of the model cannot be written to ONNX."""
-    sequence = isinstance(config, SequenceModelConfig)
-    blocks = config.stack.blocks if sequence else (*config.encoder.blocks, *config.decoder.blocks)
-    for block in blocks:
+    stacks = (config.stack,) if isinstance(config, SequenceModelConfig) else (config.encoder, config.decoder)
+    for block in (block for stack in stacks for block in stack.blocks):
         for part in (block.mixer, block.ffn):
             if part is not None and not part.traceable:
                 raise CheckpointError(
