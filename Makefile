@@ -15,8 +15,8 @@ demo: $(READY)
 
 # one thread per worker: two workers on two cores must not fight
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# where the shapes of every call are checked: parts, in every variant
-CHECKED := tests/invariants tests/precision tests/data tests/inspect
+# where the shapes of every call are checked: every part in every variant, written out, read in a batch and decoded
+CHECKED := $(addprefix tests/invariants/test_, written_out.py reading.py decoding.py taps.py)
 
 test: $(READY)
 	@failed=0; \
