@@ -6,8 +6,9 @@ import ast
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 
 from .engine import NumPy, engine
 from .names import assign_sizes, neutral_value, role_of, size_of
-from .rotary_tables import is_table, make_table
+from .rotary_tables import is_table, make_angles, make_table, takes_angles
 
 
 class CannotCall(Exception):
@@ -28,6 +29,10 @@ class CannotConstruct(Exception):
 
 class NeedsModule(Exception):
     """The code uses a name whose import failed."""
+
+
+class NeedsFloat32(Exception):
+    """The code does not run in float64, because it casts to other types itself."""
 
 
 class NotWritten(Exception):
@@ -81,6 +86,9 @@ class AnyConfig:
         except AttributeError:
             raise KeyError(name) from None
 
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -95,6 +103,7 @@ class Candidate:
     documented: bool = False  # an exercise: its docstring states which inputs must work
     file_source: str = ""
     is_factory: bool = False  # a function that returns a module: `def FeedForward(dim): return nn.Sequential(…)`
+    dtype: str = "float64"
 
     def caller(self, thing: Any, roles: tuple[str, ...], sizes: ProbeSizes, engine: NumPy | None = None) -> Caller:
         """Return a caller for the object, which follows the example call if there is one."""
@@ -112,10 +121,10 @@ class Candidate:
 
     def constructor_takes(self, size: str) -> bool:
         """Return True if the constructor has an argument for this size."""
-        return self.is_class and any(size_of(p.name) == size for p in constructor_parameters(self.thing))
+        return self.is_class and size in assign_sizes([p.name for p in constructor_parameters(self.thing)]).values()
 
-    def engine(self, dtype: str = "float64") -> NumPy:
-        made = engine(self.engine_name, dtype)
+    def engine(self) -> NumPy:
+        made = engine(self.engine_name, self.dtype)
         if re.search(r"float32|\.float\(\)", self.source):  # norms and softmax often compute in float32 on purpose
             made.slack = 30.0
         return made
@@ -175,6 +184,19 @@ def seed_all(seed: int, engine_name: str) -> None:
 
 
 def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters of a function without *args and **kwargs."""
+    inner = function.__func__ if inspect.ismethod(function) else function
+    if inspect.isfunction(inner):
+        return list(parameters_of_function(inner)[1 if inner is not function else 0 :])
+    return named_parameters(function)
+
+
+@lru_cache(maxsize=256)
+def parameters_of_function(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    return named_parameters(function)
+
+
+def named_parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     try:
         found = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -208,6 +230,8 @@ def constructor_value(
 ) -> Any:
     """Return what to pass for one argument of a constructor, or Parameter.empty to keep its default."""
     required = parameter.default is inspect.Parameter.empty
+    if parameter.name == "device":
+        return "cpu"
     if re.search(r"conf|cfg|^args|params|hparams", parameter.name.lower()):
         return config_for(parameter, sizes, neighbours)
     if size == "N" and wants_module(parameter) and depth < 3:
@@ -218,6 +242,8 @@ def constructor_value(
         return inspect.Parameter.empty
     if depth < 3 and re.search(r"(layers|blocks)$", parameter.name.lower()) and size is None:
         return module_list(sizes, neighbours, depth)
+    if is_table(parameter.name):
+        return make_table(parameter.name, sizes.L, sizes["K"], neighbours)
     if depth < 3 and sublayers_named(parameter.name):
         return sublayer_for(parameter.name, sizes, neighbours, depth)
     is_known, value = neutral_value(parameter.name, str(parameter.annotation))
@@ -257,15 +283,36 @@ def config_for(parameter: inspect.Parameter, sizes: ProbeSizes, neighbours: Mapp
     for cls in sorted(classes, key=lambda cls: cls.__name__ != annotation):
         roles = assign_sizes([p.name for p in constructor_parameters(cls)], cls.__name__)
         try:
-            return cls(**{name: sizes[size] for name, size in roles.items() if size != "rope_base"})
+            config = cls(**{name: sizes[size] for name, size in roles.items() if size != "rope_base"})
         except Exception:
             continue
+        return with_known_names(config, sizes)
     for value in neighbours.values():
         if isinstance(value, dict) and value and all(isinstance(key, str) for key in value):
             known = {key: sizes[s] for key in value if (s := size_of(key)) and not isinstance(value[key], bool)}
+            casts = {key: float32_for(each) for key, each in value.items() if "torch.bfloat16" in str(each)}
             if known:
-                return value | known
+                return value | known | casts
     return AnyConfig(sizes)
+
+
+def float32_for(dtype: Any) -> Any:
+    """Return torch.float32 for a torch dtype."""
+    import torch
+
+    return torch.float32 if isinstance(dtype, torch.dtype) else dtype
+
+
+def with_known_names(config: Any, sizes: ProbeSizes) -> Any:
+    """Let a config answer for the sizes that its class does not define: others set them from **kwargs."""
+    known = AnyConfig(sizes)
+
+    def missing(self: Any, name: str) -> Any:
+        return getattr(known, name)
+
+    with suppress(TypeError):  # a class with __slots__
+        config.__class__ = type(type(config).__name__, (type(config),), {"__getattr__": missing})
+    return config
 
 
 def is_config(cls: type, annotation: str) -> bool:
@@ -408,6 +455,8 @@ class Caller:
 
     def placeholder(self, parameter: inspect.Parameter, role: str | None, arguments: Mapping[str, Any]) -> Any:
         """Return a value for a required argument that the check has no value for."""
+        if takes_angles(self.function, parameter.name) and is_table(parameter.name):
+            return make_angles(length_of(arguments), self.head_width, self.neighbours, self.table_style)
         if is_table(parameter.name):
             return make_table(parameter.name, length_of(arguments), self.head_width, self.neighbours, self.table_style)
         if role_of(parameter.name, ("positions",)):
@@ -465,12 +514,10 @@ def find_forward(thing: Any) -> Callable[..., Any]:
         return thing
     for name in ("forward", "__call__", "call", "apply", "attention", "run", "compute", "encode", "get", "transform"):
         method = getattr(type(thing), name, None)
-        if inspect.isfunction(method):
+        if inspect.isfunction(method) and not method.__module__.startswith("torch.nn.modules.module"):
             return getattr(thing, name)
-    methods = [m for n, m in inspect.getmembers(thing, inspect.ismethod) if not n.startswith("_")]
-    if len(methods) == 1:
-        return methods[0]
-    return thing
+    methods = [n for n, m in vars(type(thing)).items() if inspect.isfunction(m) and not n.startswith("_")]
+    return getattr(thing, methods[0]) if len(methods) == 1 else thing
 
 
 def all_arrays(result: Any, engine: NumPy) -> list[np.ndarray]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -53,16 +53,37 @@ def check_file(
     example: str | None = None,
     only: Collection[str] = (),
 ) -> CheckReport:
-    """Check every part that the file defines, each in its own child process."""
+    """Check every part that the file defines, in a child process."""
     path, name = split_name(where)
     import_checks()
     if uses_torch(read_source(Path(path))):
         import_torch()
-    report, found = CheckReport(where), []
-    for message in run_in_child("discover", path, name, validate_part(part), example, seconds=seconds):
-        if "candidate" in message and (not only or message["candidate"]["part"] in only):
-            found.append(message["candidate"])
-        elif "broken" in message and (not only or message["broken"]["part"] in only):
+    report, found = CheckReport(where), list[PartReport]()
+    arguments = (path, name, validate_part(part), example, list(only))
+    checked = receive(report, found, run_in_child(*arguments, 0, seconds=seconds), 0)
+    while checked < len(found):  # a part ended the child: continue after it
+        checked = receive(report, found, run_in_child(*arguments, checked, seconds=seconds), checked)
+    report.parts += found
+    if report.syntax is None and not report.file_diagnostics and not report.parts:
+        report.file_diagnostics.append(nothing_found(path))
+    return report
+
+
+def receive(report: CheckReport, found: list[PartReport], messages: Iterable[dict[str, Any]], skip: int) -> int:
+    """Add one child's messages to the report and to the parts found; return how many parts are done."""
+    index, at = -1, "load"
+    for message in messages:
+        if "candidate" in message:
+            found.append(PartReport(**message["candidate"]))
+        elif "begin" in message:
+            index, at = message["begin"], "start"
+        elif "at" in message:
+            at = message["at"]
+        elif "diagnostic" in message:
+            found[index].diagnostics.append(Diagnostic.from_dict(message["diagnostic"]))
+        elif "assumed" in message:
+            found[index].assumed.append(message["assumed"])
+        elif "broken" in message:
             report.parts.append(broken_part(message["broken"]))
         elif "problem" in message:
             report.problems.append(message["problem"])
@@ -71,12 +92,16 @@ def check_file(
         elif "confined" in message:
             report.confined = message["confined"]
         elif "ended" in message:
-            ended = message["ended"]
-            report.file_diagnostics.append(Diagnostic("file", path, ended.pop("key"), {**ended, "at": "load"}))
-    report.parts += [check_part(path, candidate, seconds, example) for candidate in found]
-    if report.syntax is None and not report.file_diagnostics and not report.parts:
-        report.file_diagnostics.append(nothing_found(path))
-    return report
+            values = {**message["ended"], "at": at}
+            key = values.pop("key")
+            if index < 0 and skip == 0:  # while the file was loaded
+                report.file_diagnostics.append(Diagnostic("file", report.where, key, values))
+                found.clear()
+                return 0
+            part = found[max(index, skip)]
+            part.diagnostics.append(Diagnostic(part.part, part.name, key, values))
+            return max(index, skip) + 1
+    return len(found)
 
 
 def nothing_found(where: str) -> Diagnostic:
@@ -98,26 +123,10 @@ def import_checks() -> None:
 
 def import_torch() -> None:
     """Import torch once, before forking. Compute nothing: torch must not start threads before a fork."""
-    import torch  # noqa: F401
+    from . import device  # noqa: F401
 
     with suppress(ImportError):
         import_module("torch._dynamo")  # torch.manual_seed imports it, 2 s in every child
-
-
-def check_part(path: str, candidate: dict[str, str], seconds: float, example: str | None) -> PartReport:
-    name, part = candidate["name"], candidate["part"]
-    report, at = PartReport(name, part, candidate["engine"]), "start"
-    for message in run_in_child("check", path, name, part, example, seconds=seconds):
-        if "diagnostic" in message:
-            report.diagnostics.append(Diagnostic.from_dict(message["diagnostic"]))
-        elif "assumed" in message:
-            report.assumed.append(message["assumed"])
-        elif "at" in message:
-            at = message["at"]
-        elif "ended" in message:
-            ended = message["ended"]
-            report.diagnostics.append(Diagnostic(part, name, ended.pop("key"), {**ended, "at": at}))
-    return report
 
 
 def validate_part(part: str | None) -> str | None:

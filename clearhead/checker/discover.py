@@ -13,6 +13,7 @@ import threading
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import dedent
@@ -119,11 +120,8 @@ def load(path: Path) -> Loaded:
     broken: dict[str, FailedLine] = {}
     used = names_used_inside(tree)
     for statement in defining(tree.body):
-        # annotations stay text, so that a missing typing library hides nothing
-        code = compile(ast.Module([statement], []), str(path), "exec", annotations.compiler_flag, dont_inherit=True)
         try:
-            with time_limit(STATEMENT_SECONDS):
-                exec(code, names)
+            run_statement(statement, names, path)
         except (Exception, SystemExit) as error:
             problem = FailedLine(statement.lineno, one_line(error), isinstance(statement, ast.Import | ast.ImportFrom))
             problems.append(problem)
@@ -132,6 +130,21 @@ def load(path: Path) -> Loaded:
     examples = {call.partition("(")[0]: call for call in re.findall(EXAMPLE, source, re.MULTILINE)}
     is_exercise = bool(re.search(r"^Check: clearhead check \d\d_", source, re.MULTILINE))
     return Loaded(names, source, tuple(problems), broken, sources_by_name(source), examples, is_exercise)
+
+
+def run_statement(statement: ast.stmt, names: dict[str, Any], path: Path) -> None:
+    """Run one statement. If a decorator fails, such as the registry of a missing library, leave the decorators out."""
+    # annotations stay text, so that a missing typing library hides nothing
+    code = compile(ast.Module([statement], []), str(path), "exec", annotations.compiler_flag, dont_inherit=True)
+    try:
+        with time_limit(STATEMENT_SECONDS):
+            exec(code, names)
+    except Exception:
+        if not getattr(statement, "decorator_list", None):
+            raise
+        plain = copy(statement)
+        plain.decorator_list = []  # type: ignore[attr-defined]
+        run_statement(plain, names, path)
 
 
 def defining(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -276,6 +289,7 @@ def find_candidates(
         if (kind := parts.get(candidate.name))
         and not (candidate.thing in bases and is_abstract(candidate))
         and not inspect.isabstract(candidate.thing)
+        and not getattr(getattr(candidate.thing, "forward", None), "__isabstractmethod__", False)
     ]
 
 
@@ -335,7 +349,9 @@ def classify(candidate: Candidate, tries: bool = False) -> str | None:
         return classify_function(candidate, part) or (classify_by_trial(candidate) if tries else None)
     if candidate.is_factory:
         return part
-    if not hasattr(candidate.thing, "forward") and "__call__" not in vars(candidate.thing) and part is None:
+    is_callable = hasattr(candidate.thing, "forward") or "__call__" in vars(candidate.thing)
+    methods = [n for n, m in vars(candidate.thing).items() if inspect.isfunction(m) and not n.startswith("__")]
+    if not is_callable and (part is None or not methods):
         return None
     return classify_class(candidate, part)
 
@@ -361,6 +377,12 @@ def classify_function(candidate: Candidate, part: str | None) -> str | None:
         return "swiglu"
     if part == "rotary" and not any(normalize_name(n) in ("x", "q", "xq", "k", "query", "vec", "t") for n in names):
         return None  # it builds the angle table and does not rotate
+    if part == "rotary" and len(names) == 1 and re.search(r"(cat|concatenate|stack)\(.*-", candidate.source):
+        return None if not re.search(r"\b(cos|sin)\b", candidate.source) else part  # `rotate_half` swaps the halves
+    if part == "layer_norm" and re.search(r"(?i)rms|root mean|t5", candidate.name + candidate.source):
+        return "rms_norm"
+    if re.fullmatch(r"(?i)norm(alize)?", candidate.name) and classify_by_trial(candidate) != "layer_norm":
+        return "rms_norm" if re.search(r"rms|rsqrt|mean", candidate.source) else None
     return part
 
 
@@ -369,6 +391,8 @@ def classify_class(candidate: Candidate, part: str | None) -> str | None:
     if part == "sinusoidal":
         is_learned = not re.search(r"\bsin\b|\.sin\(|cos\(", candidate.source)
         return "learned" if is_learned and re.search("Embedding|Parameter|randn|normal", candidate.source) else part
+    if part == "layer_norm" and re.search(r"(?i)rms|root mean|t5", candidate.name + candidate.source):
+        return "rms_norm"
     if part in ("attention", "multi_head", "rotary", "feed_forward", "swiglu", "lm", None):
         try:
             thing = construct(candidate.thing, ProbeSizes(), candidate.neighbours)
@@ -376,6 +400,12 @@ def classify_class(candidate: Candidate, part: str | None) -> str | None:
             return part
         if part == "lm":
             return part if reads_tokens(thing) else "encoder"
+        if part == "rotary" and builds_table(thing):
+            return None
+        if part is None and is_block(thing):
+            return "encoder_block"
+        if part is None and is_stack(thing):
+            return None
         held = [w for w in iter_weights(thing) if w.array.ndim >= 2]
         if part in ("feed_forward", "swiglu"):
             return part if held else None  # an activation such as GEGLU has no weights
@@ -404,6 +434,21 @@ def is_block(thing: Any) -> bool:
     children = thing.named_children() if hasattr(thing, "named_children") else ()
     kinds = {kind_of(name, child) for name, child in children}
     return {"attention", "ffn"} <= kinds
+
+
+def is_stack(thing: Any) -> bool:
+    """Return True if it holds an embedding or a list of blocks: a model, or a part of one that we have no check for."""
+    from .parts.sublayer_calls import kind_of
+
+    modules = thing.named_modules() if hasattr(thing, "named_modules") else ()
+    return any(type(m).__name__ == "Embedding" or kind_of("", m) == "block" for name, m in modules if name)
+
+
+def builds_table(thing: Any) -> bool:
+    """Return True if it takes a length only: it builds the cosines and sines and does not rotate."""
+    parameters = [p for p in parameters_of(find_forward(thing)) if p.default is p.empty]
+    names = [p.name for p in parameters if p.name not in ("device", "dtype")]
+    return bool(names) and all(size_of(name) == "L" or role_of(name, ("length",)) for name in names)
 
 
 def classify_by_trial(candidate: Candidate) -> str | None:

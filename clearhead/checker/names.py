@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import Any
 
 # role of an argument -> names, in lower case without underscores
@@ -12,7 +13,8 @@ ARGUMENTS = {
     "v": "v value values vs xv valuestates vmat",
     "x": "x xs inputs input inp hiddenstates hidden h src tgt trg seq embeddings embedding emb sequence target scores "
     "logits z a arr array vec tensor xin xinput dec decinput",
-    "memory": "memory context encout encoderout encoutput encoderoutput encoderoutputs source kv mem enc xkv ctx cond",
+    "memory": "memory context encout encoderout encoutput encoderoutput encoderoutputs source kv mem enc xkv ctx cond "
+    "xsrc srcx encx",
     "mask": "mask attnmask attentionmask srcmask tgtmask trgmask causalmask keypaddingmask paddingmask srcpaddingmask "
     "selfmask lookaheadmask padmask keymask targetmask m decmask encmask bias attnbias additivemask maskbias",
     "memory_mask": "memorymask crossmask encdecmask encoderdecodermask crossattnmask contextmask",
@@ -25,8 +27,8 @@ ARGUMENTS = {
     "gamma": "gamma g weight scale w alpha gain a2",
     "beta": "beta b bias shift b2 offset",
     "cache": "cache kvcache past pastkeyvalue pastkeyvalues layerpast pastkv state pastkvs",
-    "positions": "positions pos positionids inputpos tokenpositions startpos offset position",
-    "tokens": "tokens ids idx inputids tokenids x src batch seq sequences inputs",
+    "positions": "positions pos positionids inputpos tokenpositions startpos offset position positionid",
+    "tokens": "tokens ids idx inputids tokenids x src batch seq sequences inputs seqq seqk",
     "targets": "targets target labels y tgt trg",
     "lengths": "lengths lens validlens seqlens seqlengths validlen length",
     "pad": "pad padid padidx padtoken padtokenid padindex",
@@ -39,18 +41,21 @@ SIZES = {
     "D": "dmodel dim embeddim nembd hiddensize embdim embeddingdim embedsize d modeldim features normalizedshape size "
     "embsize nembed numhiddens demb width emb din inputdim indim dout querysize keysize valuesize c channels dimension "
     "queryinputdim nstate statesize hiddensz embeddingsize ndim shape dmod infeatures outfeatures dimin dimout outdim "
-    "contextdim querydim keydim valuedim kdim vdim",
-    "H": "heads numheads nheads nhead h numattentionheads head numberofheads",
+    "contextdim querydim keydim valuedim kdim vdim layershape decoderdim encoderdim inputsize ninp dinput",
+    "H": "heads numheads nheads nhead h numattentionheads head numberofheads headcount headsnum "
+    "queryheads headnum nheadscross",
     "G": "kvheads nkvheads numkvheads nkvhead numkeyvalueheads groups ngroups numgroups "
     "numkvgroups kvgroups nkv kvhead",
-    "K": "headsize headdim dk dhead dv dkey dvalue dimhead",
+    "K": "headsize headdim dk dhead dv dkey dvalue dimhead dimperhead",
     "F": "dff ff ffdim hiddendim dimfeedforward dhidden ffndim mlpdim intermediatesize innerdim dinner ffsize hidden "
-    "ffnhidden ffhidden feedforwarddim ffnnumhiddens hiddenfeatures",
-    "V": "v vocabsize vocab nvocab numtokens ntoken srcvocabsize tgtvocabsize srcvocab tgtvocab vocabularysize voc",
+    "ffnhidden ffhidden dinnerhid feedforwarddim ffnnumhiddens hiddenfeatures",
+    "V": "v vocabsize vocab nvocab numtokens ntoken srcvocabsize tgtvocabsize srcvocab tgtvocab vocabularysize voc "
+    "ntokens",
     "L": "maxlen blocksize contextlength maxseqlen seqlen maxlength nctx contextsize maxpositionembeddings "
-    "maxpositions ctxlen maxsequencelength maxseqlength contextlen maxposition length t numpositions maxpos",
+    "maxpositions ctxlen maxsequencelength maxseqlength contextlen maxposition length t numpositions maxpos "
+    "contextwindow sequencelength maxcontext numpatches",
     "N": "numlayers nlayers nlayer layers depth numblocks n nblocks numencoderlayers numdecoderlayers",
-    "expansion": "expansion mult forwardexpansion ffnmultiplier expansionfactor ffmult mlpratio",
+    "expansion": "expansion expand mult forwardexpansion ffnmultiplier expansionfactor ffmult mlpratio",
     "dropout": ARGUMENTS["dropout"],
     "rope_base": "base theta ropetheta ropebase thetabase ropethetabase freqbase",
 }
@@ -97,6 +102,7 @@ def normalize_name(name: str) -> str:
     return name.lower().replace("_", "")
 
 
+@lru_cache(maxsize=4096)
 def role_of(name: str, among: tuple[str, ...] | None = None) -> str | None:
     """Return the role that an argument's name suggests, among the given roles."""
     for role in among or tuple(ARGUMENTS):
@@ -124,6 +130,7 @@ SIZE_PATTERNS = (
 )
 
 
+@lru_cache(maxsize=4096)
 def size_of(name: str) -> str | None:
     """Return the size that an argument's name suggests."""
     for size, names in SIZES.items():
@@ -136,6 +143,7 @@ def size_of(name: str) -> str | None:
 NEUTRAL: tuple[tuple[str, Any], ...] = (
     (r"^temperature$", "temperature"),  # √d_k, the divisor of the scores
     (r"^device$", "cpu"),
+    (r"^activation$|^act(_?fn)?$", "relu"),
     (r"^dtype$|mode$|^cache$|past|kv_?cache|^state$|rel_?pos|rng|generator", None),
     (r"bias$|affine$|proj_?out|use_?proj", True),
     (r"(layer|block)_?(id|idx|index|num|number|i)$|^(idx|index|i)$|pad\w*_?(id|idx|index|token)?$|start_?pos", 0),
@@ -168,15 +176,20 @@ def assign_sizes(names: list[str], owner: str = "") -> dict[str, str]:
         widths = [n for n in names if found.get(n) == "F"] or [
             n for n in names if n not in found and re.search(WIDTH, n.lower())
         ]
-        found |= dict.fromkeys(widths[:1], "D")
+        single = [n for n in names if n in ("k", "e", "m")]  # `SelfAttention(k, heads)`
+        found |= dict.fromkeys((widths or single)[:1], "D")
     return found
+
+
+# classes that stand beside a model and carry its name
+AROUND_MODELS = r"(embedd?ings?|tokeni[sz]er|classifi\w*|heads?|outputs?|pooler|dataset|trainer|state|utils)$"
 
 
 def part_of(name: str) -> str | None:
     snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower().strip("_")
     for part, pattern in PARTS:
         if re.search(pattern, snake):
-            return None if part == "backward" else part
+            return None if part == "backward" or (part == "lm" and re.search(AROUND_MODELS, snake)) else part
     return None
 
 

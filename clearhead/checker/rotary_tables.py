@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,30 @@ def angles(T: int, K: int, start: int = 0, power: float = 2.0, base: float = 100
     return (np.arange(T) + start)[:, None] * base ** (-power * np.arange(K // 2) / K)
 
 
+def takes_angles(function: Callable[..., Any], name: str) -> bool:
+    """Return True if the function itself takes the cosine of this argument."""
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        return False
+    return bool(re.search(rf"\b{name}\b(\[[^\n]*\])?\.cos\(\)|cos\(\s*{name}\b", source))
+
+
+def make_angles(T: int, K: int, neighbours: Mapping[str, Any], style: str = "wide") -> Any:
+    """Return the angles that the file itself builds, or else ours."""
+    built = build_table(T, K, neighbours)
+    if hasattr(built, "shape") and not np.iscomplexobj(np.asarray(built)):
+        return built
+    phi = angles(T, K)
+    return {"wide": np.concatenate((phi, phi), -1), "half": phi, "repeated": np.repeat(phi, 2, -1)}[style]
+
+
 def make_table(name: str, T: int, K: int, neighbours: Mapping[str, Any], style: str = "wide") -> Any:
     """Return the table that the file's own function builds, or else ours."""
     is_trig = re.search(r"cos|sin", name.lower()) and "cis" not in name.lower()
     built = build_table(T, K, neighbours)
     if is_trig and isinstance(built, tuple | list) and len(built) == 2:
-        is_cosine = [bool((np.asarray(table)[0] == 1).all()) for table in built]
+        is_cosine = [bool((first_row(table) == 1).all()) for table in built]
         return built[is_cosine.index("cos" in name.lower())] if len(set(is_cosine)) == 2 else built[0]
     if not is_trig:
         return built if built is not None else np.exp(1j * angles(T, K))
@@ -45,9 +64,18 @@ def make_table(name: str, T: int, K: int, neighbours: Mapping[str, Any], style: 
     return np.cos(wide) if "cos" in name.lower() else np.sin(wide)
 
 
+def first_row(table: Any) -> np.ndarray:
+    """Return the row of position 0 of a table [.., T, width]."""
+    array = np.asarray(table)
+    return np.asarray(array.reshape(-1, array.shape[-1])[0])
+
+
 def build_table(T: int, K: int, neighbours: Mapping[str, Any]) -> Any:
     """Call the file's own function that builds the table for T positions and head width K; None if there is none."""
     for name, function in neighbours.items():
+        if inspect.isclass(function) and re.search("rotary|rope", name.lower()):
+            with suppress(Exception):
+                return function(K)(T)
         if not inspect.isfunction(function) or not re.search(BUILDER, name.lower()) or "apply" in name.lower():
             continue
         parameters = inspect.signature(function).parameters.values()

@@ -6,12 +6,13 @@ import ast
 import re
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from textwrap import dedent
 from typing import Any
 
-from .candidate import Candidate, CannotCall, CannotConstruct, NeedsModule, NotWritten, one_line
-from .parts.common import OURS, Recorder
+from .candidate import Candidate, CannotCall, CannotConstruct, NeedsFloat32, NeedsModule, NotWritten, one_line
+from .parts.common import OURS, Recorder, is_about_dtype
 
 # part -> its check function, in the order in which learners meet the parts
 PARTS = {
@@ -52,6 +53,8 @@ def run_check(candidate: Candidate, send: Callable[[dict[str, Any]], None] = lam
     recorder = Recorder(candidate, send)
     try:
         check_for(candidate.part)(candidate, recorder)
+    except NeedsFloat32:
+        return run_check(replace(candidate, dtype="float32"), send)
     except (NotWritten, NotImplementedError):
         recorder.add("no-return" if has_body(candidate.source) else "not-written")
     except CannotCall as unknown:
@@ -65,6 +68,8 @@ def run_check(candidate: Candidate, send: Callable[[dict[str, Any]], None] = lam
     except MemoryError:
         recorder.add("memory")
     except Exception as error:
+        if is_about_dtype(one_line(error), candidate):
+            return run_check(replace(candidate, dtype="float32"), send)
         is_theirs = any(not re.search(OURS, frame.filename) for frame in traceback.extract_tb(error.__traceback__))
         recorder.add("cannot-run" if is_theirs else "not-understood", error=one_line(error), name=candidate.name)
     return recorder
@@ -86,6 +91,7 @@ def has_body(source: str) -> bool:
     except SyntaxError:
         return False
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name != "__init__"]
+    functions = [node for node in functions if node.name in ("forward", "__call__")] or functions
     statements = [statement for function in functions for statement in function.body]
     if any(isinstance(statement, ast.Raise) for statement in statements):
         return False

@@ -1,7 +1,8 @@
 """Run the learner's code in a child process with limits on time, memory, network and files.
 
-Each part is checked in its own child, forked from a process that has imported torch (if the file needs it) and has
-computed nothing. The child sends every diagnostic at once, so a crash loses nothing that was found before it.
+A file is loaded and checked in one child, forked from a process that has imported torch (if the file needs it) and has
+computed nothing. The child sends every diagnostic at once, so a crash loses nothing that was found before it. If a part
+ends the child, the next child continues with the part after it.
 
 Every message of the child carries a random token, and the last one says that the check is complete. If the learner's
 code ends the process, writes to the pipe or forks, the complete message is missing and the part counts as not checked.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import json
 import os
 import secrets
@@ -21,51 +23,70 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from .confine import block_network, block_writes
 
 Message = dict[str, Any]
-Send = Callable[[Message], None]
 SECONDS = 20.0
 BYTES = 4 << 30
 
 
-def discover_job(send: Send, path: str, name: str | None, part: str | None, example: str | None) -> None:
-    """Send the parts that the file defines."""
+class Channel:
+    """The child's end of the pipe: sends messages with the token, and starts the limit of each part."""
+
+    def __init__(self, write: int, token: str, seconds: float) -> None:
+        self.write, self.token, self.seconds, self.own = write, token, seconds, os.getpid()
+
+    def __call__(self, message: Message) -> None:
+        if os.getpid() != self.own:  # the learner's code has forked
+            os._exit(70)
+        os.write(self.write, json.dumps({**message, "token": self.token}, default=str).encode() + b"\n")
+
+    def begin(self, index: int) -> None:
+        """Announce the part that is checked next. Its time starts now."""
+        limit_cpu(self.seconds)
+        self({"begin": index})
+
+
+def check_job(
+    send: Channel,
+    path: str,
+    name: str | None,
+    part: str | None,
+    example: str | None,
+    only: Collection[str],
+    skip: int,
+) -> None:
+    """Send the parts that the file defines, then check those after the first `skip`."""
     from .discover import find_broken, find_candidates, load
+    from .run import run_check
 
     try:
         loaded = load(Path(path))
     except SyntaxError as error:
         send({"syntax": {"line": error.lineno or 0, "error": error.msg, "text": (error.text or "").rstrip()}})
         return
-    for problem in loaded.problems:
-        send({"problem": vars(problem)})
-    for broken in find_broken(loaded, name, part):
-        send({"broken": broken})
-    for candidate in find_candidates(loaded, name, part, example):
-        send({"candidate": {"name": candidate.name, "part": candidate.part, "engine": candidate.engine_name}})
-
-
-def check_job(send: Send, path: str, name: str, part: str, example: str | None) -> None:
-    """Run one check and send its diagnostics."""
-    from .discover import find_candidates, load
-    from .run import run_check
-
-    for candidate in find_candidates(load(Path(path)), name, part, example):
+    found = [c for c in find_candidates(loaded, name, part, example) if not only or c.part in only]
+    if skip == 0:
+        for problem in loaded.problems:
+            send({"problem": vars(problem)})
+        for broken in find_broken(loaded, name, part):
+            if not only or broken["part"] in only:
+                send({"broken": broken})
+        for candidate in found:
+            send({"candidate": {"name": candidate.name, "part": candidate.part, "engine": candidate.engine_name}})
+    for index, candidate in list(enumerate(found))[skip:]:
+        send.begin(index)
         run_check(candidate, send)
 
 
-JOBS = {"discover": discover_job, "check": check_job}
-
-
-def run_in_child(job: str, *arguments: Any, seconds: float = SECONDS) -> Iterator[Message]:
-    """Yield the child's messages; if it did not complete, the last one is {"ended": reason}."""
+def run_in_child(*arguments: Any, seconds: float = SECONDS) -> Iterator[Message]:
+    """Yield the messages of `check_job`; if the child did not complete, the last one is {"ended": reason}."""
     token, folder = secrets.token_hex(16), tempfile.mkdtemp(prefix="clearhead-")
-    read, end = start(job, token, (folder, *arguments), seconds)
+    read, end = start(token, (folder, *arguments), seconds)
     deadline, text, complete = time.monotonic() + seconds, b"", False
     try:
         while not complete:
@@ -76,6 +97,7 @@ def run_in_child(job: str, *arguments: Any, seconds: float = SECONDS) -> Iterato
             *lines, text = (text + chunk).split(b"\n")
             for message in parse_messages(lines, token):
                 complete = complete or "complete" in message
+                deadline = time.monotonic() + seconds if "begin" in message else deadline
                 if "complete" not in message:
                     yield message
     finally:
@@ -95,9 +117,7 @@ def parse_messages(lines: list[bytes], token: str) -> Iterator[Message]:
                 yield message
 
 
-def start(
-    job: str, token: str, arguments: tuple[Any, ...], seconds: float
-) -> tuple[int, Callable[[bool, int], Message]]:
+def start(token: str, arguments: tuple[Any, ...], seconds: float) -> tuple[int, Callable[[bool, int], Message]]:
     """Start the child; return the pipe to read, and a function that ends the child and says how it ended."""
     read, write = os.pipe()
     if hasattr(os, "fork"):
@@ -105,7 +125,7 @@ def start(
         if pid == 0:
             os.close(read)
             os.setsid()
-            child_main(write, job, token, arguments, seconds)
+            child_main(write, token, arguments, seconds)
         os.close(write)
 
         def end(is_late: bool, limit: int) -> Message:
@@ -115,7 +135,7 @@ def start(
 
         return read, end
     os.set_inheritable(write, True)
-    command = [sys.executable, "-m", "clearhead.checker.sandbox", str(write), job, token, json.dumps(arguments)]
+    command = [sys.executable, "-m", "clearhead.checker.sandbox", str(write), token, json.dumps(arguments)]
     child = subprocess.Popen([*command, str(seconds)], close_fds=False)
     os.close(write)
 
@@ -137,16 +157,18 @@ def exit_reason(code: int, is_late: bool, limit: int) -> Message:
     return {"key": "crash", "signal": signal.Signals(-code).name}
 
 
-def child_main(write: int, job: str, token: str, arguments: tuple[Any, ...], seconds: float) -> None:
-    """Run a job in the child and exit. Standard streams go to /dev/null."""
+def child_main(write: int, token: str, arguments: tuple[Any, ...], seconds: float) -> None:
+    """Run `check_job` in the child and exit. Standard streams go to /dev/null."""
     code = 1
     try:
         faulthandler.disable()  # the parent reports a crash in one sentence
+        gc.freeze()  # collecting what the parent made would copy all of its memory
         set_limits(seconds)
         if "torch" in sys.modules:
             import torch
 
             torch.set_num_threads(1)  # the parent's threads do not survive a fork
+            torch._dynamo.config.disable = True  # compiling would take longer than the check
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
@@ -154,15 +176,9 @@ def child_main(write: int, job: str, token: str, arguments: tuple[Any, ...], sec
         os.closerange(write + 1, 4096)
         folder, *rest = arguments
         os.environ["TMPDIR"] = tempfile.tempdir = folder
-        holds, own = {"network": block_network(), "writes": block_writes(Path(folder))}, os.getpid()
-
-        def send(message: Message) -> None:
-            if os.getpid() != own:  # the learner's code has forked
-                os._exit(70)
-            os.write(write, json.dumps({**message, "token": token}, default=str).encode() + b"\n")
-
-        send({"confined": holds})
-        JOBS[job](send, *rest)
+        send = Channel(write, token, seconds)
+        send({"confined": {"network": block_network(), "writes": block_writes(Path(folder))}})
+        check_job(send, *rest)
         send({"complete": True})
         code = 0
     except MemoryError:
@@ -180,17 +196,26 @@ def set_limits(seconds: float) -> None:
     except ImportError:  # Windows
         return
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    used = int(time.process_time())
-    resource.setrlimit(resource.RLIMIT_CPU, (used + int(seconds) + 1, used + int(seconds) + 2))
+    limit_cpu(seconds)
     status = Path("/proc/self/statm")
     if status.exists():
         size = int(status.read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE") + BYTES
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
 
 
+def limit_cpu(seconds: float) -> None:
+    """Allow so many more seconds of CPU time."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + seconds) + 1, hard))
+
+
 def main() -> None:
-    write, job, token, arguments, seconds = sys.argv[1:]
-    child_main(int(write), job, token, tuple(json.loads(arguments)), float(seconds))
+    write, token, arguments, seconds = sys.argv[1:]
+    child_main(int(write), token, tuple(json.loads(arguments)), float(seconds))
 
 
 if __name__ == "__main__":

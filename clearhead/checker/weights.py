@@ -192,6 +192,11 @@ def split_projections(
     if {"q", "k", "v"} <= set(full):
         rows = full["q"], full["k"], full["v"]
         q_bias, k_bias, v_bias = (shift.get(role, 0.0) for role in "qkv")
+        if o is not None and heads > 1 and rows[0].shape[0] * heads == o.shape[1]:  # one matrix for every head
+            rows = tuple(np.kron(np.eye(heads), w) for w in rows)
+            q_bias, k_bias, v_bias = (
+                np.tile(b, heads) if isinstance(b, np.ndarray) else b for b in (q_bias, k_bias, v_bias)
+            )
         yield Projections(*rows, o, q_bias, k_bias, v_bias, o_bias, assumed)
         return
     if "kv" in full:

@@ -286,6 +286,9 @@ ASSUMED = {
     "groups_interleaved": "query heads share key heads in turn, not in groups",
     "scale_given": "the caller gives the scale",
     "always_causal": "always causal",
+    "causal_without_mask": "causal if no mask is given",
+    "norms_inside": "the sublayers hold their norms",
+    "fixed_length": "inputs as long as the position table",
     "weights_not_found": "weights not recognised: checked by properties only",
     "sublayers_not_found": "sublayers not recognised: checked by properties only",
     "cache_not_tried": "its cache is called in a way the checker does not know",
@@ -319,6 +322,7 @@ ASSUMED = {
     "activation_leaky": "activation leaky ReLU",
     "activation_sigmoid": "activation sigmoid",
     "activation_elu": "activation ELU",
+    "activation_tanh": "activation tanh",
 }
 
 PARTS = {

@@ -286,6 +286,9 @@ ASSUMED = {
     "groups_interleaved": "查询头轮流共用键头，而不是分组",
     "scale_given": "缩放系数由调用者给出",
     "always_causal": "始终是因果的",
+    "causal_without_mask": "不传掩码时为因果",
+    "norms_inside": "归一化在子层内部",
+    "fixed_length": "输入与位置表等长",
     "weights_not_found": "认不出权重：只按性质检查",
     "sublayers_not_found": "认不出子层：只按性质检查",
     "cache_not_tried": "不知道如何调用它的缓存",
@@ -319,6 +322,7 @@ ASSUMED = {
     "activation_leaky": "激活函数 leaky ReLU",
     "activation_sigmoid": "激活函数 sigmoid",
     "activation_elu": "激活函数 ELU",
+    "activation_tanh": "激活函数 tanh",
 }
 
 PARTS = {

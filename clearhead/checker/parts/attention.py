@@ -16,7 +16,16 @@ from ..diagnostic import Example
 from ..engine import NumPy, equal
 from . import attention_steps as steps
 from . import common
-from .attention_adapter import LEADS, ROLES, AttentionAdapter, expected_output, inputs, ladder
+from .attention_adapter import (
+    LEADS,
+    PROBE_WIDTH,
+    ROLES,
+    AttentionAdapter,
+    construct_for,
+    expected_output,
+    inputs,
+    ladder,
+)
 from .attention_mask import check_mask, mask_properties, masked_ladder
 from .attention_steps import AttentionSteps
 from .common import UNKNOWN_PARTS, Inputs, Recorder, Runner
@@ -24,9 +33,9 @@ from .common import UNKNOWN_PARTS, Inputs, Recorder, Runner
 
 def check(candidate: Candidate, recorder: Recorder) -> None:
     engine = candidate.engine()
-    thing = engine.eval_mode(candidate.instantiate(ProbeSizes()))
+    thing = construct_for(candidate, PROBE_WIDTH)
     caller = candidate.caller(thing, ROLES, ProbeSizes())
-    adapter = find_rank(AttentionAdapter(caller, thing), recorder, engine)
+    adapter = find_rank(AttentionAdapter(candidate, caller, thing), recorder, engine)
     if adapter is None:
         return
     run = adapter.runner(engine)

@@ -10,7 +10,7 @@ import numpy as np
 
 from clearhead.reference import causal_mask
 
-from ..candidate import Caller, find_forward
+from ..candidate import Caller, Candidate, ProbeSizes, find_forward
 from ..engine import NumPy
 from ..mask_forms import MaskForm
 from . import attention_steps as steps
@@ -19,6 +19,7 @@ from .attention_steps import AttentionSteps
 from .common import Inputs, Runner
 
 ROLES = ("q", "k", "v", "mask", "causal", "weights_too", "dropout", "training")
+PROBE_WIDTH = 4  # of the keys, if a check does not say otherwise
 LEADS = {2: (), 3: (2,), 4: (2, 3)}
 
 
@@ -26,6 +27,7 @@ LEADS = {2: (), 3: (2,), 4: (2, 3)}
 class AttentionAdapter:
     """The learner's attention function, and how to call it."""
 
+    candidate: Candidate
     caller: Caller
     thing: Any
     rank: int = 4
@@ -46,7 +48,7 @@ class AttentionAdapter:
             given["mask"] = np.full((inputs["q"].shape[-2], inputs["k"].shape[-2]), self.neutral)
         if inputs.get("causal"):
             given["causal"] = True
-        thing = common.cast_module(self.thing, engine)
+        thing = common.cast_module(self.thing_for(inputs["q"].shape[-1]), engine)
         caller = replace(self.caller, engine=engine, function=find_forward(thing))
         if self.scale is not None:
             caller = caller.with_fixed(**{self.scale[0]: inputs["q"].shape[-1] ** self.scale[1]})
@@ -54,6 +56,12 @@ class AttentionAdapter:
         named = {"q", "k", "v"} <= caller.argument_roles
         result = caller(q=qkv[0], k=qkv[1], v=qkv[2], **given) if named else caller(*qkv, **given)
         return result[self.first :] + result[: self.first] if self.first else result
+
+    def thing_for(self, width: int) -> Any:
+        """Return the object for keys of this width: a class that takes the width is constructed again."""
+        if width == PROBE_WIDTH or not self.candidate.is_class:
+            return self.thing
+        return construct_for(self.candidate, width)
 
     def find_output(self, engine: NumPy) -> int:
         """Return the index of the output in a returned tuple, on an input whose output and weights differ in shape."""
@@ -76,6 +84,13 @@ class AttentionAdapter:
 
     def runner(self, engine: NumPy) -> Runner:
         return Runner(self.native, engine, self.shape, self.from_layout)
+
+
+def construct_for(candidate: Candidate, width: int) -> Any:
+    """Construct an attention class for keys of this width, which it may call `d_k` or `dim`."""
+    takes_both = candidate.constructor_takes("K") or candidate.constructor_takes("H")
+    sizes = ProbeSizes(D=3 * width, H=3) if takes_both else ProbeSizes(D=width, H=1)
+    return candidate.engine().eval_mode(candidate.instantiate(sizes))
 
 
 def inputs(lead: tuple[int, ...], T: int, S: int, K: int, U: int, seed: int = 0, whole: bool = False) -> dict[str, Any]:

@@ -190,11 +190,13 @@ def check_structure(candidate: Candidate, adapter: BlockAdapter, recorder: Recor
         recorder.assume("sublayers_not_found")
         return
     try:
-        found = match_residuals(calls, layers, x, got, adapter.engine)
+        inside = [count_norms(layer.owner) > 0 for layer in layers]
+        found = match_residuals(calls, layers, x, got, adapter.engine, inside)
     except Exception:
         recorder.assume("sublayers_not_found")
         return
-    if found is not None and not any(c.kind == "norm" for c in calls) and count_norms(adapter.thing) > 0:
+    outside = count_norms(adapter.thing) - sum(count_norms(e.owner) for e in layers)
+    if found is not None and not any(c.kind == "norm" for c in calls) and outside > 0:
         found = ("norm-missing",)
     if found is None and has_own_weights(adapter.thing, calls):
         recorder.assume("sublayers_not_found")
@@ -205,6 +207,8 @@ def check_structure(candidate: Candidate, adapter: BlockAdapter, recorder: Recor
     for key in found:
         if key in ("pre", "post", "parallel", "sandwich"):
             recorder.assume(f"norm_{key}")
+        elif key == "inside":
+            recorder.assume("norms_inside")
         else:
             recorder.add(key, smallest_example(calls, layers, adapter, candidate))
     if "pre" in found:
@@ -251,10 +255,10 @@ def is_other_input(value: Any, main: Any) -> bool:
 
 
 def count_norms(thing: Any) -> int:
-    """Return the number of norms that the block holds."""
+    """Return the number of norms that a block or a sublayer holds."""
     from .sublayer_calls import kind_of
 
-    kept = thing.named_modules() if hasattr(thing, "named_modules") else vars(thing).items()
+    kept = thing.named_modules() if hasattr(thing, "named_modules") else getattr(thing, "__dict__", {}).items()
     return sum(kind_of(name.split(".")[-1], value) == "norm" for name, value in kept if name)
 
 

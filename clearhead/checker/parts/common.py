@@ -16,6 +16,7 @@ from ..candidate import (
     Candidate,
     CannotCall,
     CannotConstruct,
+    NeedsFloat32,
     NeedsModule,
     NotWritten,
     ProbeSizes,
@@ -33,7 +34,7 @@ OURS = (
 
 
 # errors that are not a verdict on the code: checks re-raise them
-NO_VERDICT = (CannotCall, CannotConstruct, NeedsModule, NotWritten, NotImplementedError)
+NO_VERDICT = (CannotCall, CannotConstruct, NeedsFloat32, NeedsModule, NotWritten, NotImplementedError)
 
 
 # words for features beyond plain attention that the checker does not model
@@ -41,6 +42,12 @@ UNKNOWN_PARTS = (
     r"rope|rotary|freqs|\bcos\b|alibi|slope|relative|rel_?pos|window|q_?norm|k_?norm|norm_?[qk]|softcap|talking"
     r"|topk|null_k|mem_k|sink|gate|feature_map|elu\b|sparse|local_att|lora|pos_?bias|position_bias|conv|linear_?att|fast_?att|performer|kernel_|random_feat"
 )
+
+
+def is_about_dtype(error: str, candidate: Candidate) -> bool:
+    """Return True if an error says that float64 met another type, so that float32 is worth a try."""
+    is_double = candidate.engine_name == "torch" and candidate.dtype == "float64"
+    return is_double and bool(re.search(r"dtype|scalar type|BFloat16|\bHalf\b", error))
 
 
 class Recorder:
@@ -63,6 +70,8 @@ class Recorder:
     def cannot_run(self, error: BaseException | str, inputs: Inputs) -> None:
         """Record that the first call failed: either our call is wrong or the code is, so there is no verdict."""
         text = one_line(error) if isinstance(error, BaseException) else error
+        if is_about_dtype(text, self.candidate):
+            raise NeedsFloat32
         self.add("cannot-run", Example(inputs, None, None), error=text, name=self.candidate.name)
 
     def assume(self, key: str) -> None:
@@ -158,10 +167,14 @@ def check_inputs_unchanged(recorder: Recorder, run: Runner, cases: Iterable[Inpu
         except Exception:
             continue
         for name, value in inputs.items():
-            after = run.engine.to_numpy(given[name])
-            if isinstance(value, np.ndarray) and after is not None and not np.array_equal(after, value, equal_nan=True):
+            after, before = run.engine.to_numpy(given[name]), run.engine.to_numpy(run.engine.to_native(value))
+            if isinstance(value, np.ndarray) and after is not None and not equal_exactly(after, before):
                 recorder.add("inputs-changed", Example(shown_inputs(inputs), value, after), argument=name)
                 return
+
+
+def equal_exactly(a: np.ndarray, b: np.ndarray | None) -> bool:
+    return b is not None and bool(np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
 
 
 def without_copy(engine: NumPy) -> NumPy:
@@ -273,9 +286,11 @@ def check_gradient(recorder: Recorder, run: Runner, inputs: Inputs) -> None:
         if not result.requires_grad:
             recorder.add("gradient-cut", argument=", ".join(leaves))
             return
-        gradients = torch.autograd.grad(result, list(leaves.values()), cotangent, allow_unused=True)
+        result.backward(cotangent)  # torch.autograd.grad would refuse checkpointed layers
+        gradients = [leaf.grad for leaf in leaves.values()]
     except (RuntimeError, TypeError) as error:
-        recorder.add("gradient-fails", error=one_line(error))
+        if "checkpoint" not in recorder.candidate.file_source:  # checkpointed code runs without autograd
+            recorder.add("gradient-fails", error=one_line(error))
         return
     with torch.no_grad():
         for (name, leaf), gradient in zip(leaves.items(), gradients, strict=True):

@@ -87,6 +87,7 @@ class FeedForwardAdapter:
         self.given: dict[str, Any] = {}
         self.norm: common.InnerNorm | None = None
         self.wrap = "norm_inside"
+        self.is_documented_tanh = bool(re.search(r'(?s)""".*tanh.*"""', candidate.source))
         self.is_plain_glu = bool(re.search(r"(?<!swi)(?<!ge)glu", candidate.name.lower()))  # its gate is a sigmoid
         self.readings = list(self.from_arguments(F, candidate) if candidate.is_function else self.from_weights())
 
@@ -203,6 +204,8 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     recorder.start("value")
     check_weights_registered(adapter, recorder)
     readings = [split for reading in adapter.readings if len(split := split_fused(reading)) in (2, 3)]
+    if candidate.part == "swiglu":
+        readings = [gated_unit(reading) for reading in readings]
     if not readings:
         recorder.assume("weights_not_found")
         check_positionwise(recorder, run, adapter.D)
@@ -239,8 +242,15 @@ def split_fused(layers: list[LinearMap]) -> list[LinearMap]:
     return [LinearMap(layers[0].matrix[:half], biases[0]), LinearMap(layers[0].matrix[half:], biases[1]), layers[1]]
 
 
+def gated_unit(layers: list[LinearMap]) -> list[LinearMap]:
+    """Read two square matrices as gate and up, without a map back to D: act(W_gate x) ∘ W_up x."""
+    is_square = len(layers) == 2 and layers[0].matrix.shape == layers[1].matrix.shape
+    return [*layers, LinearMap(np.eye(len(layers[0].matrix)))] if is_square else layers
+
+
 def matching_activation(layers: list[LinearMap], x: Array, got: Array, adapter: FeedForwardAdapter) -> str | None:
     acts = ACTS | ({"sigmoid": sigmoid} if adapter.is_plain_glu and len(layers) == 3 else {})
+    acts |= {"tanh": np.tanh} if adapter.is_documented_tanh else {}
     for order, (name, act) in product(orders(layers, adapter.D), acts.items()):
         want = adapter.wrapped(x, partial(right, layers=order, act=act))
         if equal(got, want, max(adapter.engine.tolerance, 1e-6)):

@@ -20,7 +20,7 @@ from . import common
 from .attention_mask import likely_senses
 from .attention_steps import AttentionSteps
 from .common import UNKNOWN_PARTS, Inputs, Recorder, Runner
-from .multihead_adapter import ROLES, MultiHeadAdapter, build, random_case, smallest_example
+from .multihead_adapter import LENGTH, ROLES, MultiHeadAdapter, build, random_case, smallest_example
 from .multihead_mask import check_hidden, check_mask
 from .rotary import LAYOUTS
 
@@ -42,7 +42,7 @@ def check(candidate: Candidate, recorder: Recorder) -> None:
     if got is None or got.shape != random_case(adapter)["x"].shape[:2] + got.shape[-1:] or got.ndim != 3:
         trial = replace(adapter, unbatched=True)
         alone, _ = trial.runner(engine).attempt(random_case(trial))
-        if alone is not None and alone.shape == (1, 4, trial.shape(random_case(trial))[-1]):
+        if alone is not None and alone.shape == (1, LENGTH, trial.shape(random_case(trial))[-1]):
             adapter, run, got = trial, trial.runner(engine), alone
             recorder.assume("unbatched")
     if got is None and "mask" in adapter.caller.argument_roles:
@@ -125,7 +125,7 @@ def check_value(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recor
     if name_mistakes(candidate, adapter, recorder, run, got, variants):
         return
     adapter.causal, adapter.wrap = wants_causal, adapter.wraps[0]
-    if has_unknown_parts(candidate, adapter):
+    if has_unknown_parts(candidate, adapter) or adapter.norm is not None:
         adapter.is_modeled = False
         check_layer_properties(candidate, adapter, recorder, run)
         return

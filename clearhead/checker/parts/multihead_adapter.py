@@ -22,6 +22,7 @@ from . import common
 from .attention_steps import AttentionSteps
 from .common import Inputs, Recorder, Runner
 
+LENGTH = 5  # of test sequences: no other size is 5
 ROLES = ("q", "k", "v", "x", "memory", "mask", "causal", "cache", "weights_too", "training")
 
 
@@ -241,7 +242,7 @@ def count_heads(thing: Any, held: list[Weight], sizes: ProbeSizes, candidate: Ca
     return H, G
 
 
-def random_case(adapter: MultiHeadAdapter, T: int = 4, S: int | None = None, seed: int = 0) -> dict[str, Any]:
+def random_case(adapter: MultiHeadAdapter, T: int = LENGTH, S: int | None = None, seed: int = 0) -> dict[str, Any]:
     generator = common.rng(seed)
     B = 1 if adapter.unbatched else 2
     case = {"x": generator.normal(size=(B, T, adapter.D))}
@@ -286,5 +287,5 @@ def smallest_example(
                     return found
     case = {**random_case(adapter), **flags}
     if mask:
-        case["allowed"] = mask_pattern(adapter.form.kind if adapter.form else "any", case["x"].shape[0], 4, 4)
+        case["allowed"] = mask_pattern(adapter.form.kind if adapter.form else "any", case["x"].shape[0], LENGTH, LENGTH)
     return common.smallest_failure([case], adapter.runner(candidate.engine()), adapter.expected_output)

@@ -16,25 +16,29 @@ from . import attention_steps as steps
 from . import common
 from .attention_mask import companion_sense, likely_senses
 from .common import Recorder, Runner
-from .multihead_adapter import MultiHeadAdapter, random_case, smallest_example
+from .multihead_adapter import LENGTH, MultiHeadAdapter, random_case, smallest_example
 
 
 def check_mask(candidate: Candidate, adapter: MultiHeadAdapter, recorder: Recorder, engine: NumPy) -> None:
     """Find the convention under which the mask works, or else the mistake."""
     recorder.start("mask")
     trials: list[Any] = []
-    errors = []
+    errors, not_causal = [], replace(adapter, causal=False)
     for form in mask_forms():
         if adapter.unbatched and form.shape != "T S":
             continue
         trial = replace(adapter, form=form)
         case = random_case(adapter)
-        case["allowed"] = mask_pattern(form.kind, case["x"].shape[0], 4, 4)
+        case["allowed"] = mask_pattern(form.kind, case["x"].shape[0], LENGTH, LENGTH)
         got, error = trial.runner(engine).attempt(case)
         if equal(got, adapter.expected_output(case), max(engine.tolerance, 1e-6)):
             adapter.form = form
             check_whole_mask(adapter, recorder, trials)
             check_sense(candidate, adapter, recorder)
+            return
+        if adapter.causal and equal(got, not_causal.expected_output(case), max(engine.tolerance, 1e-6)):
+            recorder.assume("causal_without_mask")
+            recorder.assume(form.sense)
             return
         errors.append(error)
         if got is not None:
@@ -100,11 +104,11 @@ def check_hidden(adapter: MultiHeadAdapter, recorder: Recorder, run: Runner) -> 
         return
     run = adapter.runner(run.engine)
     case = random_case(adapter)
-    allowed = mask_pattern(adapter.form.kind, case["x"].shape[0], 4, 4)
+    allowed = mask_pattern(adapter.form.kind, case["x"].shape[0], LENGTH, LENGTH)
     common.check_inputs_unchanged(recorder, run, [{**case, "mask": adapter.form(allowed)}])
     recorder.start("leak")
     case = random_case(adapter)
-    case["allowed"] = mask_pattern("keys", case["x"].shape[0], 4, 4)
+    case["allowed"] = mask_pattern("keys", case["x"].shape[0], LENGTH, LENGTH)
     if adapter.form.kind == "shared":
         case["allowed"] = np.broadcast_to(case["allowed"][:1], case["allowed"].shape)
     hidden = ~case["allowed"][:, 0, 0]

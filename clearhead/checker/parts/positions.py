@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -92,7 +93,7 @@ class PositionsAdapter:
         if parameters and {size_of(p.name) for p in parameters} - {"L", None, "N"} and len(parameters) >= 2:
             return self.as_table(self.by_numbers(caller, T), T)
         x = np.zeros((2, T, self.D))
-        for arguments in ((x,), (T,), (np.arange(T),), (np.zeros((2, T), np.int64),)):
+        for arguments in ((x,), (T,), (np.arange(T),), (np.tile(np.arange(T), (2, 1)),)):
             try:
                 found = all_arrays(self.call_with(caller, arguments[0]), self.engine)
             except (NotWritten, NotImplementedError):
@@ -152,6 +153,10 @@ def check_sinusoidal(candidate: Candidate, recorder: Recorder) -> None:
     layout = next((name for name, right in RIGHT.items() if equal(got, right(5, 8), tolerance)), None)
     if layout is None:
         key = next((k for k, wrong in MISTAKES.items() if equal(got, wrong(5, 8), tolerance)), "value").split(".")[0]
+        beyond = re.search(r"normali[sz]e|alpha|learn|relative|height|2d|time_step|freq_scale", candidate.source, re.I)
+        if key == "value" and beyond:
+            recorder.add("beyond-definition", word=beyond.group(0), name=candidate.name)
+            return
         scaled = [f for f in (8**0.5, 8**-0.5) if equal(got, sinusoidal_positions(5, 8) * f, tolerance)]
         recorder.add("pe-scaled" if scaled else key, smallest_table(candidate))
         return
@@ -245,15 +250,19 @@ def check_learned(candidate: Candidate, recorder: Recorder) -> None:
     x = common.rng(0).normal(size=(2, 5, 4))
     first = caller.parameters[0].name if caller.parameters else ""
     got, T, error = None, 5, ""
-    for argument in (x, np.zeros((2, 5), np.int64), 5, np.arange(5)):
+    ids = np.tile(np.arange(5), (2, 1))
+    whole = common.rng(0).normal(size=(2, sizes.L, 4))  # for code that adds the whole table
+    for argument in (x, ids, np.arange(5), whole, 5):
         try:
             found = all_arrays(caller.with_fixed(**{first: argument})(), engine)
         except Exception as problem:
             error = error or common.one_line(problem)
             continue
         if found and found[0].shape[-1] == 4:
-            got = found[0]
-            base = x if isinstance(argument, np.ndarray) and argument.ndim == 3 else np.zeros((1, 1, 4))
+            got, T = found[0], sizes.L if argument is whole else T
+            base = argument if isinstance(argument, np.ndarray) and argument.ndim == 3 else np.zeros((1, 1, 4))
+            if argument is whole:
+                recorder.assume("fixed_length")
             break
     if got is None:
         recorder.cannot_run(error, {"x": [2, 5, 4]})

@@ -31,12 +31,21 @@ FORMS: dict[str, Form] = {
     "norm-twice": lambda x, f, n: n(x + f(n(x))),
 }
 RIGHT = ("pre", "post")
+BARE = ("norm-missing", "residual-missing.bare")  # right for a sublayer with its own norm
 
 
 def match_residuals(
-    calls: list[SublayerCall], layers: list[SublayerCall], x: Array, got: Array, engine: NumPy
+    calls: list[SublayerCall],
+    layers: list[SublayerCall],
+    x: Array,
+    got: Array,
+    engine: NumPy,
+    inside: list[bool],
 ) -> tuple[str, ...] | None:
-    """Return how the block combines its sublayers: "pre", "post" … or the keys of its mistakes; None if unknown."""
+    """Return how the block combines its sublayers: "pre", "post" … or the keys of its mistakes; None if unknown.
+
+    `inside` says which sublayers hold a norm of their own; their own checks see where it stands.
+    """
     norms: list[Layer] = [e.rerun for e in calls if e.kind == "norm"]
     unnormed: Layer = lambda h: h
     tolerance = max(engine.tolerance, 1e-6)
@@ -65,7 +74,7 @@ def match_residuals(
         for order in ([*range(len(layers))],):
             found = search(order, layers, padded, norms, x, got, tolerance)
             if found:
-                return name_mistake(found, layers, norms)
+                return name_mistake(found, layers, inside)
     return None
 
 
@@ -105,7 +114,12 @@ def count_mistakes(forms: tuple[str, ...]) -> tuple[int, int, int]:
     return wrong, len(set(forms)), rank
 
 
-def name_mistake(forms: tuple[str, ...], layers: list[SublayerCall], norms: list[Layer]) -> tuple[str, ...]:
+def name_mistake(forms: tuple[str, ...], layers: list[SublayerCall], inside: list[bool]) -> tuple[str, ...]:
+    if any(inside):
+        bare = [form in BARE and own for form, own in zip(forms, inside, strict=True)]
+        forms = tuple(form for form, is_bare in zip(forms, bare, strict=True) if not is_bare)
+        if not forms:
+            return ("inside",)
     keys = tuple(dict.fromkeys(form.split(".")[0] for form in forms))
     if "norm-on-branch" in keys and len(keys) == 2 and set(keys) & set(RIGHT):
         return ("norm-mixed",)
