@@ -404,7 +404,10 @@ class Caller:
         if self.takes_own_context(parameter):
             return None
         shown = self.example.get(parameter.name)
-        return shown.name if isinstance(shown, Role) else role_of(parameter.name, self.roles)
+        role = shown.name if isinstance(shown, Role) else role_of(parameter.name, self.roles)
+        if role == "mask" and isinstance(parameter.default, bool):  # `causal_mask=False`
+            return "causal" if "causal" in self.roles else None
+        return role
 
     def takes_own_context(self, parameter: inspect.Parameter) -> bool:
         """Return True for the `context` of clearhead.nn, which is not the memory of cross-attention."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -289,6 +290,7 @@ def find_candidates(
         if (kind := parts.get(candidate.name))
         and not (candidate.thing in bases and is_abstract(candidate))
         and not inspect.isabstract(candidate.thing)
+        and not (inspect.isclass(candidate.thing) and issubclass(candidate.thing, Enum))
         and not getattr(getattr(candidate.thing, "forward", None), "__isabstractmethod__", False)
     ]
 
@@ -389,7 +391,7 @@ def classify_function(candidate: Candidate, part: str | None) -> str | None:
 def classify_class(candidate: Candidate, part: str | None) -> str | None:
     """Refine the part of a class by the weights it holds."""
     if part == "sinusoidal":
-        is_learned = not re.search(r"\bsin\b|\.sin\(|cos\(", candidate.source)
+        is_learned = not re.search(r"\bsin\b|\.sin\(|cos\(", candidate.source) or trains_table(candidate)
         return "learned" if is_learned and re.search("Embedding|Parameter|randn|normal", candidate.source) else part
     if part == "layer_norm" and re.search(r"(?i)rms|root mean|t5", candidate.name + candidate.source):
         return "rms_norm"
@@ -419,6 +421,16 @@ def classify_class(candidate: Candidate, part: str | None) -> str | None:
             return "attention"
         return part if held or part == "rotary" else None
     return part
+
+
+def trains_table(candidate: Candidate) -> bool:
+    """Return True if the class, with its defaults, holds an embedding that is trained."""
+    try:
+        thing = construct(candidate.thing, ProbeSizes(), candidate.neighbours)
+    except Exception:
+        return False
+    modules = thing.modules() if hasattr(thing, "modules") else ()
+    return any(type(m).__name__ == "Embedding" and m.weight.requires_grad for m in modules)
 
 
 def reads_tokens(thing: Any) -> bool:

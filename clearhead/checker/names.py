@@ -41,7 +41,8 @@ SIZES = {
     "D": "dmodel dim embeddim nembd hiddensize embdim embeddingdim embedsize d modeldim features normalizedshape size "
     "embsize nembed numhiddens demb width emb din inputdim indim dout querysize keysize valuesize c channels dimension "
     "queryinputdim nstate statesize hiddensz embeddingsize ndim shape dmod infeatures outfeatures dimin dimout outdim "
-    "contextdim querydim keydim valuedim kdim vdim layershape decoderdim encoderdim inputsize ninp dinput",
+    "contextdim querydim keydim valuedim kdim vdim layershape decoderdim encoderdim inputsize ninp dinput "
+    "doutput embeddingdimension",
     "H": "heads numheads nheads nhead h numattentionheads head numberofheads headcount headsnum "
     "queryheads headnum nheadscross",
     "G": "kvheads nkvheads numkvheads nkvhead numkeyvalueheads groups ngroups numgroups "
@@ -50,7 +51,7 @@ SIZES = {
     "F": "dff ff ffdim hiddendim dimfeedforward dhidden ffndim mlpdim intermediatesize innerdim dinner ffsize hidden "
     "ffnhidden ffhidden dinnerhid feedforwarddim ffnnumhiddens hiddenfeatures",
     "V": "v vocabsize vocab nvocab numtokens ntoken srcvocabsize tgtvocabsize srcvocab tgtvocab vocabularysize voc "
-    "ntokens",
+    "ntokens vocsize",
     "L": "maxlen blocksize contextlength maxseqlen seqlen maxlength nctx contextsize maxpositionembeddings "
     "maxpositions ctxlen maxsequencelength maxseqlength contextlen maxposition length t numpositions maxpos "
     "contextwindow sequencelength maxcontext numpatches",
@@ -69,7 +70,7 @@ PARTS = (
     (
         "lm",
         r"^(gpt|minigpt|nanogpt|tinygpt|llama|transformer_?lm|lm|language_?model|bigram|decoder_?only.*)\d*"
-        r"(_?(model|lm|language_?model))?$|language_?model|transformer_lm|^(gpt|llama).*model|^transformer$",
+        r"(_?(model|lm|language_?model))?$|language_?model|transformer_lm|_lm$|^(gpt|llama).*model|^transformer$",
     ),
     ("decoder_block", r"decoder_?(layer|block)|^(decoder|gpt|llama)?_?block$|transformer_?block|pre_?norm_?block"),
     ("encoder_block", r"encoder_?(layer|block)|^layer$|post_?norm_?block|transformer_?layer"),

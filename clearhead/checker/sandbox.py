@@ -168,6 +168,7 @@ def child_main(write: int, token: str, arguments: tuple[Any, ...], seconds: floa
             import torch
 
             torch.set_num_threads(1)  # the parent's threads do not survive a fork
+        if "torch._dynamo" in sys.modules:
             torch._dynamo.config.disable = True  # compiling would take longer than the check
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):

@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from textwrap import dedent
 
 ATTENTION = ("attention", "multi_head")
 NORMS = ("layer_norm", "rms_norm")
@@ -62,12 +63,12 @@ RULES = (
     rule(ATTENTION, "mixes-keys values-from-keys", r" @ (v|V)\b", r" @ (\1 * 0 + k)"),
     rule(ATTENTION, "values-from-keys", r"self\.(w_?v|W_?v|v_proj|value|to_v)\(", "self.KEYS("),
     rule(ATTENTION, "rope-on-queries-only", r"^( *)k = (?:self\.)?(?:rope|apply_rope|rotary_emb)\w*\(k.*$", r"\1k = k"),
-    rule(NORMS, "eps-outside", r"sqrt\((.*?) \+ (self\.eps|eps)\)", r"sqrt(\1) + (\2)"),
+    rule(NORMS, "eps-outside", r"(?<!r)sqrt\((.*?) \+ (self\.eps|eps)\)", r"sqrt(\1) + (\2)"),
     rule(NORMS, "unbiased", r"unbiased ?= ?False", "unbiased=True"),
     rule(NORMS, "unbiased", r"correction ?= ?0", "correction=1"),
     rule(NORMS, "not-centred", r"\((\w+) - (?:self\.)?(?:mean|mu)\w*\) /", r"\1 /"),
-    rule(NORMS, "gamma-unused", r"self\.(?:weight|gamma|g|scale|gain|alpha|a_2) \* ", ""),
-    rule(NORMS, "gamma-unused", r" \* self\.(?:weight|gamma|g|scale|gain|alpha)\b", ""),
+    rule(NORMS, "gamma-unused", r"self\.(?:weight|gamma|g|gain|alpha|a_2) \* ", ""),
+    rule(NORMS, "gamma-unused", r" \* self\.(?:weight|gamma|g|gain|alpha)\b", ""),
     rule(NORMS, "beta-unused", r" \+ self\.(?:bias|beta|b|shift|b_2)\b", ""),
     rule(("rms_norm",), "rms-sum", r"\.mean\(", ".sum("),
     rule(NORMS, "norm-over-positions", r"mean\((.*)(dim|axis) ?= ?-1", r"mean(\1\2=-2"),
@@ -124,9 +125,22 @@ def plant(source: str, name: str, part: str) -> Iterator[Planted]:
         if "KEYS(" in changed:
             keys = re.search(r"self\.(w_?k|W_?k|k_proj|key|to_k)\(", body)
             changed = changed.replace("KEYS(", f"{keys.group(1)}(") if keys else body
-        if changed not in seen and is_python(before + changed + after):
+        if changed not in seen and is_python(before + changed + after) and changes_code(body, changed):
             seen.add(changed)
             yield Planted(each.keys, before + changed + after)
+
+
+def changes_code(old: str, new: str) -> bool:
+    """Return False if only texts differ, such as a formula in a docstring."""
+    return code_of(old) != code_of(new)
+
+
+def code_of(text: str) -> str:
+    tree = ast.parse(dedent(text))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value.value = None
+    return ast.dump(tree)
 
 
 def is_python(text: str) -> bool:

@@ -1,8 +1,11 @@
-"""Measure the checker on public files, which are not part of this repository: `python -m tests.checker.public FOLDER`.
+"""Measure the checker on public files, which are not part of this repository.
+
+    python -m tests.checker.public FOLDER            check the files of public.csv again, in FOLDER
+    python -m tests.checker.public FOLDER LIST.txt   check other files: one path below FOLDER per line
+    python -m tests.checker.public                   write the table of the page from public.csv
 
 `public.csv` has one line for each part that was found (`fault` is empty) and for each fault that was planted in a
 right part. Whether a part is right was judged by hand, in the column `truth`; the command keeps it and renews the rest.
-Without a folder it only writes the table of the page again.
 """
 
 from __future__ import annotations
@@ -17,7 +20,6 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from clearhead.checker.batch import collect_files
 from clearhead.checker.check import check_file, import_checks, import_torch
 from clearhead.checker.discover import read_source
 
@@ -28,6 +30,18 @@ LEDGER = Path(__file__).parent / "public.csv"
 START, END = "<!-- public: python -m tests.checker.public FOLDER -->", "<!-- end of public -->"
 
 
+# results, and how the page calls them
+COLUMNS = {
+    "right": "called right",
+    "properties": "right by properties",
+    "fragile": "fragile",
+    "wrong": "wrong",
+    "unchecked": "not checked",
+}
+# assumptions that say that the numbers were not compared
+PROPERTIES = {"weights_not_found", "sublayers_not_found", "without_attention", "positions_first"}
+
+
 @dataclass(frozen=True)
 class Line:
     file: str
@@ -35,7 +49,7 @@ class Line:
     part: str
     fault: str  # the names of the planted mistake; empty for the part as it is
     truth: str  # right, wrong, or other if we have no check for the part
-    result: str  # right, wrong, fragile, unchecked; for a planted fault also named
+    result: str  # right, properties, fragile, wrong, unchecked; for a planted fault also named
 
 
 def read_ledger() -> list[Line]:
@@ -48,26 +62,27 @@ def counts(lines: list[Line]) -> list[str]:
     parts = [line for line in lines if not line.fault]
     planted = Counter(line.result for line in lines if line.fault)
     caught = planted["wrong"] + planted["fragile"] + planted["named"]
-    rows = ["| public files | parts | right | wrong | fragile | not checked |", "|---|--:|--:|--:|--:|--:|"]
-    for truth, name in (("right", "right parts called …"), ("wrong", "wrong parts called …")):
+    rows = ["| public files | parts | " + " | ".join(COLUMNS.values()) + " |", "|---|--:" + "|--:" * len(COLUMNS) + "|"]
+    for truth, name in (("right", "right parts"), ("wrong", "wrong parts"), ("other", "parts of another kind")):
         found = Counter(line.result for line in parts if line.truth == truth)
-        cells = (found.total(), found["right"], found["wrong"], found["fragile"], found["unchecked"])
+        cells = (found.total(), *(found[result] for result in COLUMNS))
         rows.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
-    files = len({line.file for line in parts})
+    files, packages = {line.file for line in parts}, {line.file.split("/")[0] for line in parts}
     checked = planted.total() - planted["unchecked"]
-    rows += ["", f"{files} files. Faults planted by rules in the parts called right: {planted.total()}, of which "]
+    rows += ["", f"{len(files)} files of {len(packages)} projects. "]
+    rows[-1] += f"Faults planted by rules in the parts called right or fragile: {planted.total()}, of which "
     rows[-1] += (
         f"{planted['unchecked']} not checked. Of the other {checked}: {caught} caught, {planted['named']} named."
     )
-    return rows
+    return [*rows, "", "Projects: " + ", ".join(sorted(packages)) + "."]
 
 
-def measure(folder: Path) -> list[Line]:
-    """Check every file, then plant faults in each part that is called right."""
+def measure(folder: Path, names: list[str]) -> list[Line]:
+    """Check the files, then plant faults in each part that is called right or fragile."""
     truths = {(line.file, line.name): line.truth for line in read_ledger()} if LEDGER.exists() else {}
     import_checks()
     import_torch()
-    files = list(map(Path, collect_files([str(folder)])))
+    files = [folder / name for name in names]
     with ProcessPoolExecutor(JOBS, multiprocessing.get_context("fork")) as pool:
         return [line for lines in pool.map(partial(measure_file, folder, truths), files) for line in lines]
 
@@ -76,11 +91,13 @@ def measure_file(folder: Path, truths: dict[tuple[str, str], str], path: Path) -
     where, lines = str(path.relative_to(folder)), []
     for part in check_file(str(path)).parts:
         truth = truths.get((where, part.name), "?")
-        line = Line(where, part.name, part.part, "", truth, part.verdict)
+        result = "properties" if part.verdict == "right" and PROPERTIES & set(part.assumed) else part.verdict
+        line = Line(where, part.name, part.part, "", truth, result)
         lines.append(line)
-        if part.verdict in ("right", "fragile") and truth != "wrong":
+        if result in ("right", "fragile") and truth in ("right", "?"):
             lines += planted_lines(path, line)
-        print(f"{where}:{part.name} {part.verdict}", file=sys.stderr, flush=True)
+        keys = " ".join(diagnostic.key for diagnostic in part.diagnostics if diagnostic.severity != "note")
+        print(f"{result} {where}:{part.name} [{part.part}] {keys}", file=sys.stderr, flush=True)
     return lines
 
 
@@ -101,7 +118,10 @@ def planted_lines(path: Path, line: Line) -> list[Line]:
 
 
 def main() -> None:
-    lines = measure(Path(sys.argv[1])) if len(sys.argv) > 1 else read_ledger()
+    lines = read_ledger()
+    if len(sys.argv) > 1:
+        listed = Path(sys.argv[2]).read_text(encoding="utf-8").split() if len(sys.argv) > 2 else []
+        lines = measure(Path(sys.argv[1]), listed or list(dict.fromkeys(line.file for line in lines)))
     with LEDGER.open("w", encoding="utf-8", newline="") as file:
         table = csv.DictWriter(file, Line.__annotations__, lineterminator="\n")
         table.writeheader()

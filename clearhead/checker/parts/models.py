@@ -15,6 +15,7 @@ from ..diagnostic import Example
 from ..engine import NumPy, equal
 from ..mask_forms import mask_forms
 from ..names import normalize_name
+from ..weights import iter_weights
 from . import common
 from .common import Inputs, Recorder, Runner
 from .multihead_adapter import use_batch_first
@@ -186,6 +187,7 @@ def check_order(candidate: Candidate, adapter: ModelAdapter, recorder: Recorder)
     try:
         shallow = ModelAdapter(candidate, ProbeSizes(N=1))
         shallow.wants_targets = adapter.wants_targets
+        fill_zero_tables(shallow.thing)
         one, two = shallow(TOKENS), shallow(TOKENS[:, [1, 0, 2, 3, 4]])
     except Exception:
         return
@@ -194,6 +196,13 @@ def check_order(candidate: Candidate, adapter: ModelAdapter, recorder: Recorder)
         recorder.add(
             "no-attention" if ignores else "no-positions", Example({"tokens": [1, 4, 2], "and": [4, 1, 2]}, "≠", "=")
         )
+
+
+def fill_zero_tables(thing: Any) -> None:
+    """Give tables that start at zero, such as learned positions, values that can be told apart."""
+    for weight in iter_weights(thing):
+        if weight.array.ndim >= 2 and not weight.array.any():
+            weight.set(common.rng(3).normal(size=weight.array.shape))
 
 
 def check_layers(candidate: Candidate, adapter: ModelAdapter, recorder: Recorder, inputs: np.ndarray = TOKENS) -> None:
@@ -307,8 +316,6 @@ def check_cache(adapter: ModelAdapter, recorder: Recorder, logits: np.ndarray) -
 
 def takes_tokens(thing: Any) -> bool:
     """Return True if the model has a token embedding."""
-    from ..weights import iter_weights
-
     return any(w.array.ndim == 2 and ProbeSizes().V in w.array.shape for w in iter_weights(thing))
 
 

@@ -154,8 +154,9 @@ def check_sinusoidal(candidate: Candidate, recorder: Recorder) -> None:
     if layout is None:
         key = next((k for k, wrong in MISTAKES.items() if equal(got, wrong(5, 8), tolerance)), "value").split(".")[0]
         beyond = re.search(r"normali[sz]e|alpha|learn|relative|height|2d|time_step|freq_scale", candidate.source, re.I)
-        if key == "value" and beyond:
-            recorder.add("beyond-definition", word=beyond.group(0), name=candidate.name)
+        has_waves = re.search(r"sin|cos|exp|polar", candidate.source)
+        if key == "value" and candidate.source and (beyond or not has_waves):
+            recorder.add("beyond-definition", word=beyond.group(0) if beyond else candidate.name, name=candidate.name)
             return
         scaled = [f for f in (8**0.5, 8**-0.5) if equal(got, sinusoidal_positions(5, 8) * f, tolerance)]
         recorder.add("pe-scaled" if scaled else key, smallest_table(candidate))
@@ -249,9 +250,10 @@ def check_learned(candidate: Candidate, recorder: Recorder) -> None:
     caller = candidate.caller(thing, ("positions", "x", "tokens", "length"), sizes)
     x = common.rng(0).normal(size=(2, 5, 4))
     first = caller.parameters[0].name if caller.parameters else ""
-    got, T, error = None, 5, ""
     ids = np.tile(np.arange(5), (2, 1))
     whole = common.rng(0).normal(size=(2, sizes.L, 4))  # for code that adds the whole table
+    results: list[tuple[Any, Array]] = []
+    error = ""
     for argument in (x, ids, np.arange(5), whole, 5):
         try:
             found = all_arrays(caller.with_fixed(**{first: argument})(), engine)
@@ -259,21 +261,18 @@ def check_learned(candidate: Candidate, recorder: Recorder) -> None:
             error = error or common.one_line(problem)
             continue
         if found and found[0].shape[-1] == 4:
-            got, T = found[0], sizes.L if argument is whole else T
-            base = argument if isinstance(argument, np.ndarray) and argument.ndim == 3 else np.zeros((1, 1, 4))
-            if argument is whole:
-                recorder.assume("fixed_length")
-            break
-    if got is None:
+            results.append((argument, found[0]))
+            if is_lookup(argument, found[0], E):
+                if argument is whole:
+                    recorder.assume("fixed_length")
+                check_longest(candidate, recorder, thing, engine, sizes, first)
+                check_device(recorder, caller, thing, argument)
+                return
+    if not results:
         recorder.cannot_run(error, {"x": [2, 5, 4]})
         return
-    wants = {"": base + E[:T], "table": E[:T] + 0 * base}
-    if any(
-        equal(got.reshape(-1, 4)[: want.reshape(-1, 4).shape[0]], want.reshape(-1, 4), 1e-5) for want in wants.values()
-    ):
-        check_longest(candidate, recorder, thing, engine, sizes, first)
-        check_device(recorder, caller, thing, argument)
-        return
+    argument, got = results[0]
+    base, T = input_vectors(argument), length_given(argument)
     key = "value"
     if len(E) > T and equal(got, base + E[1 : T + 1], 1e-5):
         key = "pe-off-by-one"
@@ -284,7 +283,25 @@ def check_learned(candidate: Candidate, recorder: Recorder) -> None:
     if key == "value" and len(tables) > 1:
         recorder.add("beyond-definition", word=tables[1].path, name=candidate.name)  # token embeddings beside positions
         return
-    recorder.add(key, Example({"x": base[:1, :2], "E": E[:3]}, wants[""][:1, :2], got[:1, :2]))
+    recorder.add(key, Example({"x": base[:1, :2], "E": E[:3]}, (base + E[:T])[:1, :2], got[:1, :2]))
+
+
+def input_vectors(argument: Any) -> Array:
+    """Return the vectors to which positions are added: zeros if the argument holds token ids or a length."""
+    return argument if isinstance(argument, np.ndarray) and argument.ndim == 3 else np.zeros((1, 1, 4))
+
+
+def length_given(argument: Any) -> int:
+    if isinstance(argument, int):
+        return argument
+    return int(argument.shape[-2] if argument.ndim == 3 else argument.shape[-1])
+
+
+def is_lookup(argument: Any, got: Array, E: Array) -> bool:
+    """Return True if the result is x + E[0 … T−1], or the rows of the table alone."""
+    base, rows = input_vectors(argument), E[: length_given(argument)]
+    wants = [(base + rows).reshape(-1, 4), (rows + 0 * base).reshape(-1, 4)]
+    return any(equal(got.reshape(-1, 4)[: len(want)], want, 1e-5) for want in wants)
 
 
 def check_longest(

@@ -74,7 +74,7 @@ def match_residuals(
         for order in ([*range(len(layers))],):
             found = search(order, layers, padded, norms, x, got, tolerance)
             if found:
-                return name_mistake(found, layers, inside)
+                return name_mistake(found, layers, inside, bool(norms))
     return None
 
 
@@ -114,9 +114,12 @@ def count_mistakes(forms: tuple[str, ...]) -> tuple[int, int, int]:
     return wrong, len(set(forms)), rank
 
 
-def name_mistake(forms: tuple[str, ...], layers: list[SublayerCall], inside: list[bool]) -> tuple[str, ...]:
+def name_mistake(
+    forms: tuple[str, ...], layers: list[SublayerCall], inside: list[bool], has_norms: bool
+) -> tuple[str, ...]:
     if any(inside):
-        bare = [form in BARE and own for form, own in zip(forms, inside, strict=True)]
+        plain = BARE if has_norms else (*BARE, "pre", "residual-missing", "residual-missing.post")
+        bare = [form in plain and own for form, own in zip(forms, inside, strict=True)]
         forms = tuple(form for form, is_bare in zip(forms, bare, strict=True) if not is_bare)
         if not forms:
             return ("inside",)
