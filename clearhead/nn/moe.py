@@ -75,7 +75,7 @@ class MoE(nn.Module):
 class SoftmaxChoice(nn.Module):
     """p = softmax(scores); the experts with the largest p are chosen (Mixtral)."""
 
-    def __init__(self, config: SoftmaxChoiceConfig, experts: int) -> None:
+    def __init__(self, config: SoftmaxChoiceConfig | SigmoidChoiceConfig, experts: int) -> None:
         super().__init__()
 
     def forward(self, scores: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
