@@ -22,6 +22,21 @@ vectors are almost orthogonal, so a matrix can read the token's part or the posi
 
 Size: V·D weights. In small models that is most of them: GPT-2 with V = 50,257 and D = 768 has 38.6 million of its 124
 million here, and uses the same table again as its output matrix (`tied`).
+
+Patches by hand: an image of 4 × 4 pixels, numbered row by row, in patches of 2 × 2:
+
+     0  1 |  2  3            patch 0 = (0, 1, 4, 5)          patch 1 = (2, 3, 6, 7)
+     4  5 |  6  7            patch 2 = (8, 9, 12, 13)        patch 3 = (10, 11, 14, 15)
+    ------+------
+     8  9 | 10 11            A plain reshape to 4 × 4 would give (0, 1, 2, 3) instead: a row of pixels, not a patch.
+    12 13 | 14 15
+
+Mistakes that run without an error:
+
+    another tokenizer          every id is valid, and every row means another token
+    the factor √D forgotten    positions drown the tokens; the loss is high from the first step
+    padding counted            a prompt padded on the left begins at position 3, and its answer changes
+    pixels from 0 to 255       the model was trained on normalised pixels; activations are 100 times too large
 """
 
 from __future__ import annotations
@@ -68,6 +83,8 @@ def embedding_backward(
     """d_weight: each row is the sum of the gradients at all places where its token stands.
 
     Rows of tokens that do not occur get zero: rare tokens learn rarely.
+    With Adam that matters: its running means decay at every step, so a token that occurs once in 1,000 steps moves by
+    momentum alone for a while and then stands still.
 
     >>> embedding_backward(np.ones((3, 1)), np.array([1, 1, 0]), np.zeros((3, 1)))[:, 0]      # token 1 stands twice
     array([1., 2., 0.])
@@ -96,6 +113,11 @@ def token_embedding(
 
     Without the factor a tied table is a compromise: as an output matrix its rows should be of length about 1, so that
     the logits of a fresh model are small, while positions have numbers of about 1, that is length √D.
+
+    In numbers, for D = 512: rows of length 1 have numbers of about 1/√512 = 0.044. Sinusoids have a root mean square of
+    0.71, 16 times as much. With the factor √512 = 22.6 the two are of the same size.
+
+    Shapes: tokens and segments B T, table V D, position B T D, out B T D.
     """
     x = embedding(tokens, context["tokens.weight"])
     x = context.tap("tokens", x * x.dtype.type(config.scale(x.shape[-1])))
@@ -156,6 +178,12 @@ def audio_embedding(
 
     30 seconds of sound are 3,000 frames of 10 ms. The second convolution takes every other window, so the encoder sees
     1,500 positions of 20 ms. A convolution is one matrix for all windows: three frames side by side, times W.
+
+    Shapes for Whisper tiny, D = 384: sound 80 × 3,000; windows 3,000 × 240, W₁ 384 × 240, out 3,000 × 384; windows
+    1,500 × 1,152, W₂ 384 × 1,152, out 1,500 × 384. One frame of zeros on either side keeps the number of windows.
+
+    Why the stride of 2: attention costs T², so half the positions make it four times cheaper, and 20 ms are still
+    shorter than a spoken sound. Radford et al. (2022), "Robust Speech Recognition via Large-Scale Weak Supervision".
     """
     if sound.shape[1:] != config.input_shape(0):
         raise ValueError(f"sound is {sound.shape[1:]}, but this model reads {config.input_shape(0)}")

@@ -19,6 +19,23 @@ What each weight does:
     skip        H                 D
     norm        I                 after the gate
     out         I → D             back to the residual stream
+
+The two forms by hand: one head, Z = K = 1, Δ = B = C = 1 and exp(A) = ½, for x = (1, 1, 1):
+
+    recurrence    h = 1,   ½·1 + 1 = 1.5,   ½·1.5 + 1 = 1.75
+    attention     (1  0  0)   (1)     (1.00)          row t, column s: ½ for each step from s to t
+                  (½  1  0) · (1)  =  (1.50)
+                  (¼  ½  1)   (1)     (1.75)
+
+The recurrence costs T steps that wait for each other; the matrix costs T² products that do not. Chunks of 64 to 256
+tokens take the second form inside and the first between them.
+
+How much the state holds: mamba2-130m has D = 768, I = 1,536, K = 64, so H = 24, and Z = 128. The state is H·Z·K =
+196,608 numbers in each layer, however long the text. Attention of the same width caches 2·D = 1,536 numbers per token
+and passes that after 128 tokens.
+
+Why a norm after the gate: `scanned ∘ silu(gate)` multiplies two values that both grow in training. Large models became
+unstable without it (Dao & Gu 2024, section 7.1).
 """
 
 import numpy as np
@@ -65,6 +82,7 @@ def mamba2(config: Mamba2Config, x: Float[np.ndarray, "B T D"], context: Context
     """
     heads, inner, shared = config.heads, config.inner, config.groups * config.state_dim
     both = context.tap("input", linear(x, context["input.weight"], context.get("input.bias")))
+    # x, B and C pass the convolution together, as in a projection to q, k and v; the gate and Δ do not.
     gate, mixed, step = np.split(both, (inner, inner + config.convolved), -1)
     conv = context.tap("conv", silu(causal_convolution(mixed, context)))
     step = context.tap("step", softplus(step + context["step_bias"]))
