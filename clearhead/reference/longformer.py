@@ -23,6 +23,12 @@ layers reach L·w positions. 12 layers of 256 reach 3,072. A global token is two
 
 The second set exists because a global token asks another kind of question: "what is this text about?", not "what stands
 next to me?". For classification the class token is global; for question answering all tokens of the question are.
+
+A Longformer starts from a trained model with full attention: its q, k and v are copied into both sets, and its learned
+positions are repeated until they cover the longer text. A short further training is enough (Beltagy et al., section 5).
+
+    weights     qkv 3·D²     global_qkv 3·D²     out D²       7·D² instead of 4·D²
+    shapes      q, k, v B H T K     local, mixed B H T K     q′ B H N K for the N global tokens of a row
 """
 
 from dataclasses import replace

@@ -32,6 +32,18 @@ hardware.
 Cost: 8·I·(D + I) FLOPs per token, about that of a feed-forward layer, but one token after the other. On hardware that
 is fast only at large products, that is the slow part. The state has 2·I numbers; everything that is to be remembered
 has to fit into them.
+
+How far back a gradient reaches. Along the cell it is multiplied by f at every step:
+
+    f = 0.5       0.5²⁰ = 0.000001         nothing is left after 20 tokens
+    f = 0.9       0.9²⁰ = 0.12             a sentence
+    f = 0.99      0.99¹⁰⁰ = 0.37           several hundred tokens
+
+A fresh forget gate with bias 0 is ½ open, so a fresh LSTM hardly learns beyond 20 tokens. Starting its bias at 1 gives
+f = 0.73 and is a well-known remedy (Jozefowicz et al. 2015).
+
+Mistakes that run without an error: gates in another order than i, f, g, o (a loaded model writes noise); one of torch's
+two biases forgotten (they are added, so one vector is enough here); and a state carried from one text into the next.
 """
 
 import numpy as np
@@ -52,6 +64,8 @@ def lstm(
     """h of every token, starting from h = c = 0.
 
     The rows of the weights are those of the gates i, f, g, o stacked, in torch's order: 4·I rows.
+
+    Weights: 4·I·(D + I + 1). With D = I = 768 that is 4.7 million, two thirds of a Transformer block's 7.1 million.
 
     >>> rng = np.random.default_rng(0)
     >>> lstm(rng.normal(size=(5, 3)), rng.normal(size=(8, 3)), rng.normal(size=(8, 2))).shape      # 4·I = 8, so I = 2
@@ -94,6 +108,7 @@ def lstm_backward(
     before = [np.concatenate((start[..., None, :], each[..., :-1, :]), -2) for each in (hidden, cells)]
     i, f, g, o = gate_values(gates + linear(before[0], recurrent_weight))
     curve = np.tanh(cells)
+    # d_h and d_c hold what the tokens after t have passed back. They start at 0: nothing reads the last token's state.
     d_gates, d_h, d_c = np.zeros_like(gates), np.zeros_like(start), np.zeros_like(start)
     for t in reversed(range(x.shape[-2])):
         now = (..., t, slice(None))

@@ -114,6 +114,7 @@ def rotate_backward(
     """Rotate d_out back: a rotation matrix is orthogonal, so its transpose is its inverse.
 
     For one pair: the matrix (c −s; s c) has the transpose (c s; −s c), which is the rotation by −φ.
+    So lengths of gradients do not change either: rotary positions can neither amplify nor damp what is learned.
 
     >>> x = np.array([[1.0, 0.0]])
     >>> rotate_backward(rotate(x, np.array([3.0])), x, np.array([3.0])).round(6)  # turned back
@@ -166,6 +167,9 @@ def rotate_by_backward(
 
     The last two are summed over every axis along which cos and sin were repeated.
 
+    Derivation: out = (a·c − b·s, a·s + b·c). Its derivative by c is (a, b) and by s it is (−b, a); multiply by (p, q)
+    and add. Nobody trains the angles of a fixed table. The gradient is here for learned frequencies and for the tests.
+
     >>> cos, sin = np.array([[0.0]]), np.array([[1.0]])
     >>> rotate_by_backward(np.array([[0.0, 1.0]]), np.array([[1.0, 0.0]]), cos, sin)[0]  # turned back
     array([[1., 0.]])
@@ -182,6 +186,7 @@ def _sum_repeated(d_x: Float[np.ndarray, "..."], x: Float[np.ndarray, "..."]) ->
     """The backward of broadcasting: sum over the axes along which x was repeated.
 
     cos and sin are used by every head and row, so their gradients are sums over them.
+    (B, H, T, K/2) becomes (T, K/2): first the axes that x lacks are summed, then those where it has length 1.
     """
     d_x = d_x.sum(tuple(range(d_x.ndim - x.ndim)))
     return narrow(d_x.sum(tuple(axis for axis in range(x.ndim) if x.shape[axis] == 1), keepdims=True), x)
@@ -195,6 +200,9 @@ def apply_rotary(
     Partial rotation: GPT-NeoX rotates a quarter of each head and leaves the rest free of position, so that some
     coordinates can match content at any distance. YaRN multiplies what is rotated by a magnitude slightly above 1,
     which sharpens the softmax over very long contexts.
+
+    A head of GPT-NeoX-20B in numbers: K = 96, of which 24 coordinates, 12 pairs, are rotated and 72 are not.
+    Frequencies are those of a head of width 24, so they span the same range in fewer steps.
     """
     width = config.width(x.shape[-1])  # the first `width` coordinates; some models leave the rest unrotated
     frequencies = config.frequencies(x.shape[-1], int(positions.max(initial=0)) + 1)  # the length matters to a few
@@ -211,6 +219,13 @@ def rotary_queries(
 
     Dual chunk attention keeps every distance within the trained context: keys are rotated by their position within
     their chunk, and a query is rotated differently for its own chunk, the chunk before, and all older chunks.
+
+    By hand, chunks of 4: a query at position 9 is in chunk 2, at place 1. Its own chunk's keys are at places 0 and 1,
+    so distances are exact. For the chunk before it is rotated as 1 + 4 = 5: position 7 is at place 3, and 5 − 3 = 2 is
+    exact too. For older chunks it is rotated as if it stood at the end of the trained context: they are far away. An et al. (2024), "Training-Free Long-Context Scaling".
+
+    Llama 4's layers without rotation scale their queries instead. Over more keys a softmax gets flatter: one key of
+    score 5 among 1,000 of score 0 has the weight 0.13, among 100,000 it has 0.0015. Longer queries undo that.
     """
     if isinstance(config, QueryScaleConfig):  # longer queries for a softmax over more keys (Llama 4)
         scale = 1 + config.strength * np.log1p((positions + 1) // config.every)
@@ -238,6 +253,9 @@ def rotary_keys(
 
 def pair_slices(K: int, layout: str) -> tuple[slice, slice]:
     """Where the first and the second coordinates of the pairs are.
+
+    A checkpoint in one layout is converted to the other by permuting the rows of W_q and W_k once. Scores stay the
+    same, because a dot product does not depend on the order of coordinates.
 
     >>> pair_slices(6, "halves"), pair_slices(6, "interleaved")
     ((slice(0, 3, None), slice(3, 6, None)), (slice(0, 6, 2), slice(1, 6, 2)))
