@@ -58,6 +58,16 @@ hides from each query what it must predict. That is the difference to a recurren
 generation the same weights give the same numbers one token at a time, since no key of the past changes when a new token
 arrives. This is why the KV cache is exact, and why a layer that reads the future cannot have one.
 
+What trained heads do. Attention weights can be read, and some kinds of heads are found in almost every language model:
+
+    previous token     weight on position t − 1          joins the parts of words and names
+    induction          after "… A B … A", reads B        continues a pattern that occurred before (Olsson et al. 2022)
+    first token        nearly all weight on position 0   the head has nothing to say; a sink (Xiao et al. 2023)
+    syntax             verb to its object, and the like  Clark et al. (2019), in BERT
+
+The third kind is a consequence of the softmax: weights must sum to 1, so a head that wants to read nothing needs a
+place to put them. Sinks (below) give it one.
+
 Mistakes that run without an error, and how they show:
 
     no 1/√K                            trains, but slowly; the weights are almost one-hot from the start
@@ -192,6 +202,7 @@ def attention_backward(
     d_weights = d_mixed @ wide_v.swapaxes(-1, -2) * kept  # … T S
     mean = (d_weights * weights).sum(-1, keepdims=True)
     d_scores = weights * (d_weights - mean)
+    # From here to q and k the gradient passes the cap and the scale; the bias is added after both and sees neither.
     d_bias = None if bias is None else sum_to(d_scores, bias)
     d_scores = d_scores * softcap_slope(attention_scores(q, k, None, scale), softcap)
     scale = default_scale(q, scale)
@@ -227,6 +238,10 @@ def softcap_slope(scores: Float[np.ndarray, "..."], softcap: float | None) -> Fl
     """The derivative of softcap · tanh(scores/softcap): 1 near 0, falling to 0 where the cap is reached.
 
     A score far above the cap gets no gradient: it cannot grow further, and learns to come down only slowly.
+    With a cap of 50, a score of 10 becomes 9.87 with slope 0.96, and a score of 100 becomes 48.2 with slope 0.07.
+
+    >>> softcap_slope(np.array([0.0, 10.0, 100.0]), 50.0).round(2)
+    array([1.  , 0.96, 0.07])
     """
     return 1.0 if softcap is None else 1 - np.tanh(scores / softcap) ** 2
 
@@ -242,6 +257,11 @@ def attention_weights(
     `sinks` is one more score in each row, of a key that is always there and has no value: rows then sum to less than 1.
 
     Masked scores become −∞, not −10⁹: exp(−∞) is exactly 0, in every precision.
+
+    A sink by hand: two scores of 0 and a sink of 0 are three equal terms. Each key gets 1/3, and 1/3 reads nothing.
+
+    >>> attention_weights(np.zeros((1, 2)), sinks=np.zeros((1, 1))).round(2)
+    array([[0.33, 0.33]])
 
     >>> attention_weights(np.zeros((3, 3)), causal=True).round(2)
     array([[1.  , 0.  , 0.  ],
@@ -309,6 +329,12 @@ def multi_head_attention(
         W_qkv   (H·K + G·K + G·U) × D        queries, keys and values, in one matrix so that one product computes them
         W_out   D × H·U                      mixes the heads back into the residual stream
 
+    Kinds of sharing, from the largest cache to the smallest:
+
+        MHA     G = H        every query head has its own keys         GPT-2
+        GQA     1 < G < H    H/G query heads share keys                LLaMA-2 70B, Mistral; Ainslie et al. (2023)
+        MQA     G = 1        all query heads share one key head        Falcon-7B; Shazeer (2019)
+        MLA     latent       keys are computed from a short vector     DeepSeek-V2; see `latent.py`
     In numbers, for GPT-2 (D = 768, H = G = 12, K = U = 64) and a text of 1,024 tokens:
 
         qkv       1,024 × 2,304         3.6 GFLOP       1.8 million weights
@@ -342,6 +368,7 @@ def multi_head_attention(
             clip(linear(read, weight[part], None if bias is None else bias[part]), config.qkv_clip)
             for read, part in zip((x, context.source), rows, strict=True)
         )
+    # One matrix for three projections: its rows are those of all query heads, then all key heads, then all value heads.
     q = context.tap("query", split_heads(q, K))  # B H T K
     k = context.tap("key", split_heads(kv[..., : config.groups * K], K))  # B G S K
     v = context.tap("value", split_heads(kv[..., config.groups * K :], U))  # B G S U
@@ -380,6 +407,7 @@ def attend(
 
     Grouped queries in shapes: q is B H T K with H = G·R. Seen as B G R T K, it meets keys B G 1 S K: NumPy repeats each
     key head for the R query heads of its group without copying it. MHA has R = 1, multi-query attention has G = 1.
+    Head h belongs to group h // R. Mixing the two up (h % G) gives a model that runs and reads the wrong keys.
     """
     B, H, T, _ = queries[0][0].shape
     G, S = k.shape[1:3]
@@ -391,6 +419,7 @@ def attend(
         attention_scores(group_heads(q), k[:, :, None], None, scale, softcap).reshape(B, H, T, S) for q, _ in queries
     ]
     allowed = [context.attention_mask(mask) for _, mask in queries]
+    # Each pair takes the score of the kind of query whose mask allows it. The masks do not overlap.
     scores = kinds[0]
     for may, kind in zip(allowed[1:], kinds[1:], strict=True):
         scores = np.where(may, kind, scores)
@@ -486,7 +515,11 @@ def lead_shape(*arrays: Any) -> Shape:
 def check_attention(
     q: Any, k: Any, v: Any, *, mask: Any = None, bias: Any = None, softcap: float | None = None, block: int = 1
 ) -> None:
-    """Raise one clear sentence for arguments that do not fit, in either engine, before any arithmetic."""
+    """Raise one clear sentence for arguments that do not fit, in either engine, before any arithmetic.
+
+    The mask must be boolean. A mask of 0 and 1 could mean "multiply", "add" or "may read", and each gives another
+    result. The message lists all shapes, because the wrong argument is often not the one where the error shows.
+    """
     if mask is not None and not str(mask.dtype).endswith("bool"):
         raise TypeError(
             f"mask is {mask.dtype}, but a mask is boolean, True = may attend; to add to the scores use bias="
@@ -515,6 +548,10 @@ def check_attention(
 
 
 def _fits(x: Any, pattern: tuple[int, int]) -> bool:
-    """Whether the last two dimensions of x broadcast to `pattern`."""
+    """Whether the last two dimensions of x broadcast to `pattern`: each is equal or 1, counted from the right.
+
+    >>> _fits(np.zeros((1, 5)), (3, 5)), _fits(np.zeros((3, 1)), (3, 5)), _fits(np.zeros((5, 3)), (3, 5))
+    (True, True, False)
+    """
     trailing = tuple(x.shape[-2:])
     return all(size in (1, whole) for size, whole in zip(trailing[::-1], pattern[::-1], strict=False))

@@ -35,7 +35,10 @@ def check_same_shape(like: Any, **arrays: Any) -> None:
 
 
 def check_ids(ids: Any, what: str = "token") -> None:
-    """Ids must be integers. A float id is refused, because cutting 2.7 to 2 would hide a mistake."""
+    """Ids must be integers. A float id is refused, because cutting 2.7 to 2 would hide a mistake.
+
+    Booleans are refused too: a mask passed in the place of ids would read rows 0 and 1 of the table.
+    """
     if str(ids.dtype).removeprefix("torch.").rstrip("0123456789") not in ("int", "uint"):
         raise TypeError(f"{what} ids are {ids.dtype}, but must be integers, such as int64")
 

@@ -126,6 +126,12 @@ class Tiles:
 
     It holds the inputs and no scores: `scores(rows, columns)` computes one tile when it is asked, and computes it again
     in the backward pass. Masks and biases are cut to the tile, so they may be small arrays that broadcast.
+
+    Tiles of a causal table with T = S = 6 and block = 2: ■ is computed, ▲ is masked inside, and · is skipped.
+
+        ▲ · ·
+        ■ ▲ ·
+        ■ ■ ▲
     """
 
     q: Real[np.ndarray, "... T K"]

@@ -26,6 +26,16 @@ and V = 50,257 it is 77 million, as much as 5.5 of GPT-2's 12 blocks. In decodin
 
 Padding matters for poolers. The mean must not count it, and "first" and "last" mean the first and last real token,
 since padding may stand on either side.
+
+By hand, D = 2 and V = 3, tied: the table's rows are (1, 0), (0, 1) and (1, 1), and the hidden state is (2, 1). The
+logits are its dot products with the rows, (2, 1, 3), so p = (0.24, 0.09, 0.67): the third token's vector points most
+along the hidden state, and is also the longest. Frequent tokens get longer rows in training, or a larger bias.
+
+Mistakes that run without an error:
+
+    logits of t taken for token t      a causal model's logits are for the next token; the text seems to stutter
+    softmax of the logits as input     to the loss, or to sampling: everything is nearly uniform
+    last position under padding        every short text of a batch is classified by the same padding vector
 """
 
 from __future__ import annotations

@@ -34,6 +34,17 @@ Compared with one wide network of the same cost, an MoE learns more per FLOP and
 be at hand, although A are used. In decoding with a batch of 1 it reads A experts' weights per token and is fast; with a
 large batch almost every expert is read.
 
+The cost of a layer in numbers, Mixtral 8×7B: D = 4,096, F = 14,336, gated, so 3·D·F = 176 million weights per expert.
+Eight of them have 1.41 billion, and a token uses two, 352 million. The router has E·D = 32,768 weights and decides over
+all of that.
+
+Mistakes that run without an error:
+
+    weights not renormalised     or renormalised twice: outputs are too small or too large by a constant per token
+    bias b used as weight        it may only rank; as a weight it would leak balancing into the output
+    rank on scores in bfloat16   two close experts change places, and the text differs from the reference
+    load loss over padding       padding tokens all choose the same expert, and the loss fights that
+
     router     x · Wᵀ            B T D → B T E         one score for each expert
     choice     p, rank           B T E                 the weight of an expert, and what it is ranked by
     which      top A of rank     B T A                 numbers of the chosen experts
@@ -110,7 +121,11 @@ def softmax_choice(
 def sigmoid_choice(
     config: SigmoidChoiceConfig, scores: Float[np.ndarray, "B T E"], context: Context
 ) -> Float[np.ndarray, "2 B T E"]:
-    """The weight of each expert and the number it is ranked by: sigmoid(score) (Llama 4)."""
+    """The weight of each expert and the number it is ranked by: sigmoid(score) (Llama 4).
+
+    The order is that of the scores, as with softmax, but the weights need not sum to 1. For the scores (2, 1) they are
+    0.88 and 0.73, where softmax gives 0.73 and 0.27: a second expert does not take weight from the first.
+    """
     p = 1 / (1 + np.exp(-scores))
     return np.stack((p, p))
 
@@ -241,6 +256,9 @@ def _share(router: Float[np.ndarray, "... E"], active: int) -> Float[np.ndarray,
 
 
 def check_active(router: Any, active: int) -> None:
-    """Raise one clear sentence if `active` is no number of experts, in either engine."""
+    """Raise one clear sentence if `active` is no number of experts, in either engine.
+
+    With active = E every token uses every expert: allowed, and no longer a choice.
+    """
     if not 1 <= active <= router.shape[-1]:
         raise ValueError(f"active is {active}, but must be between 1 and the number of experts, {router.shape[-1]}")

@@ -28,6 +28,10 @@ Where the norm stands in a block is decided in `stack.py`, not here.
 Cost: about 5·D FLOPs per position, next to nothing beside the 24·D² of a block. On real machines a norm is bounded by
 memory: it reads and writes D numbers for every position, and fast kernels join it with the product that follows.
 
+A norm makes a layer blind to scale, and that has a second effect: multiplying the matrix W before a norm by 2 changes
+nothing in the output, but halves the gradient of W. So weights before a norm that grow learn more slowly. Weight decay
+keeps their size, and with it their speed of learning, in balance.
+
 Mistakes that run without an error:
 
     ε outside the root        x/(√var + ε): close, but not equal; differs most for small vectors
@@ -197,7 +201,11 @@ def _to_unit_square(
 
 
 def _sum_positions(x: Float[np.ndarray, "... D"]) -> Float[np.ndarray, "D"]:
-    """Sum over all positions: they share the weights, so their gradients add up."""
+    """Sum over all positions: they share the weights, so their gradients add up.
+
+    >>> _sum_positions(np.ones((2, 3, 4)))              # 2 rows of 3 positions
+    array([6., 6., 6., 6.])
+    """
     return x.sum(tuple(range(x.ndim - 1)))
 
 

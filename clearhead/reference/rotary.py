@@ -222,7 +222,8 @@ def rotary_queries(
 
     By hand, chunks of 4: a query at position 9 is in chunk 2, at place 1. Its own chunk's keys are at places 0 and 1,
     so distances are exact. For the chunk before it is rotated as 1 + 4 = 5: position 7 is at place 3, and 5 − 3 = 2 is
-    exact too. For older chunks it is rotated as if it stood at the end of the trained context: they are far away. An et al. (2024), "Training-Free Long-Context Scaling".
+    exact too. For older chunks it is rotated as if it stood at the end of the trained context: they are far away.
+    An et al. (2024), "Training-Free Long-Context Scaling of Large Language Models".
 
     Llama 4's layers without rotation scale their queries instead. Over more keys a softmax gets flatter: one key of
     score 5 among 1,000 of score 0 has the weight 0.13, among 100,000 it has 0.0015. Longer queries undo that.

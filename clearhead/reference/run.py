@@ -42,6 +42,21 @@ and a token reads its own number only.
 
 Nothing is kept on a part. Positions, masks and the KV cache travel in the context; the caller owns the `DecodeState`.
 Two requests can run with the same weights at the same time.
+
+Where two implementations part. Run both with a record of their values, and compare name by name in the order in which
+the names were recorded. The first name that differs is the step that is wrong: all earlier ones agree, and all later
+ones inherit the error. Comparing logits alone says that something is wrong, and not where.
+
+    embedding.tokens                     equal
+    stack.blocks.0.mixer.query           equal
+    stack.blocks.0.mixer.query_rotated   differs by 0.8      so: the rotation, not the projection
+    …                                    differs
+
+Why NumPy at all. Every operation is one that can be checked by hand, and the whole engine fits into a reader's head: no
+autograd, no devices, no kernels. It is slow; that is the price of a definition that shares no code with what it checks.
+
+A part of your own takes three steps: a config, a function `(config, x, context) -> x` under `@runs(YourConfig)`, and
+weights by name. It may then stand wherever its kind may stand, and `run`, `record` and decoding work without a change.
 """
 
 from __future__ import annotations
@@ -116,6 +131,8 @@ class DecodeState:
 
         A copy of the whole cache for each token is O(n²) in all. A serving engine allocates pages beforehand; here the
         plain form is easier to read.
+        Keys have the shape B G S K and are joined along axis 2. Position and padding of each key are kept once for the
+        whole model, not in every layer.
         """
         self.values[name] = np.concatenate((self.values[name], new), axis) if name in self.values else new
         return self.values[name]
@@ -133,6 +150,9 @@ class Context:
         documents       several texts may share a row; a token reads its own text only
 
     Masks are functions of positions, so all of this is decided in one place: `attention_mask`.
+
+    It is frozen. A part that needs another context for a child makes a copy with `replace`, so a change can never leak
+    into a sibling that runs later.
     """
 
     weights: Mapping[str, np.ndarray]
@@ -200,6 +220,14 @@ class Context:
 
         A recurrence must not carry its state from one document into the next, and must skip padding. So it runs along
         each document of each row separately. With a state, a row is one document that continues.
+
+        Two rows, the first with padding in front, the second with two documents:
+
+        >>> readable = np.array([[False, True, True], [True, True, True]])
+        >>> documents = np.array([[0, 0, 0], [0, 0, 1]])
+        >>> at = np.zeros((2, 3), int)
+        >>> [(row, places.tolist()) for row, places in Context({}, at, at, readable, documents).sequences()]
+        [(0, [1, 2]), (1, [0, 1]), (1, [2])]
         """
         batch, length = self.positions.shape
         documents = np.zeros((batch, length), int) if self.documents is None else self.documents
@@ -217,6 +245,9 @@ class Context:
 
         A mask is called with positions and not with indices, because the two differ in decoding (one query, many keys),
         with padding on the left, and in packed documents.
+
+        Shapes: positions B T become B 1 T 1, key positions B S become B 1 1 S, and their comparison B 1 T S. The 1 is
+        the axis of heads: all heads of a layer share a mask.
         """
         allowed = mask(self.positions[:, None, :, None], self.key_positions[:, None, None, :])
         allowed = allowed & self.readable[:, None, None, :]
@@ -285,6 +316,7 @@ def run(
     """
     check_weights(config, weights)
     if state is not None:
+        # A layer that reads later tokens would change old outputs with each new token, so no cache can be right.
         for block in (config.decoder if isinstance(config, EncoderDecoderConfig) else config.stack).blocks:
             check_causal(block.mixer.mask)
     if isinstance(config, EncoderDecoderConfig):
@@ -306,6 +338,8 @@ def sequence_model(
 
     tokens B T -> x B T D -> x B T D -> logits B T V. GPT, LLaMA, BERT, ViT and Mamba are all this function; they differ
     in the parts that their configs name. A tied head gets the embedding's table.
+
+    The embedding is recorded under its own name, and the stack and the head record their results themselves.
     """
     x = context.tap("embedding", context.run("embedding", config.embedding, inputs, segments=segments))
     x = context.run("stack", config.stack, x)
@@ -382,6 +416,11 @@ def make_context(
 
     Positions count real tokens: a row padded on the left by three starts at position 0 after them. The state's
     positions and padding are extended here, once per call, before any layer reads them.
+
+    >>> readable = np.array([[False, False, True, True], [True, True, True, True]])
+    >>> make_context({}, 2, 4, readable, None, None, None).positions
+    array([[0, 0, 0, 1],
+           [0, 1, 2, 3]])
     """
     for name, given in {"readable": readable, "positions": positions}.items():
         if given is not None and given.shape != (batch, length):
