@@ -30,7 +30,10 @@ from .pages import Pages
 
 @runtime_checkable
 class MixerState(Protocol):
-    """What a mixer's `init_state` returns. Any class with these two members works."""
+    """What a mixer's `init_state` returns. Any class with these two members works.
+
+    Speculative decoding needs `can_rewind`: it takes back the tokens that the model rejects.
+    """
 
     can_rewind: ClassVar[bool]
     """True if every token is stored in a slot of its own, so that `Slots.rewind` can forget the latest ones."""

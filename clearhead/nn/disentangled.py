@@ -31,7 +31,10 @@ from .context import Context, Distances
 
 @builds(DistanceVectorsConfig)
 class DistanceVectors(nn.Module):
-    """A learned vector for every bucket of distances, which all layers of a stack read."""
+    """A learned vector for every bucket of distances, which all layers of a stack read: 2·span rows of width D.
+
+    Row `span` is distance 0; rows after it are keys before the query, rows before it are keys after it.
+    """
 
     def __init__(self, config: DistanceVectorsConfig, dim: int) -> None:
         super().__init__()
@@ -40,7 +43,10 @@ class DistanceVectors(nn.Module):
         self.norm = build_part(config.norm, dim)
 
     def init_weights(self) -> None:
-        """Start small, so that a fresh model reads by content first."""
+        """Start small, so that a fresh model reads by content first.
+
+        Large vectors would put the same pattern of positions on every text before the model has learned any words.
+        """
         with torch.no_grad():
             nn.init.normal_(self.weight, std=0.02)
 
@@ -50,7 +56,10 @@ class DistanceVectors(nn.Module):
         return table if self.config.norm is None else context.tap("distances.norm", self.norm(table))
 
     def over(self, table: Float[Tensor, "N D"]) -> Distances:
-        """The table and the row of every pair of a pass; the rows are computed once for all layers."""
+        """The table and the row of every pair of a pass; the rows are computed once for all layers.
+
+        The rows depend on positions alone. They are B T S integers, as many as the scores of one head.
+        """
 
         def places(context: Context) -> Tensor:
             lookup = torch.tensor(self.lookup, device=context.positions.device)

@@ -92,7 +92,10 @@ class TokenEmbedding(nn.Module):
 
 @builds(FactoredEmbeddingConfig)
 class FactoredEmbedding(TokenEmbedding):
-    """A narrow table, then a matrix to the model's width: fewer weights for a large vocabulary (ALBERT)."""
+    """A narrow table, then a matrix to the model's width: fewer weights for a large vocabulary (ALBERT).
+
+    V·Y + Y·D weights instead of V·D. Position, segment and norm have the table's width Y and are projected too.
+    """
 
     def __init__(self, config: FactoredEmbeddingConfig, dim: int) -> None:
         super().__init__(config, config.width)
@@ -110,7 +113,10 @@ class FactoredEmbedding(TokenEmbedding):
 
 @builds(WidenedEmbeddingConfig)
 class WidenedEmbedding(TokenEmbedding):
-    """A narrow table, a matrix to the model's width, and then the positions (OPT-350m)."""
+    """A narrow table, a matrix to the model's width, and then the positions (OPT-350m).
+
+    Unlike in `FactoredEmbedding`, positions are added after the matrix, so they keep the full width D.
+    """
 
     def __init__(self, config: WidenedEmbeddingConfig, dim: int) -> None:
         super().__init__(config, dim)
@@ -195,7 +201,10 @@ class AudioEmbedding(nn.Module):
 
 
 def three_frames(x: Float[Tensor, "B N Frames"], stride: int) -> Float[Tensor, "B Windows N3"]:
-    """The numbers of every window of three frames, padded by one frame of zeros on each side."""
+    """The numbers of every window of three frames, padded by one frame of zeros on each side.
+
+    The order is channel, then frame: that of a convolution's weight [out, channels, 3] as one matrix.
+    """
     return F.pad(x, (1, 1)).unfold(2, 3, stride).transpose(1, 2).flatten(2)
 
 

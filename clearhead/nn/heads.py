@@ -66,7 +66,10 @@ class LMHead(nn.Module):
 
 @builds(MaskedLMHeadConfig)
 class MaskedLMHead(nn.Module):
-    """A dense layer, an activation and a norm, then logits: those at position t score token t itself (BERT)."""
+    """A dense layer, an activation and a norm, then logits: those at position t score token t itself (BERT).
+
+    The dense layer turns a vector that summarises the context into one that is close to the missing token's row.
+    """
 
     def __init__(self, config: MaskedLMHeadConfig, dim: int) -> None:
         super().__init__()
@@ -169,7 +172,10 @@ class TokenClassHead(nn.Module):
 
 @builds(SpanHeadConfig)
 class SpanHead(nn.Module):
-    """Scores of every token as the start and as the end of an answer."""
+    """Scores of every token as the start and as the end of an answer, B T 2.
+
+    The answer is the pair start ≤ end with the largest sum. That search belongs to the task, not to the model.
+    """
 
     def __init__(self, config: SpanHeadConfig, dim: int) -> None:
         super().__init__()

@@ -129,7 +129,10 @@ class Elu(Kernel):
 
 @builds(DotConfig)
 class Dot(Kernel):
-    """φ(x) = x: weights of either sign, which are not divided by their sum."""
+    """φ(x) = x: weights of either sign, which are not divided by their sum.
+
+    A sum of either sign can be near 0, and dividing by it would blow up. A norm after the layer sets the size instead.
+    """
 
     shares = False
 
@@ -152,7 +155,10 @@ class Favor(Kernel):
         self.directions = torch.from_numpy(random_directions(config.features, width, config.seed))
 
     def draw(self, seed: int) -> None:
-        """Replace the directions by those of another seed."""
+        """Replace the directions by those of another seed.
+
+        Redrawing in training keeps the model from fitting itself to the errors of one set of random features.
+        """
         features, width = self.directions.shape
         self.directions = torch.from_numpy(random_directions(features, width, seed))
 

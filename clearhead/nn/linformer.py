@@ -71,7 +71,11 @@ class Linformer(nn.Module):
 
     @staticmethod
     def mixtures(mix: nn.Linear, x: Float[Tensor, "B T D"], context: Context) -> Float[Tensor, "B W D"]:
-        """W mixtures of the tokens: each token is weighted by the column of its position."""
+        """W mixtures of the tokens: each token is weighted by the column of its position.
+
+        If tokens stand at positions 0 … T − 1 (`aligned`), one slice of E serves all rows. Otherwise each row gathers
+        its own columns.
+        """
         if context.aligned:
             return mix.weight[:, : x.shape[1]] @ x
         return mix.weight.T[context.positions].mT @ x

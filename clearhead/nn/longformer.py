@@ -28,7 +28,8 @@ from .context import Context
 class Longformer(nn.Module):
     """Attention under `Window | Global`; then the rows of the global tokens are replaced by attention over all tokens.
 
-    Global tokens read with a second set of projections, `global_qkv`.
+    Global tokens read with a second set of projections, `global_qkv`, because they ask another kind of question: what
+    the text is about, and not what stands next to a token.
     """
 
     def __init__(self, config: LongformerConfig, dim: int) -> None:

@@ -68,7 +68,11 @@ class Mamba2(nn.Module):
         self.out = Linear(config.inner, dim, bias=config.bias)
 
     def init_weights(self) -> None:
-        """The authors' initialisation: A = −1 … −H, and Δ between 0.001 and 0.1."""
+        """The authors' initialisation: A = −1 … −H, and Δ between 0.001 and 0.1.
+
+        A token keeps exp(Δ·A) of the state. So the first head starts out remembering 10 to 1,000 tokens, and head H an
+        H-th of that: a fresh model has memories of many lengths.
+        """
         with torch.no_grad():
             self.decay.copy_(torch.arange(1, len(self.decay) + 1, device=self.decay.device).log())
             self.skip.fill_(1)

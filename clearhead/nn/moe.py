@@ -88,7 +88,10 @@ class SoftmaxChoice(nn.Module):
 
 @builds(SigmoidChoiceConfig)
 class SigmoidChoice(SoftmaxChoice):
-    """p = sigmoid(scores); the experts with the largest p are chosen (Llama 4)."""
+    """p = sigmoid(scores); the experts with the largest p are chosen (Llama 4).
+
+    Each expert is rated alone, so the weights need not sum to 1, and a second expert takes nothing from the first.
+    """
 
     def forward(self, scores: Float[Tensor, "B T E"]) -> Float[Tensor, "B T E"]:
         return scores.sigmoid()
@@ -222,7 +225,10 @@ class Experts(nn.Module):
 
 
 class InputWeightedExperts(Experts):
-    """Experts that read weighted inputs."""
+    """Experts that read weighted inputs, p·x, and whose outputs are added unweighted.
+
+    That is not the same as weighting outputs: an activation between two matrices does not commute with a factor.
+    """
 
     def enter(self, x: Float[Tensor, "... D"], weight: Float[Tensor, "... 1"]) -> Float[Tensor, "... D"]:
         return x * weight
@@ -241,7 +247,7 @@ class InputWeightedMoE(MoE):
 
 
 class StackedLinear(nn.Module):
-    """One linear layer per expert."""
+    """One linear layer per expert: weight E O I, bias E O. `forward` applies one expert to the tokens that chose it."""
 
     def __init__(self, experts: int, rows: int, columns: int, bias: bool) -> None:
         super().__init__()

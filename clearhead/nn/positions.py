@@ -46,8 +46,8 @@ class Learned(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.length, dim))
 
     def forward(self, positions: Int[Tensor, "#B T"], dtype: torch.dtype) -> Float[Tensor, "#B T D"]:
-        # torch.compile and torch.func cannot look at values, so there the check is left to the caller.
         """The rows of the positions. A position outside the table raises, with its number."""
+        # torch.compile and torch.func cannot look at values, so there the check is left to the caller.
         if positions.numel() and not torch.compiler.is_compiling() and not plain_needed():
             first, last, length = int(positions.min()), int(positions.max()), len(self.weight)
             if last >= length:
@@ -83,7 +83,10 @@ class Alibi(nn.Module):
 
 @builds(RelativeBiasConfig)
 class RelativeBias(nn.Module):
-    """A learned number for each head and bucket of distances, added to the scores of all layers (T5)."""
+    """A learned number for each head and bucket of distances, added to the scores of all layers (T5).
+
+    It starts at 0, so a fresh model reads all distances alike.
+    """
 
     def __init__(self, config: RelativeBiasConfig, dim: int) -> None:
         super().__init__()

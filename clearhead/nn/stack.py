@@ -36,7 +36,7 @@ Select = Callable[[Tensor], Tensor]
 
 
 def all_positions(x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-    """The `Select` that keeps every position."""
+    """The `Select` that keeps every position: the default, and the only one in training."""
     return x
 
 
@@ -120,7 +120,8 @@ class Block(nn.Module):
 class ParallelBlock(nn.Module):
     """x + mixer(norm(x)) + ffn(norm(x)): both branches read the same normalised input (GPT-J, PaLM).
 
-    Its taps have the same names as those of `Block`.
+    The two branches do not wait for each other, and usually share a norm. The ffn cannot read what this block's mixer
+    has just found; the next block's can. Its taps have the same names as those of `Block`.
     """
 
     def __init__(self, config: ParallelBlockConfig, dim: int) -> None:
@@ -157,7 +158,8 @@ class ParallelBlock(nn.Module):
 class Stack(nn.Module):
     """The blocks from first to last, and the final norm.
 
-    In a shared stack (ALBERT) several layers are the same block.
+    In a shared stack (ALBERT) several layers are the same block: fewer weights, at the same cost in time. Tables that
+    belong to all layers, T5's score bias and DeBERTa's distances, are held here and reach the blocks in the context.
     """
 
     def __init__(self, config: StackConfig, dim: int) -> None:
