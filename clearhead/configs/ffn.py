@@ -35,7 +35,7 @@ class FeedForwardConfig(Part):
         return replace(self, hidden=self.width(dim))
 
     def matrices(self, dim: int) -> dict[str, tuple[int, int]]:
-        """[out, in] of each matrix, in order."""
+        """The shape [out, in] of each matrix, in the order in which they run."""
         return {"up": (self.width(dim), dim), "down": (dim, self.width(dim))}
 
     def steps(self, scope: Scope) -> Iterator[Step]:
@@ -131,6 +131,6 @@ def feed_forward_steps(
             weights={f"{name}.weight": (rows, columns)} | ({f"{name}.bias": (rows,)} if config.bias else {}),
             flops=2 * s["B"] * s["T"] * rows * columns,
             order="n·d²",
-            # before and after the activation or the product, but relu remembers only its result
+            # The backward pass needs the values before and after an activation or product; of relu only those after.
             kept=0 if name == "down" else 1 if config.activation == "relu" and name == "up" else 2,
         )

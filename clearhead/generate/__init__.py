@@ -1,1 +1,1 @@
-"""From a model and a prompt to more tokens."""
+"""Generate tokens from a model and a prompt."""

@@ -1,7 +1,7 @@
 """Filters: functions from logits to logits that run before a token is chosen.
 
-Each filter gets the logits of every row and the tokens seen in that row so far. A forbidden token gets −∞. The filters
-have the same meaning and order as the logits processors of `transformers`.
+A filter gets the logits of all rows, and which tokens each row has seen so far. It sets a forbidden token's logit to
+−∞. The filters have the same meaning and order as the logits processors of `transformers`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Filter = Callable[[Float[Tensor, "B V"], Bool[Tensor, "B V"]], Float[Tensor, "B 
 
 @dataclass(frozen=True)
 class RepetitionPenalty:
-    """Divide positive logits of seen tokens by the penalty and multiply negative ones  (Keskar et al. 2019)."""
+    """Lower the logits of seen tokens: positive ones / penalty, negative ones · penalty  (Keskar et al. 2019)."""
 
     penalty: float
 
@@ -69,7 +69,7 @@ class TopP:
     def __call__(self, logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"]) -> Float[Tensor, "B V"]:
         ordered, tokens = logits.sort(dim=1)  # ascending
         out = ordered.softmax(dim=1).cumsum(dim=1) <= 1 - self.share
-        out[:, -1] = False
+        out[:, -1] = False  # always keep the most likely token
         return logits.masked_fill(torch.zeros_like(out).scatter(1, tokens, out), -torch.inf)
 
 
@@ -107,7 +107,7 @@ def build_filters(config: DecodingConfig) -> tuple[Filter, ...]:
 def apply_filters(
     logits: Float[Tensor, "B V"], seen: Bool[Tensor, "B V"], filters: Iterable[Filter]
 ) -> Float[Tensor, "B V"]:
-    """Logits in float32 after every filter."""
+    """Convert logits to float32 and run every filter in order."""
     logits = logits.float()
     for each in filters:
         logits = each(logits, seen)
@@ -115,23 +115,24 @@ def apply_filters(
 
 
 def probabilities(logits: Float[Tensor, "B V"], sampling: bool) -> Float[Tensor, "B V"]:
-    """The softmax in float64; without sampling, probability 1 for the most likely token."""
+    """The probability of each token in float64. Without sampling, the most likely token has probability 1."""
     if sampling:
         return logits.double().softmax(dim=1)
     return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
 
 
 def draw(chances: Float[Tensor, "B V"], uniform: Float[Tensor, "B"]) -> Tensor:
-    """The first token at which the cumulative probability exceeds a uniform number.
+    """Sample a token for each row: the first at which the cumulative probability exceeds the row's uniform number.
 
-    One number per token, so a row's samples depend on its own seed alone. A token with probability 0 is never drawn.
+    Each row has a number of its own, so its samples depend on its own seed alone. A token with probability 0 is never
+    drawn.
     """
     sums = chances.cumsum(dim=1)
     return torch.searchsorted(sums, uniform[:, None] * sums[:, -1:], right=True).squeeze(1)
 
 
 def uniform_numbers(generator: torch.Generator, count: int) -> Float[Tensor, "N"]:
-    """Uniform numbers in [0, 1), far enough below 1 that rounding in `draw` cannot reach the end of the vocabulary."""
+    """Uniform numbers from 0 to 1 − 2⁻⁴⁰. Closer to 1, rounding in `draw` could point past the last token."""
     return torch.rand(count, generator=generator, dtype=torch.float64) * (1 - 2**-40)
 
 

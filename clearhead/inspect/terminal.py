@@ -1,4 +1,4 @@
-"""Print maps and grids in the terminal, in colour if it is supported, else in shades."""
+"""Print maps and grids in the terminal: in colour, or with the characters ░▒▓█ if it has no colour."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def print_inspection(inspection: Inspection, out: Console) -> None:
         for map in inspection.maps:
             for head in map.heads:
                 print_grid(inspection.map(map.layer, head, map.place), out)
-                if inspection.rows is None and map.normalized:  # summaries cover all rows
+                if inspection.rows is None and map.normalized:  # a summary covers all rows, not a selection
                     found = next(each for each in map.head_summaries if each.head == head)
                     far = "" if found.distance is None else f", mean distance {found.distance:.1f}"
                     out.print(Text(f"entropy {found.entropy:.2f} bits{far}", "dim"))
@@ -96,7 +96,10 @@ def print_next_tokens(found: list[tuple[str, int, float]], what: str, out: Conso
 
 
 def print_grid(grid: Grid, out: Console) -> None:
-    """Print two characters per cell, or its text. A grid wider than the terminal is pooled, with a note."""
+    """Print a grid with two characters per cell, or with the cells' texts.
+
+    If the grid is wider than the terminal, `fit_width` makes it smaller, and the caption says so.
+    """
     from rich.text import Text
 
     out.print()
@@ -130,7 +133,10 @@ def print_grid(grid: Grid, out: Console) -> None:
 
 
 def fit_width(grid: Grid, width: int) -> tuple[np.ndarray, list[str], list[str], str]:
-    """Pool the grid to the terminal's width."""
+    """Fit a grid to the terminal's width; return values, row names, column names and a note on what was done.
+
+    Numbers are pooled. Texts cannot be, so only the last columns that fit are kept.
+    """
     values = grid.values
     if grid.texts:
         first = max(0, values.shape[1] - max(1, (width - 14) // TEXT))
@@ -138,7 +144,7 @@ def fit_width(grid: Grid, width: int) -> tuple[np.ndarray, list[str], list[str],
             values[:, first:],
             grid.rows,
             grid.columns[first:],
-            f"the last {values.shape[1] - first}" if first else "",
+            f"the last {values.shape[1] - first} columns" if first else "",
         )
     room = max(4, (width - 14) // 2)
     step = -(-values.shape[1] // room)
@@ -149,7 +155,10 @@ def fit_width(grid: Grid, width: int) -> tuple[np.ndarray, list[str], list[str],
 
 
 def headings(columns: list[str]) -> list[str]:
-    """Vertical column labels, cut to a few characters; a wide character fills both columns of its cell."""
+    """Column labels that read downwards: one line for each character, at most `TALL` lines.
+
+    A cell is two terminal columns wide, so a wide character (Chinese, emoji) fits.
+    """
     spelled = map(visible, columns)
     names = [name if len(name) <= TALL else name[: TALL - 1] + "…" for name in spelled]
     tall = max(map(len, names), default=0)
@@ -157,6 +166,7 @@ def headings(columns: list[str]) -> list[str]:
 
 
 def cell(value: float, low: float, high: float, signed: bool, text: str, width: int, out: Console) -> Text:
+    """One cell: its text or spaces on a coloured background, or shade characters without colour. NaN stays blank."""
     from rich.text import Text
 
     if not np.isfinite(value):

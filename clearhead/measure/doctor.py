@@ -68,7 +68,7 @@ GIB = 2**30
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Measured speed: the best of several runs. On a busy machine it is a lower bound."""
+    """The best speed of several runs. If other programs were running, the machine can do more."""
 
     gemm_tflops: float  # float32 matrix product, 2·n³ operations
     read_gbps: float  # 10⁹ bytes per second, one pass over more data than most caches hold
@@ -76,6 +76,8 @@ class Speed:
 
 @dataclass(frozen=True, kw_only=True)
 class Use:
+    """An optional package, and what Clearhead uses it for."""
+
     purpose: str
     package: str
     extra: str | None  # Clearhead's extra; None if you install the package by its own name
@@ -167,7 +169,7 @@ def kernel_source() -> str | None:
 
 
 def best(action: Callable[[], object], seconds: float) -> float:
-    """Return the shortest time of at least three runs, repeated for about `seconds`."""
+    """Run `action` at least three times, for about `seconds` in all, and return the shortest time."""
     times: list[float] = []
     while len(times) < 3 or sum(times) < seconds:
         start = time.perf_counter()
@@ -190,7 +192,10 @@ def measure_gemm() -> float:
 
 
 def measure_read(machine: Computer) -> float:
-    """Measure GB/s of summing 512 MiB, or an eighth of the free memory if less: more than most caches hold."""
+    """Measure GB/s of summing an array of 512 MiB, more than most caches hold.
+
+    If less than 4 GiB of memory is free, the array takes an eighth of it.
+    """
     import torch
 
     free = min(size for size in (4 * GIB, machine.memory_available, machine.memory_limit) if size is not None)
@@ -199,7 +204,7 @@ def measure_read(machine: Computer) -> float:
 
 
 def diagnose(report: DoctorReport, broken: str | None) -> tuple[Finding, ...]:
-    """List the problems and their fixes. The only error is that float32 does not work, as without torch."""
+    """List the problems and their fixes. It is an error if torch or float32 does not work; the rest are warnings."""
     machine, found = report.machine, []
 
     def warn(text: str) -> None:
@@ -208,7 +213,7 @@ def diagnose(report: DoctorReport, broken: str | None) -> tuple[Finding, ...]:
     if report.versions["torch"] is None:
         found.append(Finding(level="error", text=torch_missing("Everything but the NumPy engine")))
     elif broken is not None:
-        text = f"torch is installed and cannot be imported ({broken}): pip install --force-reinstall torch."
+        text = f"torch is installed but cannot be imported ({broken}): pip install --force-reinstall torch."
         found.append(Finding(level="error", text=text))
     for probe in report.precisions:
         if probe.works:

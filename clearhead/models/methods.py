@@ -1,7 +1,7 @@
 """`generate`, `stream`, `inspect` and `save` as methods of a model.
 
-The functions belong to higher layers, which import the model. The model finds them by name when they are called, so it
-imports none of them. Their options are typed here, so editors can complete and check them.
+These functions live in higher layers, which import the model. To avoid an import cycle, a method imports its function
+when it is called. The options are typed here, so editors can complete and check them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class ModelMethods:
         return stored_tokenizer(self.origin)
 
     def generate(self, prompts: str | Sequence[Any], **options: Unpack[GenerateOptions]) -> list[Completion]:
-        """Continue prompts, given as texts or token ids; an encoder–decoder writes a target for each source.
+        """Continue prompts, given as texts or token ids. An encoder–decoder generates a target for each source.
 
         See `clearhead.generate.complete.generate`.
         """
@@ -94,14 +94,15 @@ class ModelMethods:
     def inspect(self, inputs: Any, target: Any = None, **options: Unpack[InspectOptions]) -> Inspection: ...
 
     def inspect(self, inputs: Any, target: Any = None, **options: Unpack[InspectOptions]) -> Any:
-        """Run one input and return attention maps, the logit lens, ablation and patching; a list of texts gives a list.
+        """Run one input and return its `Inspection`, or a list of them for a list of texts.
 
-        See `clearhead.inspect.inspection.inspect`. An encoder–decoder takes a source and a target.
+        An `Inspection` has attention maps, the logit lens, ablation and patching. An encoder–decoder takes a source and
+        a target. See `clearhead.inspect.inspection.inspect`.
         """
         return find_function("inspect")(self, inputs, target, **options)
 
     def save(self, folder: str | Path, **options: Unpack[SaveOptions]) -> None:
-        """Write a folder that `clearhead.load` reads, and `transformers` too if it has the architecture.
+        """Write a folder that `clearhead.load` can read. `transformers` can too, if it supports the architecture.
 
         See `clearhead.models.save.save`.
         """
@@ -109,10 +110,10 @@ class ModelMethods:
 
 
 class TextMethods(ModelMethods):
-    """Text to token ids and back, by the model's own tokenizer."""
+    """Convert text to token ids and back with the model's own tokenizer."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text. By default with the special tokens that belong around a prompt, as in `transformers`."""
+        """Return the ids of a text. By default, special tokens are added around it, as in `transformers`."""
         return self.need_tokenizer().prompt(text, around=add_special_tokens)
 
     def decode(self, ids: Iterable[Any], *, skip_special_tokens: bool = True) -> str:

@@ -1,4 +1,4 @@
-"""Vision: images as sequences of patches, ViT (Dosovitskiy et al. 2021)."""
+"""ViT, the Vision Transformer: an image as a sequence of patches (Dosovitskiy et al. 2021)."""
 
 from clearhead.configs import (
     AttentionConfig,

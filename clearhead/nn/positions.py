@@ -85,7 +85,7 @@ class Alibi(nn.Module):
 class RelativeBias(nn.Module):
     """A learned number for each head and bucket of distances, added to the scores of all layers (T5).
 
-    It starts at 0, so a fresh model reads all distances alike.
+    Unlike ALiBi's slopes it is learned, and its H·N numbers serve the whole stack.
     """
 
     def __init__(self, config: RelativeBiasConfig, dim: int) -> None:

@@ -502,7 +502,7 @@ def switched_feed_forward_part(
     """σ(x·w)·ffn(x): one number for each token says how much of the layer passes (Qwen2-MoE).
 
     It stands in front of the shared expert, which otherwise would add to every token alike.
-    The switch is one row of D weights. σ(0) = ½, so a fresh model passes half of every shared expert's output.
+    The switch is one row of D weights. σ(0) = ½, so a fresh model passes about half of the output.
     """
     out = context.run("ffn", config.ffn, x)
     return out * context.tap("switch", narrow(_sigmoid(linear(x, context["switch.weight"])), x))

@@ -40,7 +40,7 @@ How far back a gradient reaches. Along the cell it is multiplied by f at every s
     f = 0.99      0.99¹⁰⁰ = 0.37           several hundred tokens
 
 A fresh forget gate with bias 0 is ½ open, so a fresh LSTM hardly learns beyond 20 tokens. Starting its bias at 1 gives
-f = 0.73 and is a well-known remedy (Jozefowicz et al. 2015).
+f = 0.73, as the PyTorch engine does (Jozefowicz et al. 2015).
 
 Mistakes that run without an error: gates in another order than i, f, g, o (a loaded model writes noise); one of torch's
 two biases forgotten (they are added, so one vector is enough here); and a state carried from one text into the next.

@@ -23,14 +23,14 @@ class Filling:
     score: float  # its probability
     token: int
     word: str
-    text: str  # the whole text with it; other masks are removed
+    text: str  # the whole text with this token filled in; other masks are removed
 
 
 @torch.inference_mode()
 def fill_mask(
     model: Model, texts: Sequence[str], *, top: int = 5, tokenizer: Tokenizer | None = None
 ) -> list[list[list[Filling]]]:
-    """For each mask of each text, the `top` likeliest tokens."""
+    """Return the `top` likeliest tokens for each mask: a list per text, in it a list per mask."""
     reader = TextReader.of(model, tokenizer)
     if not isinstance(reader.model.config.head, MaskedLMHeadConfig):
         raise ValueError(

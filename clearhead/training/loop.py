@@ -1,4 +1,4 @@
-"""The training loop."""
+"""The training loop: step the optimizer, evaluate, save checkpoints, and resume a stopped run."""
 
 from __future__ import annotations
 
@@ -50,17 +50,21 @@ BACKWARD = 2  # a backward pass takes about twice the time of a forward pass
 
 
 class TrainingError(ValueError):
-    """A run that went wrong: the message says at which step and where."""
+    """Training failed. The message says at which step, and which layer or weight is to blame."""
 
 
 class RunStopped(Exception):
-    """A signal stopped the run, which has saved itself."""
+    """A signal stopped the run. A checkpoint was saved before this was raised."""
 
 
 @dataclass
 class Callbacks:
-    """Functions that the loop calls: `message` with a sentence, `step` with the metrics of each step, and `status` with
-    what it is doing while a step takes long."""
+    """Functions that the loop calls.
+
+    message  with a sentence for the user
+    step     with the metrics of each step
+    status   with what the loop is doing, such as "evaluating: 40%"; "" when it is done
+    """
 
     message: Callable[[str], None] = field(default=lambda text: None)
     step: Callable[[dict[str, Any]], None] = field(default=lambda numbers: None)
@@ -69,7 +73,7 @@ class Callbacks:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How a run is carried out. None of it changes what the model learns.
+    """How a run is executed. These options do not change what the model learns.
 
     device     "auto" (a GPU if there is one), "cpu", "cuda" or "mps"
     shard      with several processes, each holds a part of the model (FSDP) instead of all of it (DDP)
@@ -102,11 +106,13 @@ def train(
 
         model = clearhead.train("lm", ["notes/"], "runs/notes")
 
-    Without `data`, the task's built-in data is used. The files in `validation` are held out; without them, the recipe's
-    share of `data` is. If the run is killed at any moment, calling it again with `resume=True` ends with the same
-    weights as a run that was never stopped. With `resume` and more `steps`, a finished run continues.
+    Without `data`, the task's built-in data is used. The model is evaluated on the files in `validation`. Without them,
+    a share of `data` is held out; the recipe says how much.
 
-    Under `torchrun`, every process makes this call. `task` is a task prepared before, for runs that share their data.
+    If the run is killed, call `train` again with `resume=True`. The final weights are the same as without the
+    interruption. With `resume` and more `steps`, a finished run continues.
+
+    Under `torchrun`, every process makes this call. To share prepared data between runs, pass the same `task`.
 
     >>> import tempfile, pathlib
     >>> folder = pathlib.Path(tempfile.mkdtemp())
@@ -134,7 +140,10 @@ def train(
 
 
 def supported_recipe(recipe: RecipeConfig, world: World, callbacks: Callbacks) -> RecipeConfig:
-    """The recipe in a precision that works on this machine."""
+    """Return the recipe, with float32 if its precision does not work on this machine.
+
+    Raise if the batch does not divide evenly among the processes and the parts of a step.
+    """
     if recipe.batch % (recipe.accumulate * world.size):
         parts = f"{world.size} processes" + (f" × {recipe.accumulate} parts" if recipe.accumulate > 1 else "")
         raise ValueError(f"a batch of {recipe.batch} does not divide into {parts}; choose another --batch")
@@ -148,12 +157,15 @@ def supported_recipe(recipe: RecipeConfig, world: World, callbacks: Callbacks) -
 
 @contextmanager
 def catch_stop_signals() -> Iterator[Callable[[], bool]]:
-    """Catch SIGTERM and Ctrl-C, so that the loop can stop between two steps; yields a function that says if one has."""
+    """Catch SIGTERM and Ctrl-C, so that the loop can stop between two steps.
+
+    Yields a function that returns True once a signal has arrived.
+    """
     received: list[int] = []
     signals = (signal.SIGINT, signal.SIGTERM)
     try:
         before = {number: signal.signal(number, lambda got, _: received.append(got)) for number in signals}
-    except ValueError:  # not the main thread, which handles signals itself
+    except ValueError:  # Python allows signal handlers in the main thread only
         before = {}
     try:
         yield lambda: bool(received)
@@ -178,7 +190,7 @@ class Trainer:
         keep_memory()
         self.recipe, self.task, self.run, self.callbacks, self.world = recipe, task, run, callbacks, world
         model = make_model(recipe, task.config)
-        self.model = model if world.sharded else model.to(world.device)  # FSDP moves block by block
+        self.model = model if world.sharded else model.to(world.device)  # FSDP moves each block itself
         blocks = list_blocks(self.model)
         if execution.recompute:
             for block in blocks:
@@ -187,7 +199,7 @@ class Trainer:
         self.objective = compile_objective(objective, callbacks.message) if execution.compile else objective
         self.optimizer = make_optimizer(recipe.optimizer, self.model, world.mesh)
         self.step = 0
-        self.score_name = "val/loss" if world.sharded else task.score_name  # a sharded model writes no text to score
+        self.score_name = "val/loss" if world.sharded else task.score_name  # a sharded model cannot generate
         self.best_score = math.inf
         self.evaluations_since_best = 0
         self.rows = task.rows(recipe.batch)
@@ -222,7 +234,7 @@ class Trainer:
         self.step, facts = read_checkpoint(path, self.tensors())
         if self.world.first:
             self.run.truncate_metrics(self.step)
-        self.callbacks.message(f"Continuing from step {self.step:,}{', the checkpoint before' if previous else ''}.")
+        self.callbacks.message(f"Continuing from step {self.step:,}{', the previous checkpoint' if previous else ''}.")
         if (before := facts.get("score_name", self.score_name)) == self.score_name:
             self.best_score, self.evaluations_since_best = facts["best_score"], facts["evaluations_since_best"]
         else:
@@ -233,7 +245,7 @@ class Trainer:
                 self.run.remove_model()
 
     def require_checkpoint(self, damaged: bool) -> None:
-        """A run without checkpoints starts at step 0, unless it had some before."""
+        """Raise if the run has lost its checkpoints. A run that has not saved one yet starts at step 0."""
         reached = max((line["step"] for line in self.run.history()), default=0)
         if damaged or self.run.finished or reached > self.recipe.save_every:
             raise ResumeError(
@@ -243,13 +255,14 @@ class Trainer:
 
     @torch.no_grad()
     def check_initial_loss(self) -> float:
-        """Run the model on one batch; the seconds of a forward pass.
+        """Run the model on one batch, and return how many seconds a forward pass takes.
 
-        Before training, all answers should be about equally likely: the loss over V tokens is about ln V.
+        A fresh model should find all answers about equally likely, so its loss over V tokens is about ln V. Warn if it
+        is not.
         """
         first = self.micro_batch(self.step, 0)
         self.objective.eval()
-        loss = self.objective(first)[0].item()  # a process without targets takes part too: a sharded model needs all
+        loss = self.objective(first)[0].item()  # even without targets: a sharded model needs every process
         begun = time.perf_counter()
         self.objective(first)
         seconds = time.perf_counter() - begun
@@ -280,7 +293,7 @@ class Trainer:
         )
 
     def micro_batch(self, step: int, number: int) -> TrainBatch:
-        """This process's rows of one of the parts of a step's batch."""
+        """The rows of a step's batch that this process reads in its micro-batch `number`."""
         rows = self.recipe.batch // (self.recipe.accumulate * self.world.size)
         first = (number * self.world.size + self.world.rank) * rows
         return self.task.batch(step, slice(first, first + rows)).to(self.world.device)
@@ -324,10 +337,10 @@ class Trainer:
         return self.recipe.patience is not None and self.evaluations_since_best >= self.recipe.patience
 
     def train_step(self) -> tuple[float, float]:
-        """One step of the optimizer; its loss, and the norm of its gradient before clipping.
+        """Run one step of the optimizer; return its loss, and the norm of its gradient before clipping.
 
-        The loss is the mean over all targets of the batch, however many parts and processes read it. Random numbers are
-        a function of the seed, the step and the process.
+        The loss is the mean over all targets of the batch, however many parts and processes read it. Random numbers
+        depend only on the seed, the step and the process, so a resumed run draws the same ones.
         """
         recipe, world = self.recipe, self.world
         torch.manual_seed(derive_key(recipe.seed, self.step * world.size + world.rank) % 2**63)
@@ -364,17 +377,23 @@ class Trainer:
         if self.world.sharded:
             return "train without --shard to learn which layer it comes from"
         found = (first_nonfinite(self.model, part) for part in parts)
-        return next((place for place in found if place), "in a second pass every value is finite")
+        return next((place for place in found if place), "a second pass over the batch is finite")
 
     def locate_nonfinite_gradient(self) -> str:
         """The first weight whose gradient is not finite."""
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         odd = (name for name, gradient in gradients.items() if not bool(full_tensor(gradient).isfinite().all()))
-        return next((f"the gradient of {name} is not finite" for name in odd), "each of its numbers is finite")
+        return next(
+            (f"the gradient of {name} is not finite" for name in odd),
+            "every gradient is finite, so only their norm overflows",
+        )
 
     @torch.no_grad()
     def evaluate(self) -> tuple[dict[str, Any], float]:
-        """The task's metrics on the beginning of the held-out data, with samples, and the score to minimise."""
+        """Evaluate the model on the first `evaluate_targets` held-out targets.
+
+        Return the task's metrics, with samples of its output, and the score to minimise.
+        """
         world, limit = self.world, self.recipe.evaluate_targets
         self.objective.eval()
         count, totals = 0, {"loss": 0.0}
@@ -427,7 +446,10 @@ class Trainer:
             self.write_model(self.run.last)
 
     def checkpoints_to_average(self) -> list[Path]:
-        """The checkpoints whose mean becomes the trained model: the regular ones, not those of a stop."""
+        """The last `average` checkpoints, whose mean becomes the trained model.
+
+        Checkpoints that were written because the run was stopped do not count, so a stop does not change the mean.
+        """
         recipe = self.recipe
 
         def is_regular(path: Path) -> bool:
@@ -475,7 +497,7 @@ class Trainer:
         self.callbacks.message(f"Saved {self.run.folder}")
         self.world.wait()
         for block in list_blocks(self.model):
-            vars(block).pop("forward", None)  # the recomputing wrapper
+            vars(block).pop("forward", None)  # remove the wrapper of `recompute`
         self.model.origin = self.run.folder
         return self.model.eval()
 

@@ -20,8 +20,9 @@ CHUNK = 3 * 2**22  # logits held at once
 class LinearCrossEntropy(torch.autograd.Function):
     """Σ over rows of −log softmax(x·Wᵀ + b)[target], in chunks of rows.
 
-    The gradient of a chunk's logits is softmax − one-hot, known as soon as the logits are. So each chunk's logits turn
-    into the gradients of x, W and b at once and are dropped: three matrix products, as without chunks.
+    The gradient of a chunk's logits is softmax − one-hot, which needs nothing but the logits. So the forward pass
+    computes the gradients of x, W and b chunk by chunk, and drops each chunk's logits. This takes three matrix
+    products, the same as without chunks.
     """
 
     @staticmethod
@@ -52,12 +53,13 @@ class LinearCrossEntropy(torch.autograd.Function):
             hit = logits.gather(1, wanted[:, None])
             mean = logits.mean(dim=1, keepdim=True) if smoothing else 0.0
             largest = logits.amax(dim=1, keepdim=True)
-            powers = logits.sub_(largest).exp_()  # in the logits' memory
+            powers = logits.sub_(largest).exp_()  # in place, without a second buffer
             sums = powers.sum(dim=1, keepdim=True)
             total += (largest + sums.log() - (1 - smoothing) * hit - smoothing * mean).sum()
             if d_x is None:
                 continue
-            # softmax − one-hot is this divided by the sums; dividing rows of d_x and x instead is cheaper
+            # `powers` becomes sums·(softmax − one-hot). Dividing D numbers of d_x and x by the sums is cheaper than
+            # dividing V numbers here.
             powers.scatter_add_(1, wanted[:, None], (smoothing - 1) * sums)
             if smoothing:
                 powers -= sums * (smoothing / len(weight))
@@ -99,7 +101,7 @@ def linear_cross_entropy(
         rows, flat = rows[counted], flat[counted]
     if torch.is_autocast_enabled(x.device.type):
         rows = rows.to(torch.get_autocast_dtype(x.device.type))
-    if not torch.is_grad_enabled():  # inside the function, parameters still ask for gradients
+    if not torch.is_grad_enabled():  # inside LinearCrossEntropy, requires_grad stays True
         rows, weight, bias = rows.detach(), weight.detach(), None if bias is None else bias.detach()
     total = LinearCrossEntropy.apply(rows, weight, bias, flat, label_smoothing)
     return total / max(len(flat), 1)
@@ -114,7 +116,8 @@ def head_loss(
 ) -> Float[Tensor, ""]:
     """Mean cross-entropy of a head's logits over the targets that count.
 
-    (s·x)·Wᵀ + s·b are the logits times s, so a scaled head needs no logits in memory either. Capped logits do.
+    A scaled head needs no logits in memory either: (s·x)·Wᵀ + s·b is s times the logits. A softcap is not linear, so
+    capped logits are computed in full.
     """
     if head.softcap is not None:
         at = torch.arange(x.shape[1], device=x.device)[None]
