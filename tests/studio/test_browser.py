@@ -28,7 +28,7 @@ VIEWS = ("write", "flow", "atlas", "lens", "intervene", "train", "lab", "check",
 
 @pytest.fixture(scope="module")
 def page(chromium: Any, studio: str) -> Iterator[Any]:
-    """One page for all tests: they change its address, which the studio follows without loading anew."""
+    """One page for all tests: they change its address, which the studio follows without reloading."""
     context = chromium.new_context(viewport={"width": 1440, "height": 900}, locale="en-US")
     made = context.new_page()
     made.watched = Watched(made)
