@@ -29,7 +29,7 @@ since padding may stand on either side.
 
 By hand, D = 2 and V = 3, tied: the table's rows are (1, 0), (0, 1) and (1, 1), and the hidden state is (2, 1). The
 logits are its dot products with the rows, (2, 1, 3), so p = (0.24, 0.09, 0.67): the third token's vector points most
-along the hidden state, and is also the longest. Frequent tokens get longer rows in training, or a larger bias.
+along the hidden state, and is also the longest. A bias would let a frequent token score high for any hidden state.
 
 Mistakes that run without an error:
 

@@ -199,7 +199,7 @@ def check_order(candidate: Candidate, adapter: ModelAdapter, recorder: Recorder)
 
 
 def fill_zero_tables(thing: Any) -> None:
-    """Give tables that start at zero, such as learned positions, values that can be told apart."""
+    """Give tables that start at zero, such as learned positions, values that differ."""
     for weight in iter_weights(thing):
         if weight.array.ndim >= 2 and not weight.array.any():
             weight.set(common.rng(3).normal(size=weight.array.shape))
