@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from clearhead.configs import LMHeadConfig
 from clearhead.files import write_atomically
 
 from .bundle import as_json, bundle, one_file, style
@@ -63,7 +64,7 @@ def enclose(inspection: Inspection, room: int, grids: Sequence[Grid]) -> dict[st
         rows = range(len(inspection.model_input.labels)) if inspection.model_input.predicts_tokens else [-1]
         for row in list(rows)[-64:]:
             answers["predictions"].append(({"row": row}, encode(session.ask("predictions", {"row": row, "top": 12}))))
-        if inspection.model_input.predicts_tokens:
+        if isinstance(inspection.model_input.model.config.head, LMHeadConfig):  # the only head it is defined for
             last = len(inspection.model_input.labels) - 1
             answers["attribution"] = [({"row": last, "token": ""}, encode(session.ask("attribution", {"row": last})))]
     room -= byte_count(answers)
