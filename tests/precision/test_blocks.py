@@ -19,8 +19,10 @@ from clearhead.models.quantize import dequantize
 from clearhead.precision.blocks import TYPES, BlockMatrix
 from clearhead.precision.kquants import quantise_blocks
 from clearhead.precision.matrix import FloatMatrix, JoinedMatrix, join_rows
+from clearhead.typed_json import JSONError
 
 gguf = pytest.importorskip("gguf")
+from clearhead.models.gguf.read import gguf_config  # noqa: E402
 from clearhead.models.gguf.write import save_gguf  # noqa: E402
 
 ROWS, COLUMNS = 37, 768
@@ -175,6 +177,15 @@ def test_a_damaged_header_is_one_sentence(files: dict[str, Path], tmp_path: Path
             refused.append(str(error))
     assert len(refused) > 50
     assert all(str(path) in said for said in refused)
+
+
+def test_an_absurd_number_of_layers_is_refused_at_once(files: dict[str, Path], tmp_path: Path) -> None:
+    whole = bytearray(files["llama"].read_bytes())
+    at = whole.index(b"llama.block_count") + len("llama.block_count") + 4  # after the name: the type, then the number
+    whole[at : at + 4] = (12_255_234).to_bytes(4, "little")
+    (tmp_path / "m.gguf").write_bytes(whole)
+    with pytest.raises(JSONError, match="num_hidden_layers is 12255234, but must be a whole number of at most 65536"):
+        gguf_config(tmp_path / "m.gguf")
 
 
 def test_a_split_model_is_read_from_its_first_file(files: dict[str, Path], tmp_path: Path) -> None:

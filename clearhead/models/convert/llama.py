@@ -251,14 +251,16 @@ def layer_mixers(kind: str, hf: Mapping[str, Any], mixer: AttentionConfig) -> li
     if variant.unrotated:
         every = hf.get("no_rope_layer_interval", 4)
         rotated = [bool(flag) for flag in hf.get("no_rope_layers") or [(i + 1) % every for i in range(count)]]
-    return [
-        replace(
+    layers = list(zip(windows, rotated, strict=True))
+    kinds_of_layers = {  # few: a config may have thousands of layers
+        (window, turned): replace(
             mixer,
             mask=Causal() & Window(window) if window else Causal(),
             rotary=mixer.rotary if turned else None,
         )
-        for window, turned in zip(windows, rotated, strict=True)
-    ]
+        for window, turned in set(layers)
+    }
+    return [kinds_of_layers[layer] for layer in layers]
 
 
 def to_hf(config: ModelConfig, kind: str) -> dict[str, Any] | None:

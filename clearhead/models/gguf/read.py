@@ -20,6 +20,7 @@ from torch import Tensor
 from clearhead.configs import Blocks, Float16, Float32, Llama3Scaling, ModelConfig
 from clearhead.gguf_file import GGUFTensor, open_gguf
 from clearhead.models.convert import CheckpointError, family
+from clearhead.models.convert.fields import check_hf
 from clearhead.models.model import Model, build_empty
 from clearhead.models.quantize import assemble
 from clearhead.precision.blocks import TYPES, BlockMatrix
@@ -93,7 +94,9 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
     """The `config.json` equivalent of a file, and its tensors, not yet loaded."""
     file = open_gguf(path)
     with prefix_errors(path):
-        return hf_config(file.fields, file.tensors), file.tensors
+        hf = hf_config(file.fields, file.tensors)
+    check_hf(hf, str(path))
+    return hf, file.tensors
 
 
 def hf_config(fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[str, Any]:
