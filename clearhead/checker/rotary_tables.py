@@ -75,7 +75,8 @@ def build_table(T: int, K: int, neighbours: Mapping[str, Any]) -> Any:
     for name, function in neighbours.items():
         if inspect.isclass(function) and re.search("rotary|rope", name.lower()):
             with suppress(Exception):
-                return function(K)(T)
+                module: Any = function
+                return module(K)(T)
         if not inspect.isfunction(function) or not re.search(BUILDER, name.lower()) or "apply" in name.lower():
             continue
         parameters = inspect.signature(function).parameters.values()

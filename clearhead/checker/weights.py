@@ -193,7 +193,8 @@ def split_projections(
         rows = full["q"], full["k"], full["v"]
         q_bias, k_bias, v_bias = (shift.get(role, 0.0) for role in "qkv")
         if o is not None and heads > 1 and rows[0].shape[0] * heads == o.shape[1]:  # one matrix for every head
-            rows = tuple(np.kron(np.eye(heads), w) for w in rows)
+            q, k, v = (np.kron(np.eye(heads), w) for w in rows)
+            rows = q, k, v
             q_bias, k_bias, v_bias = (
                 np.tile(b, heads) if isinstance(b, np.ndarray) else b for b in (q_bias, k_bias, v_bias)
             )

@@ -364,9 +364,10 @@ def run_steps(adapter: MultiHeadAdapter, x: np.ndarray, engine: NumPy, joins: bo
             if not isinstance(result, tuple | list):
                 return None
             outs.append(engine.to_numpy(result[0]))
-            new = engine.to_numpy(result[1]) if joins else None
-            cache = result[1] if cache is None or new is None else np.concatenate((engine.to_numpy(cache), new), -2)
-            cache = engine.to_native(cache) if isinstance(cache, np.ndarray) else cache
+            old, new = engine.to_numpy(cache), engine.to_numpy(result[1])
+            cache = result[1]
+            if joins and old is not None and new is not None:
+                cache = engine.to_native(np.concatenate((old, new), -2))
         return np.concatenate([out for out in outs if out is not None], 1)
     except Exception:
         return None
