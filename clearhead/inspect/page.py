@@ -6,14 +6,14 @@ Heads are stored exactly while they fit, the rest as thumbnails. The page says w
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from clearhead.configs import LMHeadConfig
 from clearhead.files import write_atomically
 
 from .bundle import as_json, bundle, one_file, style
 from .grid import Grid
-from .questions import Session, encode, map_answer
+from .questions import QuestionError, Session, encode, map_answer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,7 +64,7 @@ def enclose(inspection: Inspection, room: int, grids: Sequence[Grid]) -> dict[st
         rows = range(len(inspection.model_input.labels)) if inspection.model_input.predicts_tokens else [-1]
         for row in list(rows)[-64:]:
             answers["predictions"].append(({"row": row}, encode(session.ask("predictions", {"row": row, "top": 12}))))
-        if isinstance(inspection.model_input.model.config.head, LMHeadConfig):  # the only head it is defined for
+        with suppress(QuestionError):  # not every model's logits are sums of parts
             last = len(inspection.model_input.labels) - 1
             answers["attribution"] = [({"row": last, "token": ""}, encode(session.ask("attribution", {"row": last})))]
     room -= byte_count(answers)

@@ -224,6 +224,8 @@ class EncoderDecoder(ModelBase):
         fused: bool,
     ) -> Context:
         """Encode the source, and return the context in which the target reads it."""
+        if isinstance(self.config.source, TokenEmbeddingConfig):
+            check_ids(source)
         check_ids(target)
         if source.shape[0] != target.shape[0]:
             raise ValueError(f"the source has {source.shape[0]} rows, but the target has {target.shape[0]}")

@@ -33,6 +33,7 @@ def page(chromium: Any, studio: str) -> Iterator[Any]:
     made = context.new_page()
     made.watched = Watched(made)
     made.goto(studio)
+    made.wait_for_selector("main .panel")  # until then the page does not follow its address
     yield made
     context.close()
 

@@ -3,6 +3,7 @@
 
 const ZH = [
   // steps
+  ["^scale of the position$", "位置的缩放"],
   ["^split into heads$", "拆分成各头"],
   ["^turned by position, shared by all heads$", "按位置旋转，各头共用"],
   ["^turned by position$", "按位置旋转"],
