@@ -20,6 +20,9 @@ class DistanceVectorsConfig(Part):
     """A learned vector for every distance i − j, which all layers of a stack read.
 
     Up to half of the buckets hold one distance each. The others grow with the logarithm of the distance, up to `limit`.
+
+    >>> DistanceVectorsConfig(limit=4).weights(8)
+    {'weight': (8, 8)}
     """
 
     limit: int  # farther distances count as this one
@@ -68,6 +71,9 @@ class DisentangledAttentionConfig(MixerConfig):
     """softmax((q_i·k_j + q_i·K_{i−j} + Q_{i−j}·k_j)/√(3K))·V, with K and Q projected from the stack's distance vectors.
 
     He et al. (2021), "DeBERTa", section 3.1.
+
+    >>> DisentangledAttentionConfig(heads=2).weights(8)["qkv.weight"]
+    (24, 8)
     """
 
     heads: int

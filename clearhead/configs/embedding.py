@@ -93,7 +93,11 @@ class FactoredEmbeddingConfig(TokenEmbeddingConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class WidenedEmbeddingConfig(TokenEmbeddingConfig):
-    """A table of width Y, projected to width D before positions are added  (OPT-350m)."""
+    """A table of width Y, projected to width D before positions are added  (OPT-350m).
+
+    >>> WidenedEmbeddingConfig(vocabulary=10, width=4).weights(8)
+    {'tokens.weight': (10, 4), 'projection.weight': (8, 4)}
+    """
 
     width: int  # Y
 

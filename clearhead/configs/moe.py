@@ -70,7 +70,11 @@ class GroupedSoftmaxChoiceConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class SigmoidChoiceConfig(Part):
-    """p = sigmoid(router(x)), and the experts with the largest p are chosen  (Llama 4)."""
+    """p = sigmoid(router(x)), and the experts with the largest p are chosen  (Llama 4).
+
+    >>> SigmoidChoiceConfig()
+    SigmoidChoiceConfig()
+    """
 
     def steps(self, scope: Scope) -> Iterator[Step]:
         yield scope.step("", "sigmoid(X·W_router)", "B T E")
@@ -136,4 +140,9 @@ class MoEConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class InputWeightedMoEConfig(MoEConfig):
-    """Σ over the chosen experts e of expert_e(p_e·x): the weight acts on what an expert reads  (Llama 4)."""
+    """Σ over the chosen experts e of expert_e(p_e·x): the weight acts on what an expert reads  (Llama 4).
+
+    >>> expert = FeedForwardConfig(hidden=16, bias=False)
+    >>> InputWeightedMoEConfig(expert=expert, experts=4, active=1).weights(8)["experts.up.weight"]
+    (4, 16, 8)
+    """

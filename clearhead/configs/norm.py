@@ -69,7 +69,11 @@ class PlainLayerNormConfig(Part):
 
 @dataclass(frozen=True, kw_only=True)
 class PlainRMSNormConfig(Part):
-    """x/√(mean(x²) + ε), without weights  (Llama 4, of queries and keys)."""
+    """x/√(mean(x²) + ε), without weights  (Llama 4, of queries and keys).
+
+    >>> PlainRMSNormConfig().weights(8)
+    {}
+    """
 
     eps: float = 1e-5
 

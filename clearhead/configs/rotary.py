@@ -298,6 +298,9 @@ class QueryScaleConfig(Config):
     """In place of a rotation: query i is multiplied by 1 + strength·ln(1 + ⌊(i + 1)/every⌋)  (Llama 4).
 
     A softmax over more keys is flatter. Longer queries keep it sharp in a layer that knows no positions.
+
+    >>> QueryScaleConfig(every=4).formulas[0]
+    'times 1 + 0.1·ln(1 + ⌊(i + 1)/4⌋)'
     """
 
     every: int = 8192

@@ -28,7 +28,6 @@ TINY = [
     "tiny-lstm",
 ]
 tiny = pytest.mark.parametrize("name", TINY)
-pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # torch's own, in forward mode
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -796,6 +796,6 @@ def test_every_family_is_tested() -> None:
     with torch.device("meta"):
         theirs = [make(transformers).config.model_type for make in DECODERS.values()]
         theirs += [make(transformers, "Model").config.model_type for make in ENCODERS.values()]
-    tiny = families.DECODERS | families.TRANSLATORS
-    theirs += [getattr(transformers, f"{name}Config").model_type for name, _, _ in tiny.values()]
+    tiny = families.DECODERS | families.ENCODERS | families.TRANSLATORS | families.WHISPER
+    theirs += [getattr(transformers, families.config_class(name, head)).model_type for name, head, _ in tiny.values()]
     assert {*theirs, *(kind for kind, _ in OURS.values())} == FAMILIES.keys()

@@ -3,6 +3,9 @@
 
 const ZH = [
   // steps
+  ["^\\(QKᵀ \\+ position scores\\)·scale$", "(QKᵀ + 位置分数)·缩放"],
+  ["^a learned vector of a distance$", "某个距离的学习向量"],
+  ["^a vector for each distance$", "每个距离一个向量"],
   ["^scale of the position$", "位置的缩放"],
   ["^split into heads$", "拆分成各头"],
   ["^turned by position, shared by all heads$", "按位置旋转，各头共用"],
