@@ -36,7 +36,10 @@ def torchrun(file: Path, corpus: Path, out: Path, *more: str) -> subprocess.Comp
     return subprocess.run([*command, *options], capture_output=True, text=True, check=False, env=settings, timeout=120)
 
 
-@pytest.mark.parametrize(("optimizer", "sharded"), [("Muon", False), ("Muon", True), ("AdamW", True)])
+@pytest.mark.parametrize(
+    ("optimizer", "sharded"),
+    [("Muon", False), ("AdamW", True), pytest.param("Muon", True, marks=pytest.mark.proof)],
+)
 def test_two_processes_walk_the_same_curve_as_one(
     corpus: Path,
     tmp_path: Path,
