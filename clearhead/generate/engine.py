@@ -22,7 +22,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypedDict
 
 import torch
 from jaxtyping import Float
@@ -107,6 +107,16 @@ class EngineOptions:
     memory: int | None = None  # bytes of the KV cache; None: enough for all rows
     prefix_cache: bool = True
     offline: bool = False  # nobody waits for a first token: read all prompts first, in large chunks
+
+
+class EngineSettings(TypedDict, total=False):
+    """The fields of `EngineOptions` that a server sets, as keyword arguments."""
+
+    rows: int
+    length: int | None
+    queue: int
+    memory: int | None
+    prefix_cache: bool
 
 
 class EngineCore:

@@ -16,7 +16,7 @@ from typing import Any, Unpack
 
 from clearhead.configs.decoding import DecodingOptions
 from clearhead.generate.complete import TextGenerator
-from clearhead.generate.engine import EngineCore, EngineOptions, QueueFull
+from clearhead.generate.engine import EngineCore, EngineOptions, EngineSettings, QueueFull
 from clearhead.generate.job import AsyncReader, Job, JobError, JobOptions, ring
 from clearhead.generate.speculate import Draft
 from clearhead.models.model import Model
@@ -37,7 +37,7 @@ class Engine:
         *,
         draft: Draft | None = None,
         lock: threading.Lock | None = None,
-        **options: Any,
+        **options: Unpack[EngineSettings],
     ) -> None:
         self.core = EngineCore(TextGenerator.of(model, tokenizer, draft), EngineOptions(**options))
         self.commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()

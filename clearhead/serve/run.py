@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Unpack
 
 import uvicorn
 from starlette.applications import Starlette
 
+from clearhead.generate.engine import EngineSettings
+from clearhead.generate.speculate import Draft
 from clearhead.models.model import Model
 
 from .app import Guards, build_app, local_hosts
@@ -48,10 +50,16 @@ class ServeOptions:
     log_prompts: bool = False
 
 
-def build_server(models: Mapping[str, Model], *, timeout: float | None = None, **options: Any) -> Server:
+def build_server(
+    models: Mapping[str, Model],
+    *,
+    timeout: float | None = None,
+    draft: Draft | None = None,
+    **options: Unpack[EngineSettings],
+) -> Server:
     """A server with an engine for each model; `options` are those of `Engine`. The engines take turns."""
     lock = threading.Lock()
-    served = {name: serve_model(name, model, lock=lock, **options) for name, model in models.items()}
+    served = {name: serve_model(name, model, draft=draft, lock=lock, **options) for name, model in models.items()}
     return Server(served, Metrics(), timeout)
 
 

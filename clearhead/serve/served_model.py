@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from threading import Lock
+from typing import Any, Unpack
 
 from clearhead.configs import LMHeadConfig
+from clearhead.generate.engine import EngineSettings
+from clearhead.generate.speculate import Draft
 from clearhead.generate.template import ChatTemplate, TemplateError
 from clearhead.models.model import Model, SequenceModel
 
@@ -53,9 +56,17 @@ def model_json(served: ServedModel) -> dict[str, Any]:
     return {"id": served.name, "object": "model", "created": served.created, "owned_by": "clearhead"}
 
 
-def serve_model(name: str, model: Model, **options: Any) -> ServedModel:
+def serve_model(
+    name: str,
+    model: Model,
+    *,
+    draft: Draft | None = None,
+    lock: Lock | None = None,
+    **options: Unpack[EngineSettings],
+) -> ServedModel:
     """A model with its engine; encoders have none."""
-    return ServedModel(name, model, Engine(model, **options) if writes_text(model) else None)
+    engine = Engine(model, draft=draft, lock=lock, **options) if writes_text(model) else None
+    return ServedModel(name, model, engine)
 
 
 def writes_text(model: Model) -> bool:
