@@ -22,7 +22,7 @@ BLOCK = 2**16  # compressed bytes read at once
 
 def read_csv(lines: Iterable[str], name: str) -> Iterator[Document]:
     """A document for each row. The first row names the columns; a table of a single column needs no special name."""
-    csv.field_size_limit(sys.maxsize)
+    before = csv.field_size_limit(sys.maxsize)  # a setting of the whole process: give it back
     try:
         rows = csv.DictReader(lines)
         names = rows.fieldnames or []
@@ -33,6 +33,8 @@ def read_csv(lines: Iterable[str], name: str) -> Iterator[Document]:
             yield Document(where, parse_record(rename_text_column(row, list(names)), where))
     except csv.Error as error:
         raise DataError(f"{name} is not a CSV table: {error}") from None
+    finally:
+        csv.field_size_limit(before)
 
 
 def read_parquet(path: Path) -> Iterator[Document]:

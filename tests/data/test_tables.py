@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from pathlib import Path
 
@@ -15,6 +16,13 @@ def texts(path: Path) -> list[str]:
 
 
 ROWS = [{"text": "one, two", "id": 1}, {"text": 'three "four"\nfive', "id": 2}]
+
+
+def test_a_long_cell_is_read_and_the_limit_of_csv_stays(tmp_path: Path) -> None:
+    before = csv.field_size_limit()
+    (tmp_path / "a.csv").write_text(f"text\n{'a' * 200_000}\n")
+    assert len(texts(tmp_path / "a.csv")[0]) == 200_000
+    assert csv.field_size_limit() == before
 
 
 def test_csv_rows_are_documents(tmp_path: Path) -> None:
