@@ -218,7 +218,7 @@ class Writer:
         self.file = self.files.enter_context(open_own(part_of(self.token_path), "wb"))
         self.ignored: IO[bytes] | None = None
         self.ids, self.starts = array("I"), array("q")  # not yet written
-        self.tokens = self.documents_begun = self.bytes = self.scored_bytes = self.parts = 0
+        self.tokens = self.documents_started = self.bytes = self.scored_bytes = self.parts = 0
 
     def add(self, part: Chunk, ids: list[int]) -> None:
         if self.tokens >= self.index.shard_tokens:
@@ -227,7 +227,7 @@ class Writer:
         size = add_to_fingerprint(self.text, part)
         if part.begins:
             self.starts.append(self.tokens_before + self.tokens)
-            self.documents_begun += 1
+            self.documents_started += 1
         if part.ends and self.end is not None:
             ids.append(self.end)
         self.ids.fromlist(ids)
@@ -269,7 +269,7 @@ class Writer:
             part_of(self.ignored_path).replace(self.ignored_path)
         shard = Shard(
             tokens=self.tokens,
-            documents=self.documents_begun,
+            documents=self.documents_started,
             bytes=self.bytes,
             scored_bytes=self.scored_bytes,
             parts=self.parts,

@@ -1,4 +1,6 @@
-"""The decode loop: one forward pass writes one token in every row of a batch.
+"""The decode loop of encoder–decoders: one forward pass writes one token in every row of a batch.
+
+Language models are written by the engine (`engine.py`); beam search starts from `prefill` too.
 
 The first pass reads the prompts (prefill). Every later pass reads the last token of each row and the model's state.
 A row leaves the batch when it ends. The text of a row depends on its own prompt and seed, not on the other rows.
@@ -89,8 +91,7 @@ def decode(
 ) -> Iterator[tuple[Row, str]]:
     """Write tokens until every row has ended; `rows` holds one Row for each row of the batch.
 
-    Yields each row that got a token, with the text that this token completed. At the end the state holds everything
-    but the last token of each row.
+    Yields each row that got a token, with the text that this token completed.
     """
     filters, live = build_filters(config), list(rows)
     numbers = torch.empty(0)

@@ -263,9 +263,9 @@ class Trainer:
         first = self.micro_batch(self.step, 0)
         self.objective.eval()
         loss = self.objective(first)[0].item()  # even without targets: a sharded model needs every process
-        begun = time.perf_counter()
+        start = time.perf_counter()
         self.objective(first)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - start
         self.objective.train()
         total, count = self.world.sum([loss * first.count if first.count else 0.0, first.count])
         mean, chance = total / max(count, 1), self.task.chance_loss
@@ -303,9 +303,9 @@ class Trainer:
         recipe, world = self.recipe, self.world
         self.objective.train()
         while self.step < recipe.steps and not self.out_of_patience:
-            begun = time.perf_counter()
+            start = time.perf_counter()
             loss, norm = self.train_step()
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - start
             self.peak = max(self.peak, self.flops / seconds)
             numbers = {
                 "step": self.step,

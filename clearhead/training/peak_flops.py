@@ -15,7 +15,7 @@ def matrix_peak(device: torch.device) -> float:
     a, b = (torch.ones(SIZE, SIZE, device=device) for _ in range(2))
     best = float("inf")
     for _ in range(ROUNDS + 1):
-        begun = time.perf_counter()
+        start = time.perf_counter()
         (a @ b).sum().item()  # waits for the device
-        best = min(best, time.perf_counter() - begun)
+        best = min(best, time.perf_counter() - start)
     return 2 * SIZE**3 / best

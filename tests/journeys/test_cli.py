@@ -215,7 +215,7 @@ def test_a_bad_file_gets_one_sentence(text: str, sentence: str, tmp_path: Path) 
 
 
 def test_an_interrupt_is_no_failure_of_ours(tmp_path: Path) -> None:
-    """Before a run has begun there is nothing to save."""
+    """Before the first step there is nothing to save."""
     code = """
 import signal, sys
 from clearhead.training import loop
