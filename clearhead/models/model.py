@@ -224,12 +224,10 @@ class EncoderDecoder(ModelBase):
         fused: bool,
     ) -> Context:
         """Encode the source, and return the context in which the target reads it."""
-        if isinstance(self.config.source, TokenEmbeddingConfig):
-            check_ids(source)
         check_ids(target)
+        memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
         if source.shape[0] != target.shape[0]:
             raise ValueError(f"the source has {source.shape[0]} rows, but the target has {target.shape[0]}")
-        memory = self.encode(source, readable=source_readable, taps=taps, fused=fused)
         batch, length = target.shape
         context = make_context(batch, length, target.device, readable=readable, taps=taps, fused=fused)
         return cross_context(context, memory, source_readable)
